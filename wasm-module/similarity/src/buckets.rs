@@ -45,7 +45,7 @@ pub(super) struct Buckets {
     shape: RawBuckets,
     cells: Cells,
     rotation: Rotation,
-    /// Functions, by table and index in it.
+    /// One function for each coordinate, table by table.
     functions: Vec<Function>,
     /// Number of bits in a bucket's number.
     bits: u32,
@@ -58,7 +58,7 @@ pub(super) struct Buckets {
     queries: u32,
     /// Coordinates of the current row.
     coordinates: Vec<f32>,
-    /// Buckets for the current row: each table's best, then each table's second best, and so on.
+    /// Numbers of the current row's buckets: each table's best, then each table's second best, and so on.
     probes: Vec<u32>,
 }
 
@@ -67,7 +67,7 @@ pub(super) struct Buckets {
 enum Cells {
     /// Two cells: below zero, or not.
     Signs,
-    /// Stretches of this width.
+    /// Stretches of this width, without end in both directions.
     Stretches(f32),
 }
 
@@ -128,7 +128,7 @@ impl Buckets {
         }
     }
 
-    /// Adds `slot`, which must be in no bucket, to the buckets of `row`.
+    /// Adds `slot` to the buckets of `row`. It must not be in any.
     pub(super) fn add(&mut self, slot: u32, row: &[f32]) {
         self.probe(row, 1);
         let tables = self.shape.tables as usize;
@@ -206,8 +206,8 @@ impl Buckets {
         }
     }
 
-    /// Returns the first slot that shares `row`'s bucket in the first table and is `wanted`; only the first
-    /// `max_candidates` are examined. Slots of an equal row share the bucket.
+    /// Returns the first slot in `row`'s bucket of the first table for which `wanted` is true; only the first
+    /// `max_candidates` are examined. Slots of an equal row are always in this bucket.
     pub(super) fn alike(&mut self, row: &[f32], wanted: impl Fn(u32) -> bool) -> Option<u32> {
         self.probe(row, 1);
         let tables = self.shape.tables as usize;
@@ -264,7 +264,7 @@ impl Buckets {
             .map_or(Link(None), |head| std::mem::replace(head, slot))
     }
 
-    /// Returns a slot's entry; `None` for no slot.
+    /// Returns a slot's entry in a table; `None` if the link is empty.
     fn place(&mut self, slot: Link, table: usize) -> Option<&mut BucketEntry> {
         let tables = self.shape.tables as usize;
         self.places.get_mut(slot.slot()? as usize * tables + table)
@@ -315,7 +315,7 @@ fn count(shape: RawBuckets) -> usize {
     shape.tables as usize * shape.functions as usize
 }
 
-/// Returns the bits of a bucket's number, which make about as many buckets as entries.
+/// Returns the number of bits in a bucket's number: there are about as many buckets as entries.
 fn bits(capacity: u32) -> u32 {
     capacity
         .checked_next_power_of_two()

@@ -4,7 +4,7 @@
 //!   slot      0        1        2        3
 //!   rows    [key ]   [key ]   [key ]   [    ]      what is compared
 //!   buckets                                        which are compared, where there are many
-//!   limits   0.2      0.2      0.05     -inf       what each accepts; a free slot accepts nothing
+//!   limits   0.2      0.2      0.05     -inf       largest measure each accepts; none for a free slot
 //!   entries  ids      ids      ids      none
 //!   by_age   1 ─▶ 0 ─▶ 2                           oldest first: expiry, and FIFO eviction
 //!   by_use   0 ─▶ 2 ─▶ 1                           LRU eviction
@@ -30,7 +30,7 @@ pub struct SimilarityCache {
     config: RawSimilarity,
     machine: Machine,
     rows: Rows,
-    /// Buckets; `None` if every row is compared.
+    /// Buckets, which select the rows to compare; `None` if all are compared.
     buckets: Option<Buckets>,
     /// By slot, the largest measure that the entry accepts; negative infinity for a free slot.
     limits: Vec<f32>,
@@ -44,7 +44,7 @@ pub struct SimilarityCache {
     now_ms: u64,
     quality: Quality,
     sampling: Random,
-    /// The current embedding, in the form in which rows are compared.
+    /// The embedding that is looked up or inserted, as a row.
     query: Vec<f32>,
 }
 
@@ -63,9 +63,9 @@ pub struct Hit<'c> {
     pub documents: &'c [Box<str>],
     /// Distance between the question and the entry.
     pub distance: f32,
-    /// Time since the entry was inserted.
+    /// Time since the entry was inserted, in milliseconds.
     pub age_ms: u64,
-    /// Set if this hit should be checked by a search.
+    /// Set if this hit should be checked: run the search anyway, and [report](SimilarityCache::report) its result.
     pub sample: Option<Sample>,
 }
 
@@ -139,7 +139,7 @@ impl SimilarityCache {
     }
 
     /// Stores the `documents`, best first, that were retrieved for `embedding`. They replace the entry with the same
-    /// embedding; otherwise, when the cache is full, an entry is evicted. `tolerance` overrides the cache's default.
+    /// embedding; otherwise, when the cache is full, an entry is evicted. `tolerance` replaces the configured one.
     ///
     /// # Errors
     /// Returns a [`SimilarityError`]; the cache is then unchanged.
@@ -220,7 +220,7 @@ impl SimilarityCache {
         self.len() == 0
     }
 
-    /// Checks `embedding` and makes it the query.
+    /// Validates `embedding` and writes it to `query` as a row.
     fn prepare(&mut self, embedding: &[f32]) -> Result<(), SimilarityError> {
         let (dimensions, stride) = (self.config.dimensions, self.rows.stride());
         self.config
@@ -263,7 +263,7 @@ impl SimilarityCache {
         }
     }
 
-    /// Returns the nearest entry that accepts the query, and its measure.
+    /// Returns the slot of the nearest entry that accepts the query, and its measure; `None` if no entry accepts it.
     fn nearest(&mut self) -> Option<(u32, f32)> {
         let mut nearest = Nearest {
             metric: self.config.metric,
@@ -287,8 +287,8 @@ impl SimilarityCache {
         nearest.found
     }
 
-    /// Returns the entry with the query as its key. Large buckets may hide it: the cache then has two entries with this
-    /// key, and the newer one answers.
+    /// Returns the slot of the entry with the query as its key. In large buckets it may not be found: the cache then
+    /// has two entries with this key, and the newer one answers.
     fn same(&mut self) -> Option<u32> {
         match &mut self.buckets {
             None => {

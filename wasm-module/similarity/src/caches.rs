@@ -28,7 +28,7 @@ pub struct SimilarityCaches {
     caches: FxHashMap<(Box<str>, Box<str>), NamedCache>,
     /// Number of calls so far.
     now: u64,
-    /// Counts of evicted caches.
+    /// Sum of the counts of evicted caches.
     gone: Quality,
 }
 
@@ -79,7 +79,7 @@ impl SimilarityCaches {
             .insert(embedding, documents, tolerance, now_ms)
     }
 
-    /// Removes the tenant's entries with one of `documents`, from all retrievers. Returns their number.
+    /// Removes the tenant's entries with one of `documents`, for all versions of the retriever. Returns their number.
     pub fn invalidate<S: AsRef<str>>(&mut self, tenant: &str, documents: &[S]) -> usize {
         self.caches
             .iter_mut()

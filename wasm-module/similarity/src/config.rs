@@ -43,9 +43,9 @@ object! {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Eviction {
-    /// The one inserted first, as in Proximity.
+    /// The entry inserted first, as in Proximity.
     Fifo,
-    /// The one that was inserted or last answered the longest time ago.
+    /// The entry that was inserted or last answered the longest time ago.
     #[default]
     Lru,
 }

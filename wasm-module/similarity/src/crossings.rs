@@ -9,8 +9,8 @@ use foreword_ordering::sort::sort_by_key;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Returns, for each set of `borders`, the sum of the changes made by crossing it; the likeliest set is first, and it
-/// is empty. A border is a nonnegative distance and a change. Only the 32 nearest borders are crossed.
+/// Returns, for each set of `borders`, the sum of the changes made by crossing them, from the likeliest set (the empty
+/// one) on. A border is a nonnegative distance and a change. Only the 32 nearest borders are crossed.
 pub(super) fn crossings(mut borders: Vec<(f32, u64)>) -> impl Iterator<Item = u64> {
     // Nonnegative floats have the same order as their bits.
     sort_by_key(&mut borders, |border| border.0.to_bits());
@@ -34,7 +34,7 @@ pub(super) fn crossings(mut borders: Vec<(f32, u64)>) -> impl Iterator<Item = u6
     std::iter::once(0).chain(rest)
 }
 
-/// Returns the bits of the sum of a set's squared distances, which have the same order, since it is not negative.
+/// Returns the sum of a set's squared distances as bits, which order nonnegative floats alike.
 fn cost(borders: &[(f32, u64)], set: u32) -> u32 {
     let squares = members(borders, set).map(|(distance, _)| distance * distance);
     squares.sum::<f32>().max(0.0).to_bits()

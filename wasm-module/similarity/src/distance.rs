@@ -3,7 +3,7 @@
 //! ```text
 //!   row   |-- segment --|-- segment --|-- segment --| ...     given up once the sum so far exceeds the limit
 //!         | 8 steps     |             ▲             ▲
-//!         | x 16 lanes  |             looked at behind segments 1, 2, 4, 8, ... and the last one
+//!         | x 16 lanes  |             compared with it after segments 1, 2, 4, 8, ... and the last one
 //! ```
 //!
 //! The order of additions is part of the definition: sixteen partial sums are accumulated in parallel, and then added
@@ -19,9 +19,9 @@ mod wide;
 #[cfg(not(target_arch = "wasm32"))]
 pub(super) use wide::Machine;
 
-/// Lanes of a quad: a vector of SSE2 and of Wasm.
+/// Number of lanes in a quad: one vector of SSE2 or of Wasm.
 const QUAD: usize = 4;
-/// Quads of all lanes: one AVX-512 vector, or two of AVX2.
+/// Number of quads: together one AVX-512 vector, or two of AVX2.
 const QUADS: usize = 4;
 /// Number of additions to each lane of a segment.
 const STEPS: usize = 8;
@@ -31,7 +31,7 @@ pub(super) const SEGMENT: usize = QUAD * QUADS * STEPS;
 type Lanes = [[f32; QUAD]; QUADS];
 type Segment = [Lanes; STEPS];
 
-/// The available instructions, here those enabled at compile time.
+/// The processor's instructions; in Wasm those enabled at compile time.
 #[cfg(target_arch = "wasm32")]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Machine;

@@ -12,19 +12,19 @@
 //! further needs: a time to live, a cache for each tenant and version of the retriever, invalidation by document, and a
 //! measured rate of wrong hits.
 //!
-//! | file | answers |
+//! | file | content |
 //! | --- | --- |
 //! | `config` | the configuration, and how much memory it can take |
-//! | `metric` | which vectors may be compared, and what a tolerance means |
+//! | `metric` | the metrics: which vectors can be compared, and the meaning of a tolerance |
 //! | `distance` | the arithmetic: the same bits on every target |
-//! | `rows` | where keys are kept |
-//! | `buckets`, `rotation`, `crossings` | which keys of a large cache may be near (locality-sensitive hashing) |
+//! | `rows` | the store of keys |
+//! | `buckets`, `rotation`, `crossings` | locality-sensitive hashing: finds keys of a large cache that may be near |
 //! | `cache` | one cache: look up, insert, expire, evict, invalidate |
 //! | `caches` | the caches of all tenants and retriever versions |
 //! | `quality` | hit rate, false hits, recall |
 //!
-//! The module [`embedding`] needs no model. The cache has no notion of embedding models, retrievers or texts: its input
-//! is vectors, and its output is document ids.
+//! The module [`embedding`] has an embedder that needs no model. The cache knows nothing of embedding models,
+//! retrievers or texts: its input is vectors, and its output is document ids.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(

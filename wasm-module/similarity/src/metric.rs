@@ -111,7 +111,7 @@ impl Metric {
         }
     }
 
-    /// Returns a measure of the distance of two rows, which has the same order and is cheaper; `None` if it exceeds
+    /// Returns a measure of the distance of two rows: it is cheaper, and orders rows alike. `None` if it exceeds
     /// `limit`. Rows must be written by [`Self::row`].
     #[inline]
     pub(super) fn measure(self, machine: Machine, a: &[f32], b: &[f32], limit: f32) -> Option<f32> {

@@ -13,7 +13,7 @@ pub struct Quality {
     pub false_hits: u64,
     /// Number of documents found by the fresh searches.
     pub fresh_documents: u64,
-    /// Number of these that the entries had, too.
+    /// Number of these documents that the answers also had.
     pub recalled_documents: u64,
 }
 
@@ -40,8 +40,8 @@ impl Quality {
         share(self.false_hits, self.sampled)
     }
 
-    /// Returns recall@k of sampled hits, where k is the number of documents that the fresh search returned: the share
-    /// of them that the hit had. `None` if no fresh search found any.
+    /// Returns recall@k of sampled hits: of the documents that fresh searches found, the share that the hits had.
+    /// `None` if no fresh search found any.
     #[must_use]
     pub fn recall(&self) -> Option<f64> {
         share(self.recalled_documents, self.fresh_documents)

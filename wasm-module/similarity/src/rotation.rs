@@ -12,7 +12,7 @@ const ROUNDS: usize = 3;
 /// Least number of coordinates of a rotation: with fewer, three rounds do not mix well.
 const MIN_COORDINATES: usize = 256;
 
-/// Enough rotations of a vector for a number of coordinates.
+/// As many random rotations as a number of coordinates needs.
 #[derive(Debug)]
 pub(super) struct Rotation {
     /// Number of coordinates of one rotation, a power of two.
@@ -22,7 +22,7 @@ pub(super) struct Rotation {
 }
 
 impl Rotation {
-    /// Returns rotations of vectors with `dimensions` components that yield at least `coordinates`.
+    /// Returns rotations of vectors with `dimensions` components that yield at least that many `coordinates`.
     pub(super) fn new(dimensions: u32, coordinates: usize) -> Self {
         let size = size(dimensions);
         let mut random = Random::new(0x0f0e_0d0c);

@@ -6,7 +6,7 @@ use super::distance::SEGMENT;
 /// Number of rows in a block. A block is the unit of growth: 192 KiB for 768 dimensions.
 const ROWS_PER_BLOCK: usize = 64;
 
-/// Rows by slot. An unwritten slot reads as empty.
+/// Rows by slot. A slot beyond the allocated blocks reads as empty, an unwritten one below as zeros.
 #[derive(Debug)]
 pub(super) struct Rows {
     blocks: Vec<Box<[f32]>>,
@@ -28,7 +28,7 @@ impl Rows {
         self.stride
     }
 
-    /// Returns the row in `slot`; empty if there is none.
+    /// Returns the row in `slot`; empty if no block is allocated for it.
     pub(super) fn get(&self, slot: u32) -> &[f32] {
         let (block, from) = self.place(slot);
         self.blocks

@@ -1,4 +1,4 @@
-//! Agreement between the workers of one Envoy: each publishes its requests' records, and applies those of the others.
+//! How the workers of one Envoy agree on what engines hold: each publishes its updates and applies the others'.
 //!
 //! ```text
 //!   worker 1 ── VM ── Orderer ─ publishes ▶ ┌ ring in shared data ┐ ◀ publishes ─ Orderer ── VM ── worker 2
@@ -6,16 +6,16 @@
 //!                        └───── reads ───── └─────────────────────┘ ──── reads ──────┘
 //! ```
 //!
-//! A Wasm VM runs on one worker thread and shares no memory with the others. But Envoy's shared data is a key-value store
-//! for the whole process, and one entry a request costs little. Before a request is ordered, its worker reads the ring's
-//! head, in about a microsecond, and applies the new entries. Afterwards it publishes its own. So a request knows every
-//! entry that was published before it; only requests ordered at the same instant do not know of each other. An idle worker
-//! catches up at its next tick.
+//! A Wasm VM runs on one worker thread and shares no memory with the others. But Envoy's shared data is a key-value
+//! store for the whole process, and publishing one entry per request costs little. Before a request is ordered, its
+//! worker reads the ring's head, in about a microsecond, and applies the new entries. Afterwards it publishes its own.
+//! So a request knows every entry that was published before it; only requests ordered at the same instant do not know
+//! of each other. An idle worker catches up at its next tick.
 //!
-//! A new VM, after a reload, a trap or with a new worker, reads the whole ring: the last requests of all workers.
+//! A new VM, after a reload, after a trap or for a new worker, reads the whole ring: the last updates of all workers.
 //!
-//! Failures cost knowledge and nothing else, and are counted: entries overwritten before this worker read them, an entry
-//! whose writer ended between taking a position and writing, and bytes that are not an entry.
+//! Failures cost only knowledge, and are counted: entries overwritten before this worker read them, an entry whose
+//! writer ended between taking a position and writing, and bytes that are not an entry.
 //!
 //! There is no singleton service, because Istio's and Envoy Gateway's resources cannot add one, and it would not restart
 //! after a trap.
@@ -33,7 +33,7 @@ use crate::host::{Host, HostError};
 #[derive(Debug)]
 pub(crate) struct Agreement {
     ring: Ring,
-    /// The next position to read; everything before it is known.
+    /// The next position to read; all entries before it are applied.
     next: u64,
     /// Positions of this worker's own entries from `next` on, ascending; fewer than the ring's entries.
     own: VecDeque<u64>,
@@ -47,12 +47,12 @@ pub(crate) struct Agreement {
 pub(crate) struct LearnResult {
     /// Number of applied entries.
     pub(crate) entries: u64,
-    /// Number of entries that were overwritten, never written or malformed.
+    /// Number of entries that were overwritten, never written, or refused by the reader.
     pub(crate) lost: u64,
 }
 
 impl Agreement {
-    /// Joins the ring of that name; the oldest entry is read first.
+    /// Joins the ring of that name, and creates it if necessary; reading begins at its oldest entry.
     pub(crate) fn open(host: &impl Host, name: &str, entries: u32) -> Result<Self, HostError> {
         let ring = Ring::open(host, name, entries)?;
         Ok(Self {
@@ -69,13 +69,13 @@ impl Agreement {
         self.own.clear();
     }
 
-    /// Publishes an [encoded](PeerUpdate::encode) update. Returns false if it was too long or other workers were always
-    /// faster.
+    /// Publishes an [encoded](PeerUpdate::encode) update. Returns false if it is too long, or other workers were faster
+    /// at every attempt.
     pub(crate) fn tell(&mut self, host: &impl Host, update: &[u8]) -> Result<bool, HostError> {
         self.tell_within(host, update, MAX_ENTRY_BYTES)
     }
 
-    /// Like [`Agreement::tell`], for an entry of up to `most` bytes.
+    /// Like [`Agreement::tell`], for any entry of up to `most` bytes.
     pub(crate) fn tell_within(
         &mut self,
         host: &impl Host,
@@ -108,7 +108,7 @@ impl Agreement {
         })
     }
 
-    /// Like [`Agreement::catch_up`], with the entries' bytes; `take` returns whether it could read them.
+    /// Like [`Agreement::catch_up`], with the entries' bytes; those for which `take` returns false count as lost.
     pub(crate) fn read_on(
         &mut self,
         host: &impl Host,
@@ -158,7 +158,7 @@ fn oldest(ring: &Ring, head: u64) -> u64 {
 /// Longest entry: a request of about 1,500 documents. A longer one is not published.
 const MAX_ENTRY_BYTES: usize = 16 << 10;
 
-/// Number of newer entries after which an unwritten one is given up. Its writer had only one more call to make.
+/// Number of newer entries after which an unwritten one counts as lost. Its writer had only one more call to make.
 const PATIENCE: u64 = 64;
 
 #[cfg(test)]

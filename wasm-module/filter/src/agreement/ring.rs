@@ -8,8 +8,8 @@
 //! A writer takes a position by compare-and-swap on `head`, then writes the slot. In between, the slot still holds an older
 //! entry, which a reader recognises by its position. No worker waits for another.
 //!
-//! Compare-and-swap cannot guard the *creation* of a key, so `head` is created by [`Ring::open`], which Envoy runs on its
-//! main thread, in a VM of its own, before any worker's. Only the owner of a position writes its slot.
+//! Compare-and-swap cannot guard the *creation* of a key. So [`Ring::open`] creates `head`: Envoy loads the plugin on
+//! its main thread, in a VM of its own, before on any worker. Only the owner of a position writes its slot.
 
 use crate::host::{Host, HostError};
 use crate::swap;
@@ -38,7 +38,7 @@ pub(super) struct Head {
 pub(super) enum Slot {
     /// The position's entry.
     Holds(Vec<u8>),
-    /// Nothing yet: the writer has not finished, or never will.
+    /// No entry yet, or still an older one: the writer has not finished, or never will.
     Unwritten,
     /// A newer entry, or bytes that no writer wrote.
     Lost,
@@ -66,8 +66,8 @@ impl Ring {
         Ok(Head { next, number })
     }
 
-    /// Appends an entry and returns its position; `None` if other writers won every attempt. A caller that has `seen` the
-    /// head saves reading it, unless it has moved.
+    /// Appends an entry and returns its position; `None` if other writers won every attempt. `seen`, the head as last
+    /// read, saves reading it unless it has changed.
     pub(super) fn push(
         &self,
         host: &impl Host,
@@ -103,7 +103,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Reads a position below the head.
+    /// Reads the slot of a position, which must be below the head.
     pub(super) fn read(&self, host: &impl Host, position: u64) -> Result<Slot, HostError> {
         let Some((mut entry, _)) = host.shared_data(&self.slot(position))? else {
             return Ok(Slot::Unwritten);

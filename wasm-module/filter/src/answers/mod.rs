@@ -1,4 +1,4 @@
-//! Restores what a model wrote and clients change: the arguments of its tool calls and, on request, its reasoning.
+//! Restores what clients change in a model's answers: the arguments of its tool calls and, on request, its reasoning.
 //!
 //! ```text
 //!   response       {"reasoning": "Rome, then.", "tool_calls": [{"id": "c1", … "arguments": "{\"city\": \"Rome\", \"days\": 3}"}]}   kept
@@ -6,10 +6,10 @@
 //!   forwarded      {"reasoning": "Rome, then.", "tool_calls": [{"id": "c1", … "arguments": "{\"city\": \"Rome\", \"days\": 3}"}]}
 //! ```
 //!
-//! Without them the engine renders an earlier turn differently from what it computed, and its cache ends there. An answer is
-//! found by three things: its owner (tenant, salt, model, and all of the request that a prompt depends on except its
-//! messages), every byte of the messages before it, and the parts of it that clients send back unchanged (its text, trimmed,
-//! and the ids and names of its calls). So only a client that sends a whole chat gets its answers.
+//! Otherwise the engine renders an earlier turn differently from what it computed, and its cache ends there. An answer
+//! is identified by three things: its owner (tenant, salt, model, and all of the request that a prompt depends on
+//! except its messages), every byte of the messages before it, and the parts of it that clients send back unchanged
+//! (its text, trimmed, and the ids and names of its calls). So only a client that sends a whole chat gets its answers.
 //!
 //! All answers of a chat are one entry in shared data, so that all workers find them and a chat is forgotten whole. The entry is
 //! in one of two places by hash; if both are taken, it replaces the chat whose last answer is older. When an entry is full,
@@ -36,7 +36,7 @@ use crate::host::{Host, HostError};
 /// The answers kept in shared data.
 #[derive(Debug)]
 pub(crate) struct Answers {
-    /// The beginning of the places' keys.
+    /// The beginning of the places' keys in shared data.
     prefix: String,
     /// Most bytes that are kept of one chat.
     max_bytes: usize,
@@ -73,7 +73,7 @@ impl ReasoningField {
     }
 }
 
-/// Identifies a chat up to the answer that is to come.
+/// Identifies a chat up to its last message; the next answer is stored under it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ChatKey {
     /// SHA-256 of tenant, salt, model, and all of the request that a prompt depends on except its messages.
@@ -95,7 +95,7 @@ pub(crate) struct Chat {
 }
 
 impl ChatKey {
-    /// Returns the key of an answer, by what clients send of it.
+    /// Returns the key of an answer: a hash of the chat before it, its trimmed text, and its calls' ids and names.
     fn answer<'a>(&self, content: &str, calls: impl Iterator<Item = [&'a str; 2]>) -> u128 {
         let calls = calls
             .flatten()
@@ -109,16 +109,16 @@ fn joined(one: u128, other: u128) -> u128 {
     xxh3_128([one.to_le_bytes(), other.to_le_bytes()].as_flattened())
 }
 
-/// A hash of a chat's beginning, for which each byte is read once.
+/// An incremental hash of a chat's messages that reads each byte only once.
 struct Beginning<'a> {
-    /// The messages as they stand in the body, with what parts them.
+    /// The text of the array `messages`, without its brackets.
     messages: &'a str,
     hash: Xxh3,
     hashed: usize,
 }
 
 impl Beginning<'_> {
-    /// Returns the hash of the first `end` bytes, at least as many as before.
+    /// Returns the hash of the first `end` bytes; `end` must not decrease from call to call.
     fn hash(&mut self, end: usize) -> u128 {
         let rest = self.messages.get(self.hashed..end);
         self.hash.update(rest.unwrap_or_default().as_bytes());
@@ -143,7 +143,7 @@ impl<'a> Iterator for Elements<'a> {
     }
 }
 
-/// Returns where in the body a slice of it begins.
+/// Returns the offset in bytes of `slice`, which must be a part of `body`.
 fn offset(body: &[u8], slice: &str) -> usize {
     slice.as_ptr().addr().saturating_sub(body.as_ptr().addr())
 }
@@ -153,14 +153,14 @@ struct Place {
     key: String,
     /// The value's compare-and-swap number; `None` if there is no value.
     number: Option<u32>,
-    /// When the last answer was added.
+    /// Time at which the last answer was added, in milliseconds.
     used_ms: u64,
-    /// The chat's answers; `None` if the place is another's.
+    /// The chat's answers; `None` if the place is empty or another chat's.
     answers: Option<BTreeMap<u128, Answer>>,
 }
 
 impl Answers {
-    /// Returns the answers that a configuration keeps, if it keeps any. `ring` is the name of the workers' agreement.
+    /// Returns the store of answers; `None` if the configuration keeps none. `ring` is the name of the workers' ring.
     pub(crate) fn new(config: &Config, ring: &str) -> Option<Self> {
         let (kept, max_bytes) = config.answers();
         (kept != KeptAnswers::None).then(|| Self {
@@ -170,8 +170,9 @@ impl Answers {
         })
     }
 
-    /// Returns a request's chat, with the answers restored that its client changed: the oldest first, as long as the body does
-    /// not exceed `max_body_bytes`. `None` for a body that is no chat. `owner` is what the body does not say of its owner.
+    /// Returns a request's chat, with the answers restored that its client changed, the oldest first, as far as the
+    /// body stays within `max_body_bytes`. `None` if the body is not an OpenAI chat, or has too many messages. `owner`
+    /// is the part of the owner that is not in the body: tenant, salt, model in the path.
     pub(crate) fn restore(
         &self,
         host: &impl Host,
@@ -198,14 +199,14 @@ impl Answers {
         };
         let mut end = 0;
         for (number, message) in Elements(messages).enumerate() {
-            // Behind a chat's first answer nothing is read if nothing of the chat is kept.
+            // After the first answer, the rest is not read if nothing of this chat is stored.
             if chat.first.is_some() && kept.is_empty() {
                 break;
             }
             if number == MAX_MESSAGES {
                 return None;
             }
-            // Most bytes are those of long messages by others, which are not read.
+            // Most bytes are in long messages with other roles, which are not parsed.
             if let Some(free) = room
                 && (message.len() < LONG || message.contains("\"assistant\""))
                 && let Ok(read) = serde_json::from_str::<Message<'_>>(message)
@@ -224,7 +225,7 @@ impl Answers {
                     && !made.is_empty()
                 {
                     let added = made.iter().map(|(_, with)| with.len()).sum();
-                    // Behind one that does not fit none is restored.
+                    // After an answer that does not fit, none is restored.
                     room = free.checked_sub(added);
                     if room.is_some() {
                         edits.extend(made);
@@ -242,7 +243,7 @@ impl Answers {
         })
     }
 
-    /// Adds an answer to its chat's entry. Returns whether there was room.
+    /// Adds an answer to its chat's entry. Returns false if nothing of it is to be kept, or there is no room.
     fn keep(
         &self,
         host: &impl Host,
@@ -310,7 +311,7 @@ fn header(owner: &[u8; 32], first: u128) -> Vec<u8> {
     [owner.as_slice(), &first.to_le_bytes()].concat()
 }
 
-/// A chat request: its messages, and what a prompt or its owner depends on beside them.
+/// A chat request: its messages, and the other fields on which its prompt or its owner depends.
 #[derive(Deserialize)]
 struct Request<'a> {
     #[serde(borrow)]
@@ -339,7 +340,7 @@ struct Request<'a> {
     chat_template_kwargs: Option<&'a RawValue>,
 }
 
-/// The only field of a request's `metadata` that is read: the others may change from request to request.
+/// The only field of a request's `metadata` that counts: the others may change from request to request.
 #[derive(Deserialize)]
 struct Metadata<'a> {
     #[serde(borrow)]
@@ -419,7 +420,7 @@ impl<'a> Message<'a> {
         self.tool_calls.as_ref().map_or(&[], |calls| &calls.0)
     }
 
-    /// Returns the key of the answer that the message shows; `None` if it holds more than text and calls.
+    /// Returns the key of the answer in this message; `None` if its content is not text alone.
     fn key(&self, chat: &ChatKey) -> Option<u128> {
         let calls = self.calls().iter();
         let calls = calls.map(|call| [&*call.id, &*call.function.name]);
@@ -440,8 +441,8 @@ impl<'a> Message<'a> {
         Some(texts.collect::<String>().into())
     }
 
-    /// Returns the values to replace in the message `raw`, an empty one being an insertion: what the client left out or
-    /// wrote in another way. `None` if the client's message is not the model's.
+    /// Returns the edits that restore the answer in the message `raw`: slices and their replacements, where an empty
+    /// slice is an insertion. `None` if the client changed more than reasoning and the form of arguments.
     fn missing<'r>(
         &self,
         raw: &'r str,
@@ -478,7 +479,7 @@ impl<'a> Message<'a> {
                 let text = serde_json::to_string(text).ok()?;
                 edits.push(match own {
                     Some((Some(value), _)) => (value, text),
-                    // Behind the brace; the role, at least, follows.
+                    // Insert after the brace; at least the field `role` follows.
                     _ => (raw.get(1..1)?, format!("\"{}\":{text},", field.name())),
                 });
             }
@@ -487,7 +488,7 @@ impl<'a> Message<'a> {
     }
 }
 
-/// A string that is borrowed where it has no escapes.
+/// A string, borrowed if it has no escapes.
 #[derive(PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 struct Words<'a>(#[serde(borrow)] Cow<'a, str>);
 
@@ -541,7 +542,7 @@ fn apply(body: &[u8], edits: &[(&str, String)]) -> Vec<u8> {
     out
 }
 
-/// Reads a value that is there, `null` included.
+/// Reads the value of a field that is present, `null` included.
 fn present<'de: 'a, 'a, D: Deserializer<'de>>(value: D) -> Result<Option<&'a RawValue>, D::Error> {
     <&RawValue>::deserialize(value).map(Some)
 }
@@ -575,7 +576,7 @@ impl<'de, T: Deserialize<'de>, const N: usize> Deserialize<'de> for AtMost<T, N>
     }
 }
 
-/// Number of chats whose answers are kept.
+/// Number of places, so the most chats whose answers are kept.
 const PLACES: u128 = 512;
 /// Version of the entries' layout; another one starts empty.
 const LAYOUT: u32 = 1;
@@ -583,11 +584,11 @@ const LAYOUT: u32 = 1;
 const HEADER: usize = 48;
 /// Most attempts to change a place that other workers change too.
 const ATTEMPTS: u32 = 4;
-/// Most levels of a call's arguments.
+/// Most nesting levels of arguments that are compared.
 const MAX_DEPTH: u32 = 64;
-/// Bytes of a long message, in which the role is looked for before it is parsed.
+/// Length in bytes from which a message is parsed only if it contains `"assistant"`.
 const LONG: usize = 1024;
-/// Most messages of a chat.
+/// Most messages of a chat that is restored.
 const MAX_MESSAGES: usize = 4096;
 /// Most tool calls, or parts of a content, of one message.
 const MAX_CALLS: usize = 256;

@@ -7,12 +7,12 @@ use serde::Deserialize;
 use super::{Answer, Answers, AtMost, ChatKey, MAX_CALLS, Reasoning, ReasoningField};
 use crate::host::{Host, HostError};
 
-/// Collects a response's first choice, to be kept when it is complete.
+/// Collects a response's first choice, to be stored when it is complete.
 #[derive(Debug)]
 pub(crate) struct AnswerReader {
     chat: ChatKey,
     form: Form,
-    /// The bytes read of a JSON response, or of an event's line.
+    /// The bytes so far of a JSON response, or of an event's current line.
     buffer: Vec<u8>,
     written: Written,
     /// Whether the answer has a `finish_reason` of [`ENDS`].
@@ -94,7 +94,7 @@ struct FunctionDelta<'a> {
 }
 
 impl AnswerReader {
-    /// Returns the reader of the answer to a chat.
+    /// Returns a reader for the answer that continues `chat`.
     pub(crate) fn new(chat: ChatKey) -> Self {
         Self {
             chat,
@@ -135,8 +135,8 @@ impl AnswerReader {
         }
     }
 
-    /// Keeps the answer if it is complete, when the response has ended or nothing more needs to be read. Returns whether it
-    /// was kept.
+    /// Stores the answer if it is complete. Called when the response has ended, or [`Self::is_over`] is true. Returns
+    /// whether it was stored.
     pub(crate) fn keep(mut self, host: &impl Host, answers: &Answers) -> Result<bool, HostError> {
         if self.form == Form::Json {
             let body = std::mem::take(&mut self.buffer);
@@ -204,7 +204,7 @@ impl AnswerReader {
                 .map(|reason| ENDS.contains(&reason));
             self.is_complete |= is_ended == Some(true);
             let is_read = choice.delta.is_none_or(|delta| self.written.add(delta));
-            // Of an answer that was cut off, nothing is kept.
+            // Nothing is stored of an answer that was cut off.
             if !is_read || is_ended == Some(false) {
                 return self.give_up();
             }
@@ -213,14 +213,14 @@ impl AnswerReader {
 }
 
 impl Written {
-    /// Adds a piece of the answer. Returns `false` if the answer is too long.
+    /// Adds a piece of the answer. Returns false if the answer is too long, or a tool call's index is not the next one.
     fn add(&mut self, delta: Delta<'_>) -> bool {
         append(&mut self.content, delta.content, &mut self.bytes);
         let thoughts = [
             (ReasoningField::Reasoning, delta.reasoning),
             (ReasoningField::ReasoningContent, delta.reasoning_content),
         ];
-        // vLLM writes the same text into both fields.
+        // Only the first of the two is read: vLLM writes the same text into both fields.
         let thought = (thoughts.into_iter())
             .find_map(|(field, text)| Some((field, text.filter(|text| !text.is_empty())?)));
         if let Some((field, text)) = thought {
@@ -265,7 +265,7 @@ fn append(to: &mut String, text: Option<Cow<'_, str>>, bytes: &mut usize) {
     to.push_str(&text);
 }
 
-/// The reasons with which an answer ends by itself.
+/// The `finish_reason`s of an answer that was not cut off.
 const ENDS: [&str; 3] = ["stop", "tool_calls", "function_call"];
 /// Most bytes of a response in JSON, of an event, and of the answer in a stream.
 const MAX_BYTES: usize = 256 << 10;

@@ -5,12 +5,12 @@ use serde_json::Value;
 use super::ConfigError;
 use super::fields::Fields;
 
-/// The agreement between workers: the ring that they share, and its size.
+/// The ring through which workers share updates.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AgreementConfig {
-    /// Name of the ring; `None` to derive it from the configured tenants and routes.
+    /// Name of the ring; `None` to derive it from the plugin's name, routes, tenant source and engines.
     pub(crate) ring: Option<String>,
-    /// Number of entries in the ring, one a request. With 0, workers share nothing.
+    /// Number of updates in the ring; a request publishes about one. With 0, workers share nothing.
     pub(crate) entries: u32,
     /// Whether updates are exchanged with gateways of other proxies that follow the same engines' feeds.
     pub(crate) gateways: bool,

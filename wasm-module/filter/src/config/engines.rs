@@ -40,7 +40,7 @@ impl EngineConfig {
 /// The feed of an engine's cache events.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct FeedConfig {
-    /// Name of Envoy's cluster.
+    /// Name of the Envoy cluster that serves the feed.
     pub(crate) cluster: String,
     /// Bearer token for the feed. Never logged.
     pub(crate) token: Option<String>,
@@ -56,7 +56,7 @@ impl std::fmt::Debug for FeedConfig {
     }
 }
 
-/// Reads the engines, in order. Without any, there is one engine with default settings.
+/// Reads the engines, in order. If the field is absent, there is one engine with default settings.
 pub(crate) fn engines(value: Option<&Value>) -> Result<Vec<EngineConfig>, ConfigError> {
     let Some(value) = value else {
         return Ok(vec![EngineConfig {
@@ -171,7 +171,7 @@ fn feed(value: &Value) -> Result<FeedConfig, ConfigError> {
     })
 }
 
-/// The ends of the paths on which an engine keeps salts unless `salts` says otherwise.
+/// The ends of the routes on which an engine separates salts, unless its field `salts` lists others.
 const SALTED_ROUTES: [&str; 3] = ["/v1/chat/completions", "/v1/completions", "/v1/responses"];
 const MAX_BLOCK_TOKENS: u32 = 65_536;
 

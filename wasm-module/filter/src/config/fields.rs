@@ -61,7 +61,7 @@ impl<'v> Fields<'v> {
         self.0.map_or(0, Map::len)
     }
 
-    /// Returns a field's value, which may be `null`.
+    /// Returns a field's value, which may be `null`; `None` if the field is absent.
     pub(super) fn get(&self, field: &str) -> Option<&'v Value> {
         let name = field.rsplit('.').next().unwrap_or_default();
         self.0?.get(name)
@@ -144,7 +144,7 @@ impl<'v> Fields<'v> {
         cluster.ok_or_else(|| invalid(field, &Value::Null, CLUSTER))
     }
 
-    /// Reads the path of another server's API.
+    /// Reads the path of another server's API; `null` is an error.
     pub(super) fn path(&self, field: &'static str) -> Result<Option<String>, ConfigError> {
         let limit = || {
             format!(
@@ -155,7 +155,7 @@ impl<'v> Fields<'v> {
         self.get(field).map(read).transpose()
     }
 
-    /// Reads a list of at least `least` exact request paths.
+    /// Reads a list of at least `least` request paths, without query, fragment and `%`.
     pub(super) fn paths(
         &self,
         field: &'static str,
@@ -199,8 +199,8 @@ impl<'v> Fields<'v> {
         }
     }
 
-    /// Reads the name of one of the filter's own headers. The filter removes it from requests and writes its own, so it
-    /// must not be a header that HTTP needs. `null` disables the header.
+    /// Reads the name of one of the filter's own headers, which begins with `x-`: the filter replaces it in requests,
+    /// so it must not be a header that HTTP needs. `null` disables the header.
     pub(super) fn own_header(
         &self,
         field: &'static str,
@@ -344,7 +344,7 @@ pub(super) fn invalid(field: &'static str, value: &Value, limit: impl Into<Strin
     }
 }
 
-/// Returns the error for a value that may be a secret.
+/// Returns the error for a value that may be a secret: it shows only the length of a string.
 pub(super) fn hidden(field: &'static str, value: &Value, limit: &str) -> ConfigError {
     let value = match value {
         Value::String(text) => format!("a string of {} bytes", text.len()),

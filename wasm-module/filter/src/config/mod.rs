@@ -57,7 +57,7 @@ pub struct Config {
     pub max_body_bytes: u32,
     /// Whether documents are moved or the order is only reported.
     pub mode: Mode,
-    /// The experiment, in which some requests keep the client's order for comparison; `None` if there is none.
+    /// The experiment, in which some chats keep the client's order for comparison; `None` if there is none.
     pub experiment: Option<Experiment>,
     /// The source of a request's tenant; `None` if all requests share one tenant.
     pub tenant: Option<TenantSource>,
@@ -70,13 +70,13 @@ pub struct Config {
     pub unsalted_routes: Vec<String>,
     /// Whether a request whose body cannot be ordered is forwarded or refused.
     pub on_failure: OnFailure,
-    /// Lower-case name of the response header with the report.
+    /// Lower-case name of the response header with the report; `None` for no header.
     pub report_header: Option<String>,
-    /// Lower-case name of the request header that makes the filter forward a request unchanged. The filter removes it.
+    /// Lower-case name of the request header that asks to bypass ordering; `None` if none does. The filter removes it.
     pub bypass_header: Option<String>,
     /// Whether the request's headers are held until its body is complete.
     pub request_headers: RequestHeaders,
-    /// The request header that gives the engine the chosen path.
+    /// The request header in which the engine receives the chosen path.
     pub path_header: PathHeader,
     /// Whether the report is also written to filter state, for access logs.
     pub log_fields: bool,
@@ -85,11 +85,11 @@ pub struct Config {
     /// Number of a tenant's recent requests that a request is compared with, to diagnose why it shares no longer prefix.
     /// With 0, nothing is diagnosed.
     pub(crate) explain: u32,
-    /// The agreement between workers.
+    /// The ring through which workers share updates.
     pub(crate) agreement: AgreementConfig,
     /// The retrieval of documents for chats without any; `None` if it is off.
     pub(crate) retrieval: Option<RetrievalConfig>,
-    /// The treatment of requests that open alike at once; `None` if they are not looked for.
+    /// How bursts are handled: simultaneous requests whose prompts begin alike. `None` if `bursts` is off.
     pub(crate) bursts: Option<BurstConfig>,
     /// A hash of the routes, the source of tenants and the engines. Workers with different hashes exchange nothing.
     pub(crate) audience: u64,
@@ -128,9 +128,9 @@ pub struct PathHeader {
 /// What happens to a request whose body cannot be ordered, or whose documents cannot be retrieved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnFailure {
-    /// The original body is forwarded.
+    /// The request is forwarded with its original body.
     Pass,
-    /// The request is answered with an error in the dialect of its route.
+    /// The client receives an error in the format of its API.
     Refuse,
 }
 
@@ -256,8 +256,8 @@ impl Config {
         Ok(config)
     }
 
-    /// Returns the configuration for a shell that provides a pool of engines: each engine has the settings of the only one
-    /// listed.
+    /// Returns the configuration for a shell that provides a pool of engines: every engine of the pool has the settings
+    /// of the only one listed.
     pub(crate) fn for_pool(mut self) -> Result<Self, ConfigError> {
         let of_all = match &self.engines[..] {
             [engine] if engine.address.is_none() && engine.feed.is_none() => engine.clone(),
@@ -278,8 +278,8 @@ impl Config {
         Ok(self)
     }
 
-    /// Checks the requirements of several engines (the chosen one is named in a header) and of feeds (their events go
-    /// through the ring).
+    /// Checks the requirements of several engines (a header names the chosen one, and none is known during a warm-up)
+    /// and of feeds (their events go through the ring).
     fn check_engines(&self) -> Result<(), ConfigError> {
         if self.engines.len() > 1 && self.request_headers == RequestHeaders::Release {
             return Err(ConfigError::Conflict {
@@ -418,7 +418,7 @@ impl<'de> Deserialize<'de> for Raw {
                         Some(name) => {
                             raw.fields.insert((*name).to_owned(), map.next_value()?);
                         }
-                        // `FIELDS` lists it, so it was read above.
+                        // `Keys` returns only indices of `FIELDS`.
                         None => {}
                     }
                 }
@@ -464,7 +464,7 @@ fn experiment(value: &Value) -> Result<Experiment, ConfigError> {
         .ok_or_else(|| invalid("experiment.control_share", share, "a number from 0 to 1"))
 }
 
-/// Reads `{"requests": …}`, the number of recent requests to compare with.
+/// Reads `{"requests": …}` of the field `explain`: the number of recent requests to compare with.
 fn explained(value: Option<&Value>) -> Result<u32, ConfigError> {
     let fields = Fields::of("explain", value, &["requests"])?;
     fields.number("explain.requests", 0..=MAX_EXPLAINED, DEFAULT_EXPLAINED)

@@ -17,7 +17,7 @@ pub(crate) struct RetrievalConfig {
     pub(crate) max_question_bytes: usize,
     /// The treatment of a chat if retrieval fails.
     pub(crate) on_failure: OnFailure,
-    /// Whether retrieved documents stay in a continued chat, unless `ordering.conversation.pin` is set.
+    /// Whether retrieved documents stay in a continued chat: the default of `ordering.conversation.pin`.
     pub(crate) keep: bool,
     /// Metadata field of a document that must equal the tenant's name; `None` if all tenants share the documents.
     pub(crate) tenant_filter: Option<String>,
@@ -26,7 +26,7 @@ pub(crate) struct RetrievalConfig {
     pub(crate) similarity: Option<SimilarityConfig>,
     /// Number of results in the ring that VMs of all workers share; 0 disables sharing.
     pub(crate) shared_results: u32,
-    /// Hash of the configuration. Plugins with equal hashes share results.
+    /// Hash of the part `retrieval` as written. Plugins with equal hashes share results.
     pub(crate) identity: u64,
     /// Most bytes of all documents in the similarity cache.
     pub(crate) max_document_bytes: usize,
@@ -38,7 +38,7 @@ pub(crate) struct RetrievalConfig {
 /// A server that the filter calls.
 #[derive(Clone)]
 pub(crate) struct Peer {
-    /// Name of Envoy's cluster.
+    /// Name of the Envoy cluster of the server.
     pub(crate) cluster: String,
     pub(crate) path: String,
     /// Bearer token for the server. Never logged.
@@ -47,7 +47,7 @@ pub(crate) struct Peer {
     pub(crate) max_answer_bytes: usize,
 }
 
-/// The source of a question's vector, if the client sends none.
+/// Where a question's vector comes from: the client's header, or an embedder.
 #[derive(Clone)]
 pub(crate) struct Embedding {
     /// The header in which a client may send the vector. It is always removed.
@@ -68,7 +68,7 @@ pub(crate) struct WarmUp {
 impl RetrievalConfig {
     /// Reads the part `retrieval`.
     pub(crate) fn from_json(value: &Value) -> Result<Self, ConfigError> {
-        // It may hold a token.
+        // The value may hold a token, so errors do not quote it.
         let fields = Fields::secret("retrieval", value, &FIELDS)?;
         let retriever = Peer {
             cluster: fields.required_cluster("retrieval.cluster")?,
@@ -114,7 +114,7 @@ impl RetrievalConfig {
     }
 }
 
-/// Reads what happens to a chat if retrieval fails. `continue` and `fail` are older words for `pass` and `refuse`.
+/// Reads `retrieval.on_failure`. `continue` and `fail` are accepted as synonyms of `pass` and `refuse`.
 fn on_failure(fields: &Fields<'_>) -> Result<OnFailure, ConfigError> {
     const FIELD: &str = "retrieval.on_failure";
     match fields.get(FIELD).and_then(Value::as_str) {

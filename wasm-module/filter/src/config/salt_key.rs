@@ -15,7 +15,7 @@ pub enum SaltKey {
 }
 
 impl SaltKey {
-    /// Reads a key: at least 256 bits in hexadecimal digits.
+    /// Decodes a key of 32 to 128 bytes from hexadecimal digits; `None` if it is anything else.
     pub(crate) fn from_hex(hex: &str) -> Option<Vec<u8>> {
         let is_long = (2 * MIN_KEY_BYTES..=2 * MAX_KEY_BYTES).contains(&hex.len());
         is_long.then(|| hexadecimal::bytes(hex)).flatten()

@@ -1,9 +1,9 @@
-//! The health of an engine, shared by all workers: one value in shared data.
+//! The health and load of an engine, shared by all workers: one value in shared data.
 
 use super::DispatchResult;
 use crate::host::{Host, HostError};
 
-/// The health of an engine.
+/// The health and load of an engine.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct EngineHealth {
     /// Tokens that the engine has yet to compute for requests in flight.
@@ -12,7 +12,7 @@ pub(super) struct EngineHealth {
     changed_ms: u64,
     /// Number of failures since the engine's last response.
     failures: u64,
-    /// Time until which the engine receives no requests.
+    /// After a failure, the time until which the engine receives no requests.
     out_until_ms: u64,
     /// Tokens that the engine has yet to compute for requests of other proxies, as these report.
     elsewhere: u64,
@@ -64,8 +64,8 @@ impl EngineHealth {
         fields.map(u64::to_le_bytes).concat()
     }
 
-    /// Returns its outstanding tokens. A worker that ends never settles its own, so a value that has not changed for
-    /// [`STALE_MS`] counts as 0.
+    /// Returns the engine's outstanding tokens. A worker that ends never settles its own requests, so a value that has
+    /// not changed for [`STALE_MS`] counts as 0.
     pub(super) fn outstanding(self, now_ms: u64) -> u64 {
         if now_ms.abs_diff(self.changed_ms) > STALE_MS {
             0
@@ -89,7 +89,7 @@ impl EngineHealth {
         self.elsewhere_ms = now_ms;
     }
 
-    /// Returns whether the engine may be chosen.
+    /// Returns whether the engine may be chosen: it has not failed, or its pause is over.
     pub(super) fn is_well(self, now_ms: u64) -> bool {
         self.failures == 0
             || now_ms >= self.out_until_ms
@@ -101,7 +101,7 @@ impl EngineHealth {
         self.outstanding = self.outstanding(now_ms).saturating_add(tokens);
         self.changed_ms = now_ms;
         if self.failures > 0 {
-            // This request probes the engine; the others wait for the result.
+            // This request probes the engine; others wait for its result, or another pause.
             self.out_until_ms = now_ms.saturating_add(self.pause());
         }
     }
@@ -119,7 +119,7 @@ impl EngineHealth {
         }
     }
 
-    /// Returns for how many milliseconds a failed engine is not chosen; doubles with each failure, up to a limit.
+    /// Returns the pause after a failure, in milliseconds; it doubles with each failure, up to a limit.
     fn pause(self) -> u64 {
         let doublings = u32::try_from(self.failures)
             .unwrap_or(u32::MAX)

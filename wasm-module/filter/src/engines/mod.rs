@@ -8,8 +8,8 @@
 //!   response begins ──▶ the tokens are computed; an engine without a response, or with 502, 503, 504, is out for a while
 //! ```
 //!
-//! If the shell provides a pool of engines ([`EnginePool`]), ids are its slots: each has its state in shared data, and is a
-//! candidate while the pool has an engine there. An engine's own report of its queue adds to its outstanding tokens.
+//! If the shell provides a pool of engines ([`EnginePool`]), ids are its slots: each has its state in shared data, and
+//! is a candidate while the pool has an engine there. An engine's own report of its queue adds to it.
 //!
 //! After its pause, one request probes an engine that is out; each failure doubles the pause. If all engines are out, all
 //! are candidates, and Envoy then reports the error. The header names the others after the chosen one, so that Envoy's
@@ -44,7 +44,7 @@ pub(crate) struct Engines {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Dispatch {
     pub(crate) engine: EngineId,
-    /// Tokens that the engine has to compute for the request.
+    /// Estimated tokens that the engine has to compute for the request.
     tokens: u64,
 }
 
@@ -86,7 +86,7 @@ impl Engines {
         Ok(engines)
     }
 
-    /// Returns the engines without shared state, for a single engine.
+    /// Returns the engines without shared state: for a single engine, or a proxy without shared data.
     pub(crate) fn without_choice(list: &[EngineConfig]) -> Self {
         Self {
             list: list.to_vec(),
@@ -101,7 +101,7 @@ impl Engines {
         self.list.len() > 1
     }
 
-    /// Returns the engines that a request may go to. `request_number` rotates engines, so that ties are broken in turn.
+    /// Returns the engines that a request may go to; empty with a single engine. `request_number` rotates the list.
     pub(crate) fn choices(
         &self,
         host: &impl Host,
@@ -121,7 +121,7 @@ impl Engines {
             let state = state.unwrap_or_default();
             let own = state.outstanding(now_ms);
             let own = own.saturating_add(state.elsewhere(now_ms));
-            // An engine that is out, or saturated, is a candidate only if there is no better one.
+            // An engine that is saturated, or out, is a candidate only if there is no better one.
             let rank = if !state.is_well(now_ms) {
                 2
             } else {
@@ -243,7 +243,7 @@ impl Engines {
         });
     }
 
-    /// Returns the engine with that address, in Envoy's notation.
+    /// Returns the engine with that address (`IP:port`, as Envoy writes it); `None` if there is none.
     pub(crate) fn at(&self, host: &impl Host, address: &[u8]) -> Option<EngineId> {
         let address: SocketAddr = str::from_utf8(address).ok()?.parse().ok()?;
         if let Some(pool) = host.pool() {
@@ -291,7 +291,7 @@ impl Engines {
         (!addresses.is_empty()).then(|| addresses.join(","))
     }
 
-    /// Changes an engine's health. Given up after some lost races, since loads are estimates and stale values expire.
+    /// Changes an engine's health. Gives up after some lost races, since loads are estimates and stale values expire.
     fn change(&self, host: &impl Host, engine: EngineId, change: impl Fn(&mut EngineHealth)) {
         let Some(key) = self.keys.get(usize::from(engine.0)) else {
             return;
@@ -309,7 +309,7 @@ pub const DESTINATION_HEADER: &str = "x-gateway-destination-endpoint";
 
 /// Most addresses in the header: more than Envoy retries.
 const MAX_DESTINATIONS: usize = 8;
-/// Number of requests that the moving average covers.
+/// The weight of a new request in the moving average is one in this many.
 const MEAN_OF: u64 = 16;
 /// Value of the moving average of a request's tokens before the first request.
 const FIRST_MEAN_TOKENS: u64 = 1_000;

@@ -25,7 +25,7 @@ pub(super) struct KeptResponses {
 }
 
 impl KeptResponses {
-    /// Creates the pages that do not exist.
+    /// Opens the pages, and creates those that do not exist.
     pub(super) fn open(
         host: &impl Host,
         list: &[EngineConfig],
@@ -44,7 +44,7 @@ impl KeptResponses {
         })
     }
 
-    /// Returns the engine that stores the response, if a worker recorded it.
+    /// Returns the engine that stores the response; `None` if it is unknown.
     pub(super) fn engine(&self, host: &impl Host, tenant: &str, id: &str) -> Option<EngineId> {
         let hash = hash_of(&[tenant, id]);
         let (page, _) = host.shared_data(self.page(hash)?).ok()??;
@@ -55,8 +55,8 @@ impl KeptResponses {
         Some(engine)
     }
 
-    /// Records that the engine stores the response with that id. Given up after some lost races: the next request with the
-    /// id then goes to any engine.
+    /// Records that the engine stores the response with that id. Gives up after some lost races: the next request with
+    /// the id then goes to any engine.
     pub(super) fn keep(&self, host: &impl Host, tenant: &str, id: &str, engine: EngineId) {
         let hash = hash_of(&[tenant, id]);
         let name = self.engines.get(usize::from(engine.0));

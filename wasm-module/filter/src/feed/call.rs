@@ -1,4 +1,4 @@
-//! Calls to the server of an engine's feed, one of each kind at a time.
+//! Calls to the server of an engine's feed, one of each kind (feed, listen, push) at a time.
 
 use foreword_ordering::feed::FeedKey;
 
@@ -8,7 +8,7 @@ use crate::host::{CallResponse, Host, HostError};
 /// The address and credentials of a feed's server.
 pub(super) struct Link<'a> {
     pub(super) config: &'a FeedConfig,
-    /// The key that the feed must be sealed with.
+    /// The key that the feed must be sealed with; `None` if it must be unsealed.
     pub(super) key: Option<&'a FeedKey>,
     /// The engine's name, for the log.
     pub(super) name: &'a str,
@@ -26,7 +26,7 @@ pub(super) struct CallSlot {
 }
 
 impl Link<'_> {
-    /// Calls the server; a non-empty body is JSON.
+    /// Calls the server, with a JSON body unless it is empty, and returns the call's number.
     pub(super) fn call(
         &self,
         host: &impl Host,
@@ -72,13 +72,13 @@ impl CallSlot {
         self.waiting = Some((call, now_ms));
     }
 
-    /// Ends the call in flight, if it is this one; returns its start time.
+    /// Ends the call in flight and returns its start time; `None` if the call is not the one in flight.
     pub(super) fn end(&mut self, call: u32) -> Option<u64> {
         let ended = self.waiting.take_if(|(waiting, _)| *waiting == call);
         ended.map(|(_, since)| since)
     }
 
-    /// Drops the call in flight.
+    /// Drops the call in flight: its response is ignored.
     pub(super) fn forget(&mut self) {
         self.waiting = None;
     }
@@ -116,11 +116,11 @@ pub(super) fn body_of(answer: CallResponse<'_>) -> Result<&[u8], String> {
     }
 }
 
-/// Limit after which a call fails; longer than the server's own wait.
+/// Milliseconds after which a call fails; longer than the server's own wait.
 const LIMIT_MS: u64 = 10_000;
-/// Pause after the first failure; it doubles with each further one.
+/// Pause after the first failure, in milliseconds; it doubles with each further one.
 pub(super) const FIRST_PAUSE_MS: u64 = 500;
 /// Most doublings of the pause: it reaches half a minute.
 const MAX_DOUBLINGS: u32 = 6;
-/// The longest pause.
+/// The longest pause, in milliseconds.
 pub(super) const LONGEST_PAUSE_MS: u64 = 300_000;

@@ -6,11 +6,11 @@
 //!                            others' updates; long poll
 //! ```
 //!
-//! The worker that leads a feed listens with a long poll. Each worker pushes its own requests' records, a millisecond after
-//! they are made, one push at a time. A push also carries the tokens that the engine has yet to compute for this proxy's
-//! requests: a state, of which the latest counts. The leader repeats it every [`REPEAT_MS`] while it is not zero, and
-//! receivers drop it [`FORGET_MS`] after the last push. So a lost push costs knowledge for a while, and nothing has to be
-//! undone.
+//! The worker that leads a feed listens with a long poll. Each worker pushes its own requests' records, a millisecond
+//! after they are made, one push at a time. A push also carries the tokens that the engine has yet to compute for this
+//! proxy's requests: a state, of which the latest counts. The leader repeats it every [`REPEAT_MS`] while it is not
+//! zero, and receivers drop it [`FORGET_MS`] after the last push. So a lost push costs knowledge for a while, and a
+//! gateway that ends needs no clean-up.
 //!
 //! The server's responses say how many other gateways listen. If none has for a while, nothing is collected or pushed. A
 //! server without the route, such as an older host's, is not called again for [`LONGEST_PAUSE_MS`].
@@ -38,27 +38,27 @@ pub(crate) struct Gateways {
     receiving: CallSlot,
     sending: CallSlot,
     last_push: LastPush,
-    /// The position to listen from; `None` to start with new updates.
+    /// The position from which to listen; `None` to begin with new updates.
     place: Option<(Epoch, u64)>,
-    /// Number of other gateways that listen, if this worker leads.
+    /// Number of other gateways that listen, as the server says; 0 unless this worker leads.
     others: u32,
     listeners: Listeners,
-    /// Whether another gateway listened when this worker last checked.
+    /// Whether another gateway listened when this worker last looked.
     is_listened_to: bool,
-    /// The loads that other gateways reported.
+    /// The loads (outstanding tokens) that other gateways reported.
     loads: Vec<Load>,
-    /// The sum of the loads as last published to the workers, and its time.
+    /// The sum of the loads as last given to the workers, and the time of that in milliseconds.
     published: (u64, u64),
 }
 
-/// What a push or a listen returned: other gateways' updates, and counts.
+/// The result of a push or of a listen: other gateways' updates, and counts.
 #[derive(Debug, Default)]
 pub(crate) struct ExchangeResult {
     /// Updates of other gateways' requests.
     pub(crate) updates: Vec<PeerUpdate>,
     /// Number of own updates that the server accepted.
     pub(crate) sent: u64,
-    /// Number of own updates that the server refused, and of others' that cannot be read or may hold texts of requests.
+    /// Number of own updates that the server refused, plus received ones that cannot be read or contain texts.
     pub(crate) lost: u64,
     /// Whether to listen again at once. False after an empty response without a wait, so that the server is not called in a
     /// tight loop.
@@ -71,7 +71,7 @@ struct LastPush {
     updates: u64,
     outstanding: u64,
     at_ms: u64,
-    /// Whether the push failed; no gateway then knows its load, and the worker pushes the load again.
+    /// Whether the push failed: no gateway received its load, so the worker pushes the load again.
     failed: bool,
 }
 
@@ -87,7 +87,7 @@ struct Load {
 }
 
 impl Gateways {
-    /// Returns this worker's part in the exchange about one engine. `name` is part of a key in shared data, and so the
+    /// Returns this worker's part in the exchange about one engine. `name`, a part of a key in shared data, must be the
     /// same in all workers of the proxy.
     pub(crate) fn new(
         host: &impl Host,
@@ -110,8 +110,8 @@ impl Gateways {
         })
     }
 
-    /// Reads from shared data whether other gateways listen; the leader first writes it there. A worker that does not lead
-    /// drops its state of listening.
+    /// Reads from shared data whether other gateways listen; a leader first records there what it knows. A worker that
+    /// does not lead drops its state of listening.
     pub(super) fn look(&mut self, host: &impl Host, now_ms: u64, leads: bool) {
         if leads && self.others > 0 {
             self.listeners.note(host, now_ms);
@@ -126,12 +126,12 @@ impl Gateways {
         self.is_listened_to = self.listeners.are_there(host, now_ms);
     }
 
-    /// Returns whether other gateways listen.
+    /// Returns whether other gateways listened at the last [`Gateways::look`].
     pub(super) fn has_listeners(&self) -> bool {
         self.is_listened_to
     }
 
-    /// Returns whether a push can be made now.
+    /// Returns whether a push can be made now: others listen, no push is in flight, and no pause after a failure.
     pub(super) fn may_push(&self, now_ms: u64) -> bool {
         self.is_listened_to && self.sending.is_free(now_ms)
     }
@@ -142,7 +142,7 @@ impl Gateways {
         push.failed || (leads && now_ms.abs_diff(push.at_ms) >= REPEAT_MS)
     }
 
-    /// Starts a long poll, unless one is in flight.
+    /// Starts a long poll, unless one is in flight or calls pause after a failure.
     pub(super) fn poll(&mut self, host: &impl Host, now_ms: u64, link: &Link<'_>) {
         if !self.receiving.is_free(now_ms) {
             return;
@@ -155,8 +155,8 @@ impl Gateways {
         begin(&mut self.receiving, host, now_ms, call, link);
     }
 
-    /// Pushes new updates with the load; without updates, only a load that other gateways should know. Returns the number
-    /// of updates lost because the queue was full or the call failed.
+    /// Pushes new updates with the load; without updates, only a load that other gateways must learn of. Returns the
+    /// number of updates lost because the queue was full or the call failed.
     ///
     /// The push's number is drawn before `outstanding` reads the load, so among several workers' pushes the one with the
     /// highest number has the latest load.
@@ -228,7 +228,7 @@ impl Gateways {
         Some(received)
     }
 
-    /// Returns the sum of others' loads if it must be published: it changed, or was published a while ago.
+    /// Returns the sum of others' loads if it changed, or is not 0 and was last returned [`REPEAT_MS`] ago.
     pub(super) fn changed_load(&mut self, now_ms: u64) -> Option<u64> {
         self.loads.retain(|load| load.is_recent(now_ms));
         let loads = self.loads.iter().map(|load| load.outstanding);
@@ -308,7 +308,7 @@ impl Gateways {
         if self.loads.len() >= MAX_GATEWAYS
             && let Some(idle) = self.loads.iter().position(|load| load.outstanding == 0)
         {
-            // The gateway with the oldest report.
+            // Loads are in order of their reports, so this is the idle gateway with the oldest one.
             self.loads.remove(idle);
         }
         if self.loads.len() < MAX_GATEWAYS {
@@ -323,7 +323,7 @@ impl Gateways {
 }
 
 impl Load {
-    /// Returns whether the load still counts. A time in the future means that the clock was set back.
+    /// Returns whether the load still counts. A report from the future means that the clock was set back: it does not.
     fn is_recent(&self, now_ms: u64) -> bool {
         let age_ms = now_ms.checked_sub(self.received_ms);
         age_ms.is_some_and(|age_ms| age_ms < FORGET_MS)
@@ -368,9 +368,9 @@ fn count(length: usize) -> u64 {
 }
 
 const PATH: &str = "/v1/kv/records";
-/// Time after which an unchanged load is pushed again.
+/// Time after which an unchanged load is pushed again, in milliseconds.
 const REPEAT_MS: u64 = 1_000;
-/// Time after which the load of a silent gateway is dropped.
+/// Time after which the load of a silent gateway is dropped, in milliseconds.
 const FORGET_MS: u64 = 5_000;
 /// Most gateways with a recorded load.
 const MAX_GATEWAYS: usize = 256;

@@ -1,4 +1,4 @@
-//! A lease on a task that one worker does for all.
+//! A lease: one worker at a time holds it, and does a task for all workers.
 //!
 //! Shared data holds the lease's holder and its end. The holder renews it at its ticks. If the holder ends (its VM was
 //! replaced, its worker ended) the lease expires, and the next worker that checks takes it. Compare-and-swap decides
@@ -16,7 +16,7 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    /// Registers a claim and creates the key: see [`crate::agreement`] on who may create keys.
+    /// Registers a claim and creates the keys: see [`crate::swap`] on when that is safe.
     pub(super) fn claim(host: &impl Host, name: &str) -> Result<Self, HostError> {
         let key = format!("foreword/lease/{LAYOUT}/{name}");
         let counter = format!("{key}/holders");
@@ -41,8 +41,8 @@ impl Lease {
         let (term, number) = read(host, &self.key)?;
         let is_ours = term.holder == self.holder;
         // After the clock was set back, an ended worker's lease would last, so a lease that ends in more than two terms
-        // counts as over. One term is not enough: a worker that read its clock before another took the lease, and the next
-        // one, would take it too.
+        // counts as over. One term is not enough: a worker that read its clock just before another one took the lease
+        // sees an end more than a term ahead, and would take it too.
         let is_over = term.until_ms <= now_ms
             || term.until_ms > now_ms.saturating_add(TERM_MS.saturating_mul(2));
         if !is_ours && !is_over {
@@ -88,7 +88,7 @@ fn read<H: Host>(host: &H, key: &str) -> Result<(Term, u32), HostError> {
     Ok((term, number))
 }
 
-/// Duration of a lease that is not renewed.
+/// Duration of a lease that is not renewed, in milliseconds.
 pub(super) const TERM_MS: u64 = 3_000;
 
 const LAYOUT: &str = "1";

@@ -1,7 +1,7 @@
 //! Tracks whether gateways of other proxies listen to updates about an engine.
 //!
-//! The worker that leads the engine's feed learns it from the feed's server and records it in shared data, where the other
-//! workers of its proxy check at their ticks.
+//! The worker that leads the engine's feed learns this from the feed's server and records it in shared data, where the
+//! other workers of its proxy look at their ticks.
 
 use super::lease::TERM_MS;
 use crate::host::{Host, HostError};
@@ -14,7 +14,7 @@ pub(super) struct Listeners {
 }
 
 impl Listeners {
-    /// Opens the record and creates its key: see [`crate::agreement`] on who may create keys.
+    /// Opens the record and creates its key: see [`crate::swap`] on when that is safe.
     pub(super) fn open(host: &impl Host, name: &str) -> Result<Self, HostError> {
         let key = format!("foreword/listeners/{LAYOUT}/{name}");
         swap::create(host, &key, &0_u64.to_le_bytes())?;

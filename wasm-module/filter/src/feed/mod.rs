@@ -52,17 +52,17 @@ pub(crate) struct Feed {
 /// The events of an engine's feed.
 #[derive(Debug, Default)]
 pub(crate) struct FeedUpdate {
-    /// The events in messages that fit into the ring.
+    /// The events, grouped into messages that fit into an entry of the ring.
     pub(crate) messages: Vec<Residency>,
     /// Number of events as the feed counts them, which may count several as one; a full snapshot counts as one.
     pub(crate) events: u64,
-    /// Whether the feed was sealed with another key than ours, so that it cannot be read.
+    /// Whether feed and configuration do not use the same key, or only one of them uses a key: the feed cannot be read.
     pub(crate) is_keyed_otherwise: bool,
 }
 
 impl Feed {
-    /// Returns one worker's part. `key` is the key that the feed must be sealed with; `ring` is the name of the workers'
-    /// agreement; `gateways` is the exchange with gateways of other proxies.
+    /// Returns one worker's part. `key` is the key that the feed must be sealed with, and `ring` the name of the
+    /// workers' ring.
     pub(crate) fn new(
         host: &impl Host,
         engine: EngineId,
@@ -127,13 +127,13 @@ impl Feed {
         gateways.is_some_and(|gateways| gateways.may_push(now_ms))
     }
 
-    /// Returns whether this worker must push the load again.
+    /// Returns whether this worker must push the engine's outstanding tokens again: see [`Gateways::repeats_load`].
     pub(crate) fn repeats_load(&self, now_ms: u64) -> bool {
         let gateways = self.gateways.as_ref();
         gateways.is_some_and(|gateways| gateways.repeats_load(now_ms, self.leads))
     }
 
-    /// Listens to gateways of other proxies, if this worker leads. Returns the sum of their loads if it changed.
+    /// Listens to gateways of other proxies, if this worker leads. Returns what [`Feed::changed_load`] returns.
     pub(crate) fn poll_gateways(&mut self, host: &impl Host, now_ms: u64) -> Option<u64> {
         if !self.leads {
             return None;
@@ -142,12 +142,12 @@ impl Feed {
         self.changed_load(now_ms)
     }
 
-    /// Returns the sum of other gateways' loads if it changed.
+    /// Returns the sum of other gateways' loads (outstanding tokens) if it changed, or was last returned a while ago.
     pub(crate) fn changed_load(&mut self, now_ms: u64) -> Option<u64> {
         self.gateways.as_mut()?.changed_load(now_ms)
     }
 
-    /// Pushes to gateways of other proxies, with the load that `outstanding` reads; returns the number of lost updates.
+    /// Pushes updates to gateways of other proxies, with the load that `outstanding` reads; returns how many were lost.
     pub(crate) fn push(
         &mut self,
         host: &impl Host,
@@ -268,7 +268,7 @@ fn owned(change: Change<'_>) -> Event {
     }
 }
 
-/// Groups consecutive events into messages of [`DOCUMENTS_IN_A_MESSAGE`] documents, or of one larger event.
+/// Groups consecutive events into messages of at most [`DOCUMENTS_IN_A_MESSAGE`] documents, or of one larger event.
 fn in_messages(
     engine: EngineId,
     model: &str,
@@ -303,7 +303,7 @@ fn in_messages(
 /// Longest response of a feed's server, in bytes: about 40,000 documents.
 pub(crate) const MAX_BATCH_BYTES: usize = 4 << 20;
 
-/// The longest time that the engine waits for an event before it responds.
+/// The longest time that the engine waits for an event before it responds, in milliseconds.
 const WAIT_MS: u64 = 5_000;
 /// Most documents in a message: twelve bytes each, well below an entry's bound.
 const DOCUMENTS_IN_A_MESSAGE: usize = 1_000;

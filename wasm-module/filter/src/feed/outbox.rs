@@ -1,4 +1,4 @@
-//! The updates of a worker's requests, queued until they are pushed to gateways of other proxies.
+//! The updates of one worker's requests, queued until they are pushed to gateways of other proxies.
 //!
 //! A queue is open while a gateway listens; otherwise requests add nothing.
 
@@ -21,7 +21,7 @@ struct Queue {
 pub(crate) struct Outgoing {
     /// Encoded updates, in order.
     pub(crate) updates: Vec<Vec<u8>>,
-    /// Whether the engine's outstanding tokens for this proxy changed.
+    /// Whether the engine's outstanding tokens for requests of this proxy changed.
     pub(crate) has_load: bool,
     /// Number of updates dropped because the queue was full.
     pub(crate) dropped: u64,

@@ -14,7 +14,7 @@ use crate::host::CallResponse;
 #[derive(Debug, Clone, Default)]
 pub(super) struct RetrieverAnswer {
     pub(super) documents: Vec<Document>,
-    /// The retriever's version, which changes whenever its results may change.
+    /// The version of the retriever's results, which changes whenever these may change; empty if it states none.
     pub(super) version: String,
 }
 
@@ -23,11 +23,11 @@ pub(super) struct RetrieverAnswer {
 pub(super) struct Document {
     /// The document's id; empty if it has none, and then it is not stored.
     pub(super) id: String,
-    /// An element of a `documents` array with only id, title and text, so that it is the same for every question.
+    /// JSON of an element of `documents` with only id, title and text, so it is the same for every question.
     pub(super) element: Arc<str>,
 }
 
-/// Returns the body of a successful response.
+/// Returns the body of a response with status 200, or why there is none.
 fn good(answer: CallResponse<'_>) -> Result<&[u8], Reason> {
     match (answer.status, answer.body) {
         // Envoy's own statuses for a time-out and an unreachable cluster.
@@ -55,7 +55,7 @@ pub(super) fn embedding(answer: CallResponse<'_>) -> Result<Vec<f32>, Reason> {
     vector::from_json(&first.embedding).ok_or(Reason::BadEmbedding)
 }
 
-/// Reads at most `limit` documents from a response to our host's `POST /v1/retrieve`, or to a compatible one.
+/// Reads the documents in a response to our host's `POST /v1/retrieve` or a compatible one; an error beyond `limit`.
 pub(super) fn found(answer: CallResponse<'_>, limit: usize) -> Result<RetrieverAnswer, Reason> {
     #[derive(Deserialize)]
     struct Answered<'a> {

@@ -1,7 +1,7 @@
 //! The results of earlier questions: the similarity caches, and the texts of their documents.
 //!
-//! Keys never cross tenants. A new version of the retriever empties the cache. Until the retriever is called again, which a
-//! time to live ensures, its old results are used.
+//! Keys never cross tenants. A new version of the retriever empties the cache. Old results are used until the retriever
+//! is called again, which their time to live ensures.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub(super) struct Cache {
     documents: Documents,
     /// The retriever's version in its last response.
     version: String,
-    /// The retriever's version before that; `None` before the first change.
+    /// The retriever's version before the last change; `None` before the first one.
     left_behind: Option<String>,
 }
 
@@ -41,7 +41,7 @@ impl Cache {
         }
     }
 
-    /// Looks up a question. On `None`, search and [keep](Self::keep) the result.
+    /// Returns the result of a similar question; on `None`, search and [keep](Self::keep) the result.
     pub(super) fn lookup(
         &mut self,
         tenant: &str,
@@ -62,7 +62,7 @@ impl Cache {
         }))
     }
 
-    /// Stores a result, if each of its documents has an id. Returns whether it was stored.
+    /// Stores a result. Returns false if a document has no id, or the similarity cache refuses the result.
     pub(super) fn keep(
         &mut self,
         tenant: &str,
@@ -96,7 +96,7 @@ impl Cache {
         true
     }
 
-    /// Stores another worker's result, unless a newer version is known. Returns whether it was stored.
+    /// Stores another worker's result, unless this worker replaced its version last. Returns whether it was stored.
     pub(super) fn learn(
         &mut self,
         tenant: &str,

@@ -35,7 +35,7 @@ impl Documents {
         }
     }
 
-    /// Stores a document, replacing an earlier one with its id, unless it exceeds the bound for all.
+    /// Stores a document, replacing an earlier one with its id. A document larger than the bound is only removed.
     pub(super) fn put(&mut self, tenant: &str, id: &str, element: Arc<str>) {
         let key: Key = Arc::new((tenant.into(), id.into()));
         self.remove(&key);
@@ -56,7 +56,7 @@ impl Documents {
         self.held.insert(key, StoredDocument { element, used });
     }
 
-    /// Returns all of these documents; `None` if any was evicted.
+    /// Returns these documents, and marks them as used; `None` if any was evicted.
     pub(super) fn get(&mut self, tenant: &str, ids: &[Box<str>]) -> Option<Vec<Arc<str>>> {
         let mut elements = Vec::with_capacity(ids.len());
         for id in ids {
@@ -84,7 +84,7 @@ impl Documents {
     }
 }
 
-/// Returns the bytes of a document with its keys.
+/// Returns the bytes counted for a document, its key and the maps' overhead.
 fn size(key: &Key, element: &str) -> usize {
     const BESIDE: usize = 200;
     let texts = [key.0.len(), key.1.len(), element.len(), BESIDE];

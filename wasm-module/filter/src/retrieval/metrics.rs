@@ -27,7 +27,7 @@ pub(super) struct Metrics {
     pub(super) failed_warm_ups: Counter,
     /// Warm-ups not started because the limit was reached.
     pub(super) skipped_warm_ups: Counter,
-    /// Hits that were verified; the next counter: the wrong ones among them.
+    /// Hits that were verified by a search; in `false_hits`, those found wrong.
     pub(super) sampled: Counter,
     pub(super) false_hits: Counter,
     lookup_microseconds: Option<MetricId>,
@@ -77,7 +77,7 @@ impl Metrics {
         record(host, self.lookup_microseconds, nanoseconds / 1_000);
     }
 
-    /// Records how long a request was held.
+    /// Records how long a search took, which is how long its request was held.
     pub(super) fn held(&self, host: &impl Host, nanoseconds: u64) {
         record(host, self.milliseconds, nanoseconds / 1_000_000);
     }

@@ -9,7 +9,7 @@
 //!
 //! | file | content |
 //! | --- | --- |
-//! | `config` | the configuration |
+//! | `config/retrieval` | the configuration, next to this folder |
 //! | `query` | the query of one chat |
 //! | `search` | the states of one chat's search |
 //! | `answers`, `vector` | the responses of embedder and retriever |
@@ -52,7 +52,7 @@ use self::sharing::Sharing;
 use crate::host::Host;
 use crate::shared::Shared;
 
-/// The state that the chats of one plugin share.
+/// The state of retrieval that the chats of one plugin share.
 pub(crate) struct Retrieval {
     config: RetrievalConfig,
     cache: Option<Shared<Cache>>,

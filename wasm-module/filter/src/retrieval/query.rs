@@ -15,15 +15,15 @@ use crate::config::RetrievalConfig;
 pub(super) struct RetrievalQuery {
     /// The text to search for.
     pub(super) question: String,
-    /// The client's own vector.
+    /// The vector that the client sent, if any.
     pub(super) vector: Option<Vec<f32>>,
     /// The other fields of the retriever's request.
     pub(super) fields: Map<String, Value>,
     /// Most documents in the retriever's response.
     pub(super) limit: usize,
-    /// Whether a similar question would get the same result: the client sets no options of its own.
+    /// Whether a similar question would get the same result: true if the client sets no options.
     pub(super) is_common: bool,
-    /// The body of a warm-up request, which prefills the prompt's beginning; `None` if there is no beginning.
+    /// The body of a warm-up request, which prefills the chat's first system messages; `None` if it has none.
     pub(super) opening: Option<String>,
 }
 
@@ -38,8 +38,8 @@ struct Field {
 }
 
 impl RetrievalQuery {
-    /// Reads a chat's query. `None` if the client wants no documents, brings its own, or has no question to search for.
-    /// `header` is the embedding in the client's header.
+    /// Reads a chat's query. `None` if the client brings documents, wants none, or asks no question. An error if
+    /// `retrieval` or `header` is invalid, or the question too long. `header` is the embedding in the client's header.
     pub(super) fn read(
         config: &RetrievalConfig,
         parsed: &Parsed<'_>,
@@ -137,7 +137,7 @@ impl Field {
     }
 }
 
-/// Returns the number of values that are neither lists nor objects.
+/// Returns the number of values in a JSON value that are neither lists nor objects.
 fn values(value: &Value) -> usize {
     match value {
         Value::Array(list) => list.iter().map(values).sum(),
@@ -149,7 +149,7 @@ fn values(value: &Value) -> usize {
 /// Most values in a client's `filters`, since a retriever compares each with each passage.
 const MAX_FILTER_VALUES: usize = 256;
 
-/// Returns the body for `POST /v1/prefill`, with the salt that the chat will have.
+/// Returns the body for `POST /v1/prefill`, with the chat's salt; `None` without system messages at the beginning.
 fn opening(question: &Question<'_>, salt: Option<&str>) -> Option<String> {
     let opening = &question.opening;
     if opening.messages.is_empty() {

@@ -10,7 +10,7 @@ foreword_ordering::named! {
         BadRequest = "bad-request",
         /// The question exceeds the limit for searches.
         LongQuestion = "long-question",
-        /// No retriever responded to the search.
+        /// The embedder or the retriever could not be reached.
         Unreachable = "unreachable",
         /// The response did not arrive in time.
         Timeout = "timeout",

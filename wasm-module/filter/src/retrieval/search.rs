@@ -46,7 +46,7 @@ enum BackgroundCall {
 pub(crate) enum SearchStep {
     /// The chat waits for a response.
     Wait,
-    /// The chat is forwarded with these documents, a JSON array; `None` if there are none.
+    /// The search is over: the documents as a JSON array, `None` for none found, or the reason why it failed.
     Over(Result<Option<String>, Reason>),
 }
 
@@ -68,8 +68,8 @@ impl SearchReport {
 }
 
 impl Search {
-    /// Starts the search for a chat's question; `None` if there is nothing to search for. `header` is the client's
-    /// embedding.
+    /// Starts the search for a chat's question; `None` if there is nothing to search for: the chat brings documents,
+    /// wants none, or has no question. `header` is the client's embedding.
     pub(crate) fn begin(
         host: &impl Host,
         retrieval: &Retrieval,
@@ -106,7 +106,7 @@ impl Search {
         Ok(Some((search, step)))
     }
 
-    /// Handles the response to a call of this chat; `None` if the chat does not wait for it.
+    /// Handles the response to a call of this chat. Returns the next step; `None` if the chat does not wait for it.
     pub(crate) fn on_answer(
         &mut self,
         host: &impl Host,
@@ -163,7 +163,7 @@ impl Search {
         }
     }
 
-    /// Looks the vector up in the cache.
+    /// Looks the vector up in the similarity cache; on a miss, or if its result may not be used, calls the retriever.
     fn look_up(&mut self, host: &impl Host, retrieval: &Retrieval) -> SearchStep {
         let (Some(vector), true) = (&self.vector, self.may_hit(retrieval)) else {
             return self.retrieve(host, retrieval);
@@ -209,7 +209,7 @@ impl Search {
         }
     }
 
-    /// Lets the engine prefill the prompt's beginning in the meantime.
+    /// Asks the engine to prefill the prompt's beginning during the search, if a slot is free.
     fn warm_up(&mut self, host: &impl Host, retrieval: &Retrieval) {
         let warm_up = retrieval.config().warm_up.as_ref();
         let (Some(warm_up), Some(opening)) = (warm_up, self.wanted.opening.take()) else {
@@ -316,7 +316,7 @@ impl Search {
     }
 }
 
-/// Calls `work` with the cache; `None` if the current thread is already using it.
+/// Calls `work` with the cache; `None` if there is none, or an outer callback on this thread has locked it.
 fn with_cache<T>(retrieval: &Retrieval, work: impl FnOnce(&mut Cache) -> T) -> Option<T> {
     let cache = retrieval.cache.as_ref()?;
     let mut cache = cache.lock(Cache::clear)?;

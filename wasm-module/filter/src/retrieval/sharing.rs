@@ -22,7 +22,7 @@ use crate::agreement::Agreement;
 use crate::host::Host;
 use crate::shared::Shared;
 
-/// One worker's part in sharing results.
+/// One worker's part in the ring of results.
 #[derive(Debug)]
 pub(super) struct Sharing(Shared<Agreement>);
 
@@ -38,7 +38,7 @@ struct Entry {
 }
 
 impl Sharing {
-    /// Joins the workers with the same retrieval configuration; `None` if results are not shared.
+    /// Joins the ring of workers with the same retrieval configuration; `None` if results are not shared.
     pub(super) fn open(host: &impl Host, identity: u64, entries: u32) -> Option<Self> {
         let is_alone = cfg!(not(any(target_arch = "wasm32", test)));
         if entries == 0 || is_alone {
@@ -70,7 +70,7 @@ impl Sharing {
             return;
         };
         if let Some(mut agreement) = self.0.lock(Agreement::forget) {
-            // If it cannot be published, other workers search for it themselves.
+            // If the result cannot be published, other workers search for themselves.
             let _ = agreement.tell_within(host, &entry, MAX_ENTRY_BYTES);
         }
     }

@@ -3,10 +3,10 @@
 
 use serde_json::Value;
 
-/// Most components of a vector; a cache has its own dimension.
+/// Most components of a vector that is read; a similarity cache requires its own number.
 const MAX_DIMENSIONS: usize = 16_384;
 
-/// Reads a vector in either form; `None` if it is not a vector of finite numbers.
+/// Reads a vector in either form; `None` if it is empty, too long, or not all finite numbers.
 pub(super) fn from_json(value: &Value) -> Option<Vec<f32>> {
     let vector = match value {
         Value::String(text) => from_base64(text.as_bytes())?,
@@ -21,7 +21,7 @@ pub(super) fn from_json(value: &Value) -> Option<Vec<f32>> {
     checked(vector)
 }
 
-/// Reads a vector in base64, with or without padding.
+/// Reads a vector in base64, with or without padding; `None` under the same conditions.
 pub(super) fn from_header(value: &[u8]) -> Option<Vec<f32>> {
     checked(from_base64(value.trim_ascii())?)
 }

@@ -61,8 +61,8 @@ impl HashingEmbedder {
         self.dimensions
     }
 
-    /// Returns the vector of `text`, of length 1; `None` if the text has no letter and no digit. Case, the order of
-    /// words and the characters between them are ignored.
+    /// Returns the vector of `text`, of length 1. `None` if the text has no letter and no digit, or if its features
+    /// cancel out. Case, the order of words and the characters between them are ignored.
     ///
     /// Takes time proportional to the text, and memory proportional to its distinct words.
     #[must_use]
@@ -71,8 +71,8 @@ impl HashingEmbedder {
         self.embed_words(lower.split(|c: char| !c.is_alphanumeric()))
     }
 
-    /// Returns the vector of a text that is already split into `words`, in lower case and with only letters and digits.
-    /// Empty words are ignored.
+    /// Returns the vector of a text that is already split into `words`, in lower case and with only letters and digits;
+    /// `None` as for [`Self::embed`]. Empty words are ignored.
     #[must_use]
     pub fn embed_words<'w>(&self, words: impl Iterator<Item = &'w str>) -> Option<Vec<f32>> {
         let mut vector = vec![0.0; self.dimensions as usize];

@@ -1,5 +1,4 @@
-//! Embeddings without a model: for tests and demonstrations, for a browser without a download, and for when the model
-//! is not available.
+//! Embeddings without a model: for tests and demonstrations, for browsers that download none, and as a fallback.
 
 mod hashing;
 
