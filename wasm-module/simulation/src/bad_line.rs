@@ -14,7 +14,7 @@ pub enum BadLine {
     /// The line is not a JSON object.
     #[error("not a JSON object: error at column {column}")]
     NotAnObject {
-        /// Column where reading failed, from 1.
+        /// Column where parsing failed, in bytes from 1.
         column: usize,
     },
     /// The line is neither a chat body nor a ranking.

@@ -19,8 +19,8 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// Computes the bound of `trace`; `seed` determines the sample. `progress` is called after every part, with its
-    /// number from 1.
+    /// Computes the bound of `trace`; `seed` determines the sample. `progress` is called after every part (a group of
+    /// documents that is ordered separately), with its number from 1.
     #[must_use]
     pub fn of(trace: &CompactTrace, seed: u64, progress: impl FnMut(usize)) -> Self {
         Self::within(trace, seed, 1, BUDGET, progress)
@@ -48,7 +48,7 @@ impl Bound {
         let Places { numbers, counts } = Places::of(trace);
         let every = comparisons(&counts).div_ceil(budget).max(1);
         let mut random = Random::new(seed);
-        // By document number, the parts so far that have it.
+        // By document number, the parts so far with that document.
         let mut holders: Vec<Vec<u32>> = vec![Vec::new(); counts.len()];
         // By part, the tokens shared with the current one.
         let mut shared: Vec<u64> = Vec::new();
@@ -98,7 +98,7 @@ impl Bound {
 /// Most comparisons, which take some seconds.
 const BUDGET: u64 = 400_000_000;
 
-/// Documents by scope, numbered.
+/// The documents of a trace as numbers, a different one in each scope.
 struct Places {
     /// Document numbers of all parts, one part after another.
     numbers: Vec<usize>,

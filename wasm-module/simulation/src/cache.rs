@@ -1,9 +1,9 @@
 //! A model of an engine's prefix cache at the granularity of documents: a tree with least-recently-used leaf eviction
 //! and a capacity in tokens, as in vLLM and SGLang.
 //!
-//! It tracks what the knowledge tree must not: how many tokens a prompt really finds, in whole pages, and what the
-//! engine evicts when it is full. A document is either cached or not. A page with the end of one document and the
-//! beginning of the next belongs to the longer path, so a match is cut to whole pages.
+//! It models what a gateway cannot know: how many tokens a prompt really finds, in whole pages, and what the engine
+//! evicts when it is full. A document is either cached or not. A page with the end of one document and the beginning of
+//! the next belongs to the longer path, so a match is cut to whole pages.
 
 use super::Retrieved;
 use foreword_ordering::tree::{Bounds, KnowledgeTree, Scope};
@@ -13,7 +13,7 @@ use foreword_ordering::tree::{Bounds, KnowledgeTree, Scope};
 pub struct Capacity {
     /// Most document tokens; `None` for no limit.
     pub tokens: Option<u64>,
-    /// Tokens per page; a match is cut to whole pages, so 1 is exact.
+    /// Tokens per page. A match is cut to whole pages; with 1 nothing is cut.
     pub page_tokens: u32,
 }
 
@@ -24,7 +24,7 @@ impl Capacity {
         page_tokens: 1,
     };
 
-    /// Returns the capacity for `tokens` document tokens, 0 for no limit, as options of commands state it.
+    /// Returns the capacity for `tokens` document tokens, where 0 means no limit, as in command-line options.
     #[must_use]
     pub fn stated(tokens: u64, page_tokens: u32) -> Self {
         Self {
@@ -33,7 +33,7 @@ impl Capacity {
         }
     }
 
-    /// Returns the capacity for `prompts` average prompts of `trace`, matched exactly.
+    /// Returns a capacity of `prompts` times the average document tokens of a request of `trace`, with exact matches.
     #[must_use]
     pub fn of_prompts(prompts: u32, trace: &[super::Request]) -> Self {
         let tokens = u128::from(super::document_tokens(trace)) * u128::from(prompts);

@@ -12,12 +12,12 @@ use fxhash::{FxHashMap, FxHashSet};
 #[derive(Clone, Debug, Default)]
 pub struct CompactTrace {
     documents: Vec<Retrieved>,
-    /// Numbers by identity and weight, since a log may weight a document differently at times.
+    /// Document numbers by fingerprint and tokens: a log may state different tokens for one document.
     numbers: FxHashMap<(Fingerprint, u32), u32>,
     /// Document numbers of all parts.
     places: Vec<u32>,
     parts: Vec<Part>,
-    /// Ends of each request's parts.
+    /// For each request, the end of its parts in `parts`.
     ends: Vec<usize>,
 }
 
@@ -65,7 +65,7 @@ impl CompactTrace {
         distinct.len()
     }
 
-    /// Returns the parts of request `at`; none beyond the last one.
+    /// Returns the parts of request `at`, from 0; none beyond the last request.
     pub fn request(&self, at: usize) -> impl Iterator<Item = Request> + '_ {
         let start = at
             .checked_sub(1)

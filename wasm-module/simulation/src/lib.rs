@@ -4,8 +4,8 @@
 //!   trace ──▶ policy + its knowledge tree ──▶ order ──▶ engine cache ──▶ tokens reused
 //! ```
 //!
-//! The policy decides as in front of a real engine. The engine is modelled document by document: the result is the
-//! number of document tokens that prefix matches save. Generation, batching and time are not modelled.
+//! The policy decides as in front of a real engine. The engine's cache is modelled document by document: the result is
+//! the number of document tokens that prefix matches save. Generation, batching and time are not modelled.
 //!
 //! This crate also plans batches, whose requests are all known before the first is sent: [`batch()`] returns the order
 //! of the requests, and of the documents in each.
@@ -59,7 +59,7 @@ pub use foreword_ordering::listing::{Request, Retrieved};
 /// Requests in the order of their arrival.
 pub type Trace = Vec<Request>;
 
-/// Returns the tokens of a trace's documents.
+/// Returns the sum of the tokens of a trace's documents, each counted in every request that has it.
 #[must_use]
 pub fn document_tokens(trace: &[Request]) -> u64 {
     trace

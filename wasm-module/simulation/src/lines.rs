@@ -46,8 +46,8 @@ impl<R: BufRead> Lines<R> {
     /// Returns the next line, with its line break; `None` at the end.
     ///
     /// # Errors
-    /// Returns the reader's error. The inner error is [`BadLine::TooLong`]; the next call then returns the following
-    /// line.
+    /// Returns the reader's error. The inner error is [`BadLine::TooLong`]; the next call then returns the line after
+    /// it.
     #[expect(clippy::should_implement_trait, reason = "a line borrows the reader")]
     pub fn next(&mut self) -> Result<Option<std::result::Result<&[u8], BadLine>>> {
         self.line.clear();

@@ -14,7 +14,7 @@ use foreword_ordering::{Skip, string};
 use fxhash::FxHashSet;
 use std::borrow::Cow;
 
-/// Reads lines of a log.
+/// Parses the lines of a log.
 #[derive(Clone)]
 pub struct LogReader {
     config: Config,
@@ -23,7 +23,7 @@ pub struct LogReader {
 
 impl LogReader {
     /// Returns a reader that counts a document as `document_tokens` tokens if its line states none. Bodies are parsed
-    /// with the default configuration, and as many documents as can be ordered.
+    /// with the default configuration, but with as many documents as can be ordered.
     #[must_use]
     pub fn new(document_tokens: u32) -> Self {
         Self {
@@ -32,7 +32,7 @@ impl LogReader {
         }
     }
 
-    /// Makes the reader parse bodies with `config`, and as many documents as can be ordered.
+    /// Makes the reader parse bodies with `config`, but with as many documents as can be ordered.
     #[must_use]
     pub fn under(self, config: Config) -> Self {
         Self {
@@ -41,8 +41,8 @@ impl LogReader {
         }
     }
 
-    /// Returns the request of a line, with a part for every group of documents that is ordered separately; none without
-    /// documents.
+    /// Returns a line's request in parts, one for every group of documents that is ordered separately; no part if it
+    /// has no documents.
     ///
     /// # Errors
     /// Returns a [`BadLine`] if the line is not a request.

@@ -1,4 +1,4 @@
-//! Parses a line of a log with more than a request: its tenant, its engine, and the engine's usage.
+//! Parses a line of a log that has more than a request: its tenant, its engine, and the engine's usage.
 //!
 //! ```text
 //!   {"messages": […], …}                                                              the body itself
@@ -18,7 +18,7 @@ use std::borrow::Cow;
 /// A request in a log, with the log's data on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Logged<'a> {
-    /// The body, or a ranking.
+    /// The request's body, or a ranking, as JSON.
     pub body: Cow<'a, str>,
     /// Name of the tenant; empty if unknown.
     pub tenant: Cow<'a, str>,
@@ -26,20 +26,20 @@ pub struct Logged<'a> {
     pub engine: Cow<'a, str>,
     /// Path of the request; empty if unknown.
     pub path: Cow<'a, str>,
-    /// Tokens of the prompt, counted by the engine.
+    /// Tokens of the prompt, counted by the engine; `None` if not stated.
     pub prompt_tokens: Option<u64>,
-    /// Prompt tokens that the engine had cached.
+    /// Prompt tokens that the engine had cached; `None` if not stated.
     pub cached_tokens: Option<u64>,
-    /// Milliseconds since 1970, from the line's `time` or `timestamp`.
+    /// Milliseconds since 1970, from the line's `time` or `timestamp`; `None` if there is none.
     pub at_ms: Option<u64>,
 }
 
 /// The kind of a logged body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoggedKind {
-    /// The line is or has a chat body.
+    /// A chat body.
     Chat,
-    /// The line is a list of document ids.
+    /// A list of document ids.
     Ranking,
 }
 

@@ -28,12 +28,12 @@ pub struct PromptReuse {
     pub prompt_tokens: u64,
     /// Prompt tokens found in the cache.
     pub reused_tokens: u64,
-    /// The same for only the documents.
+    /// Tokens of the forwarded documents, and of these, those found in the cache.
     pub documents: Reuse,
 }
 
 impl PromptReuse {
-    /// Returns the share found in the cache; 0 if there were no tokens.
+    /// Returns the share of prompt tokens found in the cache; 0 if there were no tokens.
     #[must_use]
     pub fn share(self) -> f64 {
         if self.prompt_tokens == 0 {
@@ -53,13 +53,13 @@ impl PromptReuse {
 /// A replay of whole prompts, request by request.
 pub struct PromptReplay {
     orderer: Orderer,
-    /// The replay of rankings, which have no body.
+    /// The orderer for rankings, which have no body.
     rankings: Replay,
     cache: EngineCache,
     reuse: PromptReuse,
-    /// Numbers of engines, by name.
+    /// Ids of engines, by their names in the log.
     engines: FxHashMap<String, EngineId>,
-    /// Whether original bodies are forwarded.
+    /// Whether the orderer decides, but original bodies are forwarded.
     as_came: bool,
 }
 
@@ -92,7 +92,7 @@ impl PromptReplay {
         })
     }
 
-    /// Makes [`PolicyKind::Retrieval`] rewrite bodies as well, by the rest of the configuration.
+    /// Makes [`PolicyKind::Retrieval`] rewrite bodies as well, as the rest of the configuration requires.
     pub fn order_all(&mut self) {
         self.as_came = false;
     }
@@ -106,7 +106,7 @@ impl PromptReplay {
         Ok(self.rewrite(logged)?.and_then(|rewrite| rewrite.body))
     }
 
-    /// Orders a logged body as [`Self::decide`] does. Returns the whole result; `None` for a body without documents.
+    /// Orders a logged body as [`Self::decide`] does; `None` for a body without documents or user message.
     pub(crate) fn rewrite(&mut self, logged: &Logged<'_>) -> Result<Option<Rewrite>, Skip> {
         let count = u16::try_from(self.engines.len()).unwrap_or(u16::MAX);
         let known = self.engines.entry(logged.engine.clone().into_owned());
@@ -134,7 +134,7 @@ impl PromptReplay {
         }
     }
 
-    /// Serves a logged body, in the form [decided](Self::decide).
+    /// Serves a logged body; `sent` is the result of [`Self::decide`], so `None` for the original one.
     ///
     /// # Errors
     /// Returns the reason why the body cannot be read.

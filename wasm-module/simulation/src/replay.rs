@@ -18,7 +18,7 @@ pub struct Reuse {
 }
 
 impl Reuse {
-    /// Returns the share found in the cache; 0 if there were no tokens.
+    /// Returns the share of tokens found in the cache; 0 if there were no tokens.
     #[must_use]
     pub fn share(self) -> f64 {
         if self.document_tokens == 0 {
@@ -29,11 +29,11 @@ impl Reuse {
     }
 }
 
-/// A replay, request by request, for callers that time or show it: [`Replay::decide`] is the gateway's part,
+/// A replay, request by request, for callers that measure or show each: [`Replay::decide`] is the gateway's part,
 /// [`Replay::serve`] the engine's.
 pub struct Replay {
     policy: Box<dyn Policy>,
-    /// The knowledge tree, with the same bounds as the engine's cache, as an operator would set them.
+    /// The gateway's knowledge tree, bounded like the engine's cache, as an operator would configure it.
     tree: KnowledgeTree,
     cache: EngineCache,
     reuse: Reuse,
@@ -126,7 +126,7 @@ impl Replay {
     }
 }
 
-/// Replays a whole trace.
+/// Replays a whole trace under a policy, from an empty cache.
 #[must_use]
 pub fn replay(
     trace: &Trace,
@@ -138,8 +138,8 @@ pub fn replay(
 }
 
 /// Returns the pairwise upper bound: each request counts its largest overlap, in tokens, with any one earlier request
-/// of its scope. No order exceeds it, since a cached prefix came from one earlier request that had all of it. No order
-/// reaches it on every trace, since one request's best order is another's worst. O(requests x overlapping requests).
+/// of its scope. No order exceeds it, since a cached prefix came from one earlier request that had all of it. On some
+/// traces no order reaches it: one request's best order is another's worst. O(requests x overlapping requests).
 #[must_use]
 pub fn upper_bound(trace: &Trace) -> Reuse {
     let mut postings: FxHashMap<(u64, Fingerprint), Vec<usize>> = FxHashMap::default();

@@ -1,7 +1,7 @@
 //! Generates traces from a seed: the workloads of RAGCache++ (section 4) and four more.
 //!
-//! Documents have the paper's 200 tokens. A request's documents are in random order, so that no policy can exploit
-//! what a ranking reveals of later requests; bursty and geospatial traces are also available with [stable](Ranks) ranks.
+//! Documents have the paper's 200 tokens. A request's documents are in random order, so that no policy can predict
+//! later requests from ranks; bursty and geospatial traces are also available with [stable](Ranks) ranks.
 
 use super::{Request, Retrieved, Trace};
 use foreword_ordering::random::Random;
@@ -24,7 +24,7 @@ pub struct Bursty {
 }
 
 impl Default for Bursty {
-    /// Returns the paper's larger set-up (RTX 4090).
+    /// Returns RAGCache++'s larger set-up (that with an RTX 4090).
     fn default() -> Self {
         Self {
             documents: 500,
@@ -188,7 +188,7 @@ pub fn conversations(seed: u64, requests: usize, k: usize) -> Trace {
 }
 
 /// Generates requests without locality: each draws `k` distinct documents of the corpus uniformly. Requests share
-/// documents only by chance, so this shows the least that a policy gains.
+/// documents only by chance, so this shows the least that a policy can gain.
 #[must_use]
 pub fn uniform(seed: u64, requests: usize, documents: u64, k: usize) -> Trace {
     let mut random = Random::new(seed);

@@ -1,4 +1,4 @@
-//! Reads an interrupted batch's output: which requests are answered, and where its last complete line ends.
+//! Reads the output of an interrupted batch: which requests are answered, and where its last complete line ends.
 
 use super::index::BatchIndex;
 use super::line::{AnswerLine, BatchUsage, LineError};
@@ -6,7 +6,7 @@ use crate::BadLine;
 use crate::lines::Lines;
 use std::io::BufRead;
 
-/// The answers in an output, counted. One bit is stored per request.
+/// The answered requests of a batch, and counts of their answers. One bit is stored per request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BatchAnswers {
     answered: Vec<u64>,
@@ -28,7 +28,7 @@ pub enum AnswersError {
     Line {
         /// Number of the line, from 1.
         number: u64,
-        /// What is wrong with it.
+        /// Why it is not an answer.
         error: LineError,
     },
     /// No request has the line's id.
@@ -58,7 +58,7 @@ impl BatchAnswers {
     /// Adds the answers of an output, read from its beginning.
     ///
     /// # Errors
-    /// Returns the reader's error; the inner error is that of a complete line.
+    /// Returns the reader's error; the inner error concerns a complete line. An incomplete last line is ignored.
     pub fn read(
         &mut self,
         reader: impl BufRead,

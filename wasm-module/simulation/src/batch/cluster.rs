@@ -12,9 +12,9 @@ use std::collections::BinaryHeap;
 /// A set of requests.
 #[derive(Debug)]
 pub(super) struct Cluster {
-    /// Documents common to all its requests, ascending.
+    /// Documents that all its requests have, as numbers, ascending.
     pub(super) documents: Vec<u32>,
-    /// The two clusters that were joined; `None` for a leaf.
+    /// The two clusters that were joined into this one; `None` for a leaf.
     pub(super) children: Option<[u32; 2]>,
     /// Whether the cluster is part of no other.
     pub(super) is_root: bool,
@@ -72,11 +72,11 @@ struct Joining<'a, 'e> {
     /// Holders by document.
     holders: Vec<Holders>,
     tokens: &'a [u64],
-    /// By cluster, the tokens shared with the cluster whose partner is sought; otherwise 0.
+    /// By cluster, the tokens shared with the cluster whose partner is sought; 0 between searches.
     shared: Vec<u64>,
     /// Clusters with a nonzero `shared`.
     met: Vec<u32>,
-    /// Each root's best pair with an older one, and obsolete pairs.
+    /// Each root's best pair with an older root, and obsolete pairs.
     pairs: BinaryHeap<Pair>,
 }
 
@@ -126,7 +126,7 @@ impl Joining<'_, '_> {
         }
     }
 
-    /// Adds the best pair of `younger` and an older root, if it shares anything with one.
+    /// Adds the best pair of `younger` and an older root to `pairs`, if any of these shares documents with it.
     fn find_partner(&mut self, younger: u32) {
         let Some(cluster) = self.clusters.get(younger as usize) else {
             return;
@@ -186,8 +186,8 @@ impl Joining<'_, '_> {
         self.add(both, Some(children));
     }
 
-    /// Makes a root part of another cluster. Lists in which half are former roots are compacted, so that a list is
-    /// scanned about once for every cluster that leaves it.
+    /// Records that a root is now part of another cluster. Lists in which half are former roots are compacted, so that
+    /// a list is scanned about once for every cluster that leaves it.
     fn retire(&mut self, id: u32) {
         let Some(cluster) = self.clusters.get_mut(id as usize) else {
             return;

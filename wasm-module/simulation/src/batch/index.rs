@@ -1,4 +1,4 @@
-//! The index of a batch in memory: each line's position and what it shares, but not the line itself.
+//! The index of a batch in memory: each line's position in the file and its documents, but not the line itself.
 //!
 //! A line takes 40 bytes, and 4 more for each of its documents; a distinct document takes 16, and 32 more while the
 //! file is read. So a million requests of ten documents each take about 80 MB, however long their bodies are.
@@ -21,7 +21,7 @@ pub struct BatchIndex {
     /// Offset of each line in the file, and its length in bytes.
     offsets: Vec<u64>,
     lengths: Vec<u32>,
-    /// Number of the text before each line's documents, by first occurrence.
+    /// For each line, the number of its prompt's beginning, see [`Self::group`]; numbered by first occurrence.
     groups: Vec<u32>,
     /// End of each line's documents in `documents`.
     ends: Vec<u32>,
@@ -32,7 +32,7 @@ pub struct BatchIndex {
     by_id: Vec<u32>,
 }
 
-/// A document of some line.
+/// A distinct document of the batch.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     fingerprint: Fingerprint,
@@ -49,7 +49,7 @@ pub enum BatchError {
     Line {
         /// Number of the line, from 1.
         number: u64,
-        /// What is wrong with it.
+        /// Why it is not a request.
         error: LineError,
     },
     /// Two lines have the same id.
@@ -93,7 +93,7 @@ pub struct BatchLimits<'a> {
     pub line_bytes: u64,
 }
 
-/// Numbers of documents and groups while a file is read.
+/// Numbers of documents and of prompts' beginnings, while a file is read.
 #[derive(Default)]
 struct Numbers {
     documents: FxHashMap<Fingerprint, u32>,
@@ -279,14 +279,14 @@ impl BatchIndex {
         self.corpus.len()
     }
 
-    /// Returns a line's offset in the file, and its length in bytes.
+    /// Returns a line's offset in the file and its length in bytes; `None` if there is no such line.
     #[must_use]
     pub fn place(&self, line: u32) -> Option<(u64, u32)> {
         let at = line as usize;
         Some((*self.offsets.get(at)?, *self.lengths.get(at)?))
     }
 
-    /// Returns the line with this id.
+    /// Returns the line with this id; `None` if there is none.
     #[must_use]
     pub fn find(&self, custom_id: &str) -> Option<u32> {
         let id = xxh3_128(custom_id.as_bytes());
@@ -310,7 +310,7 @@ impl BatchIndex {
         self.ids.get(line as usize).copied().unwrap_or_default()
     }
 
-    /// Returns the number of the text before a line's documents; lines with the same text have the same number.
+    /// Returns the number of a line's prompt beginning: model, text before the documents, leading favoured documents.
     pub(super) fn group(&self, line: u32) -> u32 {
         self.groups.get(line as usize).copied().unwrap_or_default()
     }
@@ -341,7 +341,7 @@ impl BatchIndex {
         known.map_or(0, |known| known.holders)
     }
 
-    /// Returns a line as a request for the planner.
+    /// Returns a line as a request for the planner; its scope is its group.
     pub(super) fn request(&self, line: u32) -> Request {
         let documents = self.numbers(line).iter().map(|&number| Retrieved {
             label: String::new(),
@@ -356,7 +356,7 @@ impl BatchIndex {
     }
 }
 
-/// Bytes between two progress reports, a matter of milliseconds.
+/// Bytes between two calls of `progress`, which take some milliseconds.
 const PROGRESS: u64 = 1 << 20;
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use std::borrow::Cow;
 /// A request of a batch.
 #[derive(Debug)]
 pub struct RequestLine<'a> {
-    /// The client's name for the request, unique in its batch.
+    /// The client's id of the request, unique in its batch.
     pub custom_id: String,
     /// The route requested.
     pub url: String,
@@ -140,8 +140,8 @@ impl<'a> RequestLine<'a> {
         })
     }
 
-    /// Returns the parts of the body at the beginning of its prompt, as far as the body shows them. Requests for which
-    /// they are equal are sent one after another.
+    /// Returns the route and the parts of the body at the beginning of its prompt: model, tools, instructions and the
+    /// first of several messages; empty for an absent one. Requests with equal parts are sent one after another.
     pub(super) fn head(&self) -> [Cow<'a, str>; 5] {
         let mut head = [const { Cow::Borrowed("") }; 5];
         let Some(fields) = BodyFields::of(self.body) else {
@@ -186,7 +186,7 @@ pub struct BatchUsage {
 /// An answer's line in a batch's output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AnswerLine {
-    /// The client's name for the request.
+    /// The client's id of the request.
     pub custom_id: String,
     /// The response's status; `None` if there was no response.
     pub status: Option<u16>,
@@ -284,7 +284,7 @@ impl AnswerLine {
     }
 }
 
-/// The result of a request.
+/// The outcome of a request of a batch.
 #[derive(Clone, Copy, Debug)]
 pub enum BatchAnswer<'a> {
     /// The endpoint responded.
@@ -305,7 +305,7 @@ pub enum BatchAnswer<'a> {
     },
 }
 
-/// Returns an answer's line, with its line break. `id` must be unique in the batch.
+/// Returns the output line for an answer, with its line break. `id` must be unique in the batch.
 #[must_use]
 pub fn answer_line(id: &str, custom_id: &str, answer: BatchAnswer<'_>) -> Vec<u8> {
     let quoted = |text: &str| serde_json::Value::from(text).to_string();

@@ -59,7 +59,7 @@ pub fn batch(requests: &[Request]) -> Vec<Planned> {
     within(requests, &mut Effort::new(u64::MAX, &|| false))
 }
 
-/// Plans like [`batch()`], with favoured documents: leading ones separate requests, and trailing ones share nothing.
+/// Plans like [`batch()`]. Leading favoured documents separate requests unless equal; trailing ones are never shared.
 #[must_use]
 pub fn batch_placed(requests: &[Request], placement: Placement) -> Vec<Planned> {
     let shared: Vec<Request> = (requests.iter())
@@ -91,7 +91,7 @@ pub fn batch_placed(requests: &[Request], placement: Placement) -> Vec<Planned> 
     whole.collect()
 }
 
-/// Plans like [`batch()`] with bounded effort: once it is spent, requests not joined yet stay apart.
+/// Plans like [`batch()`] with bounded effort: once it is spent, clusters not joined yet stay apart.
 fn within(requests: &[Request], effort: &mut Effort<'_>) -> Vec<Planned> {
     let corpus = Corpus::of(requests);
     let (sets, members) = corpus.distinct_sets();
@@ -99,13 +99,13 @@ fn within(requests: &[Request], effort: &mut Effort<'_>) -> Vec<Planned> {
     Emission::new(&corpus, &clusters, &members).run()
 }
 
-/// The work left for planning.
+/// The rest of a plan's budget.
 struct Effort<'a> {
     /// Number of holders that may still be examined.
     steps: u64,
     /// Steps until the next call of `is_over`.
     until_asked: u64,
-    /// Returns true if the plan is no longer needed.
+    /// Called now and then; returns true if the plan is no longer needed, which ends planning.
     is_over: &'a dyn Fn() -> bool,
 }
 
@@ -224,7 +224,7 @@ struct Emission<'a> {
     earliest: Vec<usize>,
     /// Documents from the root to the current node.
     path: Vec<u32>,
-    /// Index in `path` of each document; stale if the document is not in it.
+    /// Index in `path` of each document; meaningless if the document is not in `path`.
     places: Vec<u32>,
     plan: Vec<Planned>,
 }
@@ -284,7 +284,7 @@ impl<'a> Emission<'a> {
         clusters.sort_by_key(|&id| std::cmp::Reverse(self.earliest.get(id as usize)));
     }
 
-    /// Appends the cluster's further shared documents to the path, in the order of its earliest request.
+    /// Appends the cluster's documents that `path` lacks, in the order of the cluster's earliest request.
     fn extend(&mut self, id: u32, cluster: &Cluster) {
         let earliest = self.earliest.get(id as usize);
         let ranked = earliest.and_then(|&request| self.corpus.requests.get(request));
@@ -301,7 +301,7 @@ impl<'a> Emission<'a> {
         }
     }
 
-    /// Plans the requests of a leaf; the path has all their documents.
+    /// Appends the requests of a leaf to the plan; `path` has all their documents.
     fn emit(&mut self, leaf: u32) {
         for &request in self.members.get(leaf as usize).into_iter().flatten() {
             let documents = self.corpus.requests.get(request);

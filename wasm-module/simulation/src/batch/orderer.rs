@@ -15,7 +15,7 @@ use foreword_ordering::{
 };
 use fxhash::FxHashMap;
 
-/// Orders bodies, one at a time.
+/// Orders the documents of bodies, one body at a time.
 ///
 /// Each body is ordered by itself, without content of earlier ones, since the requests of a batch are independent. So
 /// documents are not pinned, whatever the configuration says.
@@ -25,7 +25,7 @@ pub struct BatchOrderer {
     finder: Orderer,
 }
 
-/// The documents at the beginning of a body.
+/// The first documents in a body's prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FirstDocuments {
     /// The name of the model.
@@ -44,7 +44,7 @@ pub enum BatchConfigError {
     /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The policy moves nothing.
+    /// The policy `retrieval` moves no document, so no plan can be followed.
     #[error(
         "policy \"retrieval\" leaves documents in the client's order, which a plan changes: choose another policy, or the order of the input"
     )]
@@ -81,7 +81,7 @@ impl BatchOrderer {
         })
     }
 
-    /// Returns the documents at the beginning of the prompt of `body`; `None` if the core finds none or skips the body.
+    /// Returns the first documents in the prompt of `body`; `None` if the core finds none or skips the body.
     pub fn find(&mut self, body: &[u8]) -> Option<FirstDocuments> {
         self.finder.clear();
         let found = self.finder.rewrite(Tenant::default(), body).ok()?;
@@ -119,14 +119,14 @@ impl BatchOrderer {
         })
     }
 
-    /// Orders `body` by the configured policy, like a gateway that receives the requests in this order. `None` if the
-    /// original body is to be sent.
+    /// Orders `body` by the configured policy, like a gateway that receives the requests in this order. `None` if
+    /// nothing changes or the core skips the body.
     pub fn order(&mut self, body: &[u8]) -> Option<Vec<u8>> {
         let rewrite = self.orderer.rewrite(Tenant::default(), body);
         rewrite.ok()?.body
     }
 
-    /// Orders `body` so that its first documents are in the order `planned`. `None` if the original body is to be sent.
+    /// Orders `body` so that its first documents are in the order `planned`; `None` as for [`Self::order`].
     pub fn order_as(&mut self, body: &[u8], planned: &[Fingerprint]) -> Option<Vec<u8>> {
         let first = self.find(body)?;
         let tokens: FxHashMap<Fingerprint, u32> = first.documents.iter().copied().collect();

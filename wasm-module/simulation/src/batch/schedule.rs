@@ -23,12 +23,12 @@ use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// The next request to send.
+/// A request for a worker to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchTask {
-    /// The line.
+    /// The request's line, as an index in the [`BatchIndex`].
     pub line: u32,
-    /// The first documents, in planned order; `None` if there is no plan for the line.
+    /// The request's first documents, in planned order; `None` without a plan or documents.
     pub documents: Option<Vec<Fingerprint>>,
 }
 
@@ -36,13 +36,13 @@ pub struct BatchTask {
 #[derive(Debug)]
 pub struct BatchSchedule {
     order: BatchOrder,
-    /// Unplanned lines, window after window.
+    /// Lines not planned yet, window after window.
     lines: VecDeque<u32>,
     window: usize,
     planned: Vec<Step>,
     /// Runs of `planned` without a worker.
     runs: VecDeque<Range<usize>>,
-    /// Rest of each worker's run.
+    /// What is left of each worker's run.
     workers: Vec<Range<usize>>,
 }
 
@@ -90,7 +90,7 @@ impl BatchSchedule {
         }
     }
 
-    /// Returns whether a worker's next request needs [`BatchSchedule::plan`], which takes seconds at most.
+    /// Returns whether [`BatchSchedule::next`] would plan a window for this worker, which takes seconds at most.
     #[must_use]
     pub fn needs_plan(&self, worker: usize) -> bool {
         let has_run = self.workers.get(worker).is_none_or(|run| !run.is_empty());
@@ -101,7 +101,7 @@ impl BatchSchedule {
             && !self.lines.is_empty()
     }
 
-    /// Plans the next window, unless a worker still has requests. Stops early when `is_over`, which is called now and
+    /// Plans the next window, unless a worker still has requests. Ends early once `is_over`, which is called now and
     /// then, returns true.
     pub fn plan(&mut self, index: &BatchIndex, is_over: &dyn Fn() -> bool) {
         if (0..self.workers.len()).all(|worker| self.needs_plan(worker)) {
@@ -109,7 +109,7 @@ impl BatchSchedule {
         }
     }
 
-    /// Returns a worker's next request; `None` if there is none left for it. Plans a window if necessary.
+    /// Returns a worker's next request; `None` if none is left for it. Plans a window if necessary.
     pub fn next(&mut self, index: &BatchIndex, worker: usize) -> Option<BatchTask> {
         if self.order == BatchOrder::Input {
             return Some(BatchTask {

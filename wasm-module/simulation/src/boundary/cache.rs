@@ -5,7 +5,7 @@ use foreword_ordering::cuts::{CacheKind, CacheRules, Layout, MarkTtl};
 use fxhash::FxHashMap;
 use std::ops::AddAssign;
 
-/// The prompt tokens that a provider bills, by price.
+/// Prompt tokens, by the price at which a provider bills them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BoundaryUsage {
     /// Tokens at the plain price.
@@ -19,7 +19,7 @@ pub struct BoundaryUsage {
 }
 
 impl BoundaryUsage {
-    /// Returns all tokens.
+    /// Returns the sum over all prices.
     #[must_use]
     pub fn tokens(self) -> u64 {
         self.plain + self.read + self.written + self.written_long
@@ -47,9 +47,9 @@ impl AddAssign for BoundaryUsage {
 /// A simulated cache of marked boundaries, by the documentation of Anthropic, OpenAI (from GPT-5.6 on) and Bedrock.
 ///
 /// A marker writes one entry: the prompt up to it. It reads the last entry that an earlier request wrote within the
-/// look-back, its own position included. With OpenAI it reads only its own position and, unless the mode is explicit, the
-/// ends of the last messages. Each use renews an entry. An entry can be read once the response to the request that wrote
-/// it has begun. No entry is evicted before it expires: no provider documents when that happens.
+/// look-back, its own position included. With OpenAI it reads only its own position and, unless the mode is explicit,
+/// the ends of the last messages. Each use renews an entry. An entry can be read once the response to the request that
+/// wrote it has begun, until it expires. It is not evicted earlier: no provider documents when that happens.
 #[derive(Debug)]
 pub struct BoundaryCache {
     first_token_ms: u64,
@@ -63,13 +63,13 @@ struct Entry {
     lifetime_ms: u64,
 }
 
-/// Milliseconds from a request to its response's first token, after which its prompt can be read.
+/// Milliseconds from a request to its response's first token, from which on its cache entries can be read.
 pub const FIRST_TOKEN_MS: u64 = 1_000;
 
-/// Marked positions that OpenAI looks up: the first two and the latest fifty.
+/// Number of marked positions that OpenAI looks up: the first two and the latest fifty.
 const FIRST_LOOKED_UP: usize = 2;
 const LATEST_LOOKED_UP: usize = 50;
-/// Ends of messages that OpenAI looks up in addition.
+/// Number of latest ends of messages that OpenAI looks up, in addition to the last one.
 const ENDS_LOOKED_UP: usize = 20;
 
 impl BoundaryCache {
@@ -82,7 +82,7 @@ impl BoundaryCache {
         }
     }
 
-    /// Serves a prompt that arrives at `now_ms`, with markers at these positions, which must be in order.
+    /// Serves a prompt that arrives at `now_ms`. `marks` are its marked positions in `layout`, ascending.
     pub fn serve(
         &mut self,
         layout: &Layout,
@@ -111,7 +111,7 @@ impl BoundaryCache {
         {
             entry.until_ms = entry.until_ms.max(now_ms + entry.lifetime_ms);
         }
-        // The last markers are written.
+        // Only the last markers are written, as many as the provider allows.
         let most = rules.markers as usize;
         let written = marks
             .get(marks.len().saturating_sub(most)..)
@@ -153,7 +153,7 @@ impl BoundaryCache {
         entry.is_some_and(|entry| entry.from_ms <= now_ms && now_ms < entry.until_ms)
     }
 
-    /// Returns the last position that a marker finds by looking back.
+    /// Returns the last readable position that any marker finds by looking back; `None` if there is none.
     fn looked_back(
         &self,
         layout: &Layout,
@@ -172,7 +172,7 @@ impl BoundaryCache {
         found.max()
     }
 
-    /// Returns the last position found by OpenAI's look-ups.
+    /// Returns the last readable position that OpenAI's look-ups find; `None` if there is none.
     fn looked_up(&self, layout: &Layout, marks: &[(usize, MarkTtl)], now_ms: u64) -> Option<usize> {
         let latest = marks.len().saturating_sub(LATEST_LOOKED_UP);
         let marked = marks.iter().enumerate();

@@ -1,4 +1,4 @@
-//! Requests of the arm in which followers wait, as with the gateway's `bursts`.
+//! The arm in which followers wait for their leader, as with the gateway's `bursts`.
 
 use super::cache::{BoundaryCache, BoundaryUsage, FIRST_TOKEN_MS};
 use foreword_ordering::cuts::{CacheRules, Layout, MarkTtl};
@@ -7,7 +7,7 @@ use fxhash::FxHashMap;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-/// A request as it is forwarded.
+/// A forwarded prompt, with its markers and prices.
 pub(super) struct Forwarded {
     pub layout: Rc<Layout>,
     pub marks: Vec<(usize, MarkTtl)>,
@@ -22,12 +22,12 @@ impl Forwarded {
     }
 }
 
-/// The requests in flight.
+/// The requests in flight and those held.
 pub(super) struct Flights {
     bursts: Bursts<u64>,
     requests: u64,
     held: FxHashMap<u64, (BurstTicket, Forwarded)>,
-    /// When the responses of requests that lead, or have led, begin, the earliest first.
+    /// Times in milliseconds at which responses of requests with a ticket begin, the earliest first.
     beginning: VecDeque<(u64, BurstTicket)>,
 }
 
@@ -41,8 +41,8 @@ impl Flights {
         }
     }
 
-    /// Forwards a request that arrives at `now_ms`, or holds it. Returns whether it is held. One without documents has no
-    /// `opening`.
+    /// Forwards a request that arrives at `now_ms`, or holds it; returns whether it is held. `opening` is `None` for a
+    /// request without documents. `bill` is called for each request that is forwarded.
     pub(super) fn arrive(
         &mut self,
         now_ms: u64,
@@ -67,7 +67,7 @@ impl Flights {
         false
     }
 
-    /// Lets responses begin and waits end until `until_ms`, and forwards what they held.
+    /// Advances the time to `until_ms`: responses begin, and the requests released by that are forwarded.
     pub(super) fn advance(
         &mut self,
         until_ms: u64,
@@ -98,7 +98,7 @@ impl Flights {
         mut bill: impl FnMut(&Forwarded, BoundaryUsage),
     ) {
         if let Some(ticket) = ticket {
-            // Logs' times may go back.
+            // The times of a log may decrease.
             let begins = now_ms.saturating_add(FIRST_TOKEN_MS);
             let at = (self.beginning).partition_point(|(at_ms, _)| *at_ms <= begins);
             self.beginning.insert(at, (begins, ticket));

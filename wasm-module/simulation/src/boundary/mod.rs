@@ -1,4 +1,4 @@
-//! Computes a log's cost with caches that match only up to marked boundaries, by who sets the markers.
+//! Computes what a log's prompts cost with caches that match only up to markers, for several ways to set these.
 //!
 //! ```text
 //!   logged body ──┬─ original ───────────────▶ layout ── no markers / the client's / automatic / fixed ─▶ a cache each
@@ -43,7 +43,7 @@ foreword_ordering::named! {
         Markers = "markers",
         /// Bodies ordered and marked by Foreword.
         Foreword = "foreword",
-        /// The same, where requests wait for one that computes their documents, as with the gateway's `bursts`.
+        /// Like `Foreword`, but requests wait for one that computes their documents, as with the gateway's `bursts`.
         Held = "foreword-held",
     }
 }
@@ -51,7 +51,7 @@ foreword_ordering::named! {
 /// The result of an arm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BoundaryOutcome {
-    /// The arm.
+    /// The arm that has this result.
     pub arm: BoundaryArm,
     /// The prompts' tokens, by price.
     pub usage: BoundaryUsage,
@@ -72,7 +72,7 @@ pub struct BoundaryReplay {
     /// The model whose rules and prices apply; `None` for each body's own.
     model: Option<String>,
     orderer: PromptReplay,
-    /// One for each order: the client's and Foreword's.
+    /// One for each order of documents: the client's and Foreword's.
     cutters: [Cutter; 2],
     arms: Vec<(BoundaryOutcome, BoundaryCache)>,
     flights: Flights,
@@ -182,7 +182,7 @@ impl BoundaryReplay {
         Ok(())
     }
 
-    /// Returns the results, after all responses have begun.
+    /// Lets all responses begin, so that no request is held any longer, and returns the results.
     pub fn outcomes(&mut self) -> Vec<BoundaryOutcome> {
         let mut arms = self.arms.iter_mut();
         if let Some((outcome, cache)) = arms.find(|(outcome, _)| outcome.arm == BoundaryArm::Held) {

@@ -14,14 +14,14 @@ pub struct CachePrice {
 /// Prices by model and kind of cache.
 #[derive(Clone, Debug)]
 pub struct CachePrices {
-    /// The currency; `tokens` if a million plain tokens cost 1.
+    /// The currency; `million tokens` in the published prices, where a million plain tokens cost 1.
     pub currency: String,
-    /// Prices by a part of the model's name; the longest part that a name contains applies.
+    /// Prices by kind of cache and part of a model's name; of several parts that a name contains, the longest applies.
     pub models: Vec<(CacheKind, String, CachePrice)>,
 }
 
 impl CachePrices {
-    /// Returns the providers' published rules and relative prices, with a million plain tokens as the unit.
+    /// Returns the providers' published rules and relative prices, with a million plain tokens as the currency.
     #[must_use]
     pub fn published() -> Self {
         Self {
