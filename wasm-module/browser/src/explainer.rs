@@ -1,4 +1,4 @@
-//! The class `Explainer`: why a prompt could not begin like an earlier one, as `foreword explain` reports for a log.
+//! The class `Explainer`: why a prompt does not begin like an earlier one, as `foreword explain` reports for a log.
 
 use crate::values::{self, refused, refused_argument};
 use foreword_ordering::head::{Diagnosis, Index, Limits, SegmentKind, Volatile};
@@ -66,7 +66,7 @@ impl Explainer {
     }
 }
 
-/// Most tokens per page, more than any engine has.
+/// Most tokens per page, more than any engine's page has.
 const MAX_PAGE_TOKENS: u64 = 1 << 20;
 
 #[derive(Serialize)]

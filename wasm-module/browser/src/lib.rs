@@ -14,8 +14,7 @@
 //! the package's tests compare it with real results.
 //!
 //! A panic would abort the module, so arguments have any JavaScript type and are checked here, not in the generated
-//! glue. Objects are passed as JSON, because a getter that throws in the middle of a call would leave its object
-//! locked.
+//! glue. Objects are passed as JSON: a getter that throws in the middle of a call would leave the called object locked.
 
 #![cfg_attr(
     not(test),
@@ -55,7 +54,7 @@ static ALLOCATOR: talc::wasm::WasmDynamicTalc = talc::wasm::new_wasm_dynamic_all
 /// Returns the policies' names, in the order used in tables.
 ///
 /// # Errors
-/// Throws nothing that a caller can cause.
+/// Throws only on a fault of the package itself.
 #[wasm_bindgen(unchecked_return_type = "Policy[]")]
 pub fn policies() -> Result<JsValue, JsValue> {
     values::plain(&PolicyKind::ALL.map(PolicyKind::name))

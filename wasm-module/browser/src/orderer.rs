@@ -8,7 +8,7 @@ use foreword_ordering::{hexadecimal, object};
 use serde::Serialize;
 use wasm_bindgen::prelude::*;
 
-/// Orders documents so that a prompt begins like an earlier one; records what was sent.
+/// Orders documents so that a prompt begins like an earlier one, and records what was sent.
 #[wasm_bindgen]
 pub struct Orderer {
     core: foreword_ordering::Orderer,
@@ -36,7 +36,7 @@ impl Orderer {
     /// unchanged, with the reason in `skipped`.
     ///
     /// # Errors
-    /// Throws if an argument is not a string.
+    /// Throws if `body` is not a string, or `tenant` is neither a string nor absent.
     #[wasm_bindgen(unchecked_return_type = "Rewrite")]
     pub fn rewrite(
         &mut self,
@@ -157,14 +157,14 @@ impl Orderer {
         self.core.clear();
     }
 
-    /// Returns the number of nodes in all trees.
+    /// Returns the number of nodes in all knowledge trees.
     #[wasm_bindgen(getter)]
     #[must_use]
     pub fn nodes(&self) -> f64 {
         self.core.nodes() as f64
     }
 
-    /// Returns the number of recorded chat messages.
+    /// Returns the number of chat messages whose arrangement is recorded.
     #[wasm_bindgen(getter, js_name = rememberedMessages)]
     #[must_use]
     pub fn remembered_messages(&self) -> f64 {
@@ -247,7 +247,7 @@ impl Document {
     }
 }
 
-/// The options of `order` and of `tree`; each ignores the other's.
+/// The options of `order` and of `tree`; each ignores those of the other.
 #[derive(Default)]
 struct Options {
     before: String,

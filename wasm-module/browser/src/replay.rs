@@ -8,7 +8,7 @@ use foreword_simulation::Capacity;
 use serde::Serialize;
 use wasm_bindgen::prelude::*;
 
-/// A policy with a simulated engine, and its position in a trace.
+/// A policy in front of a simulated engine cache, and its position in a trace.
 #[wasm_bindgen]
 pub struct Replay {
     core: foreword_simulation::Replay,
@@ -19,10 +19,10 @@ pub struct Replay {
 
 #[wasm_bindgen]
 impl Replay {
-    /// Returns a replay with an empty engine and a policy without history.
+    /// Returns a replay with an empty cache and a policy without history.
     ///
     /// # Errors
-    /// Throws if an option is unknown or out of its range.
+    /// Throws if an option is unknown, has the wrong type or is out of its range.
     #[wasm_bindgen(constructor)]
     pub fn new(
         #[wasm_bindgen(unchecked_optional_param_type = "ReplayOptions | null")] options: &JsValue,
@@ -88,7 +88,7 @@ impl Replay {
     }
 }
 
-/// Most tokens per page, more than any engine has.
+/// Most tokens per page, more than any engine's page has.
 const MAX_PAGE_TOKENS: u32 = 1 << 20;
 
 object! {

@@ -7,7 +7,7 @@ use js_sys::{Array, Float32Array, JsString, RegExp};
 use serde::Serialize;
 use wasm_bindgen::{JsCast, prelude::*};
 
-/// Returns the documents that a retriever found for a nearly identical question.
+/// A similarity cache: answers a question with the documents that a retriever found for a nearly identical one.
 #[wasm_bindgen]
 pub struct SimilarityCache {
     core: foreword_similarity::SimilarityCache,
@@ -18,7 +18,7 @@ impl SimilarityCache {
     /// Returns an empty cache.
     ///
     /// # Errors
-    /// Throws if `config` has an unknown field, or a value out of its range.
+    /// Throws if `config` has an unknown field or a value out of its range, or if the cache might exceed 2 GiB.
     #[wasm_bindgen(constructor)]
     pub fn new(
         #[wasm_bindgen(unchecked_optional_param_type = "SimilarityConfig | null")] config: &JsValue,
@@ -42,7 +42,8 @@ impl SimilarityCache {
     /// and insert. `nowMs` is a time in milliseconds from any origin.
     ///
     /// # Errors
-    /// Throws if the embedding has the wrong length, or a component that is not a finite number.
+    /// Throws if the embedding is invalid for this cache: its length is wrong, or a component is not finite, for
+    /// instance.
     #[wasm_bindgen(unchecked_return_type = "Hit | null")]
     pub fn lookup(
         &mut self,
@@ -83,7 +84,7 @@ impl SimilarityCache {
             .map_err(refused)
     }
 
-    /// Removes every entry with one of these documents, and returns the number of entries removed.
+    /// Removes every entry with one of these documents, and returns how many there were.
     ///
     /// # Errors
     /// Throws if `documents` is not a list of strings.
@@ -107,7 +108,7 @@ impl SimilarityCache {
 const MAX_BYTES: u64 = 2 << 30;
 
 /// Returns a text's vector of length 1, without a model: hashed words and their parts. Texts are near when they share
-/// words. A text without letters and digits gets the zero vector.
+/// words. A text without letters and digits gets the zero vector, as does one whose features cancel out.
 ///
 /// # Errors
 /// Throws if `dimensions` is out of range.

@@ -10,9 +10,9 @@ use wasm_bindgen::prelude::*;
 pub struct Trace {
     reader: LogReader,
     pub(crate) requests: CompactTrace,
-    /// The beginning of an incomplete line.
+    /// The bytes so far of the current line.
     begun: Vec<u8>,
-    /// Whether that line is longer than [`MAX_LINE_BYTES`]; it is then not stored.
+    /// Whether the current line is longer than [`MAX_LINE_BYTES`], and so is not stored.
     too_long: bool,
     bytes: u64,
     /// Number of line breaks seen.
@@ -114,7 +114,8 @@ impl Trace {
         self.requests.requests() as f64
     }
 
-    /// Returns an upper bound on reuse by any order of documents. Takes some seconds for a long trace.
+    /// Returns an upper bound on the share of document tokens that any order reuses. Takes some seconds for a long
+    /// trace.
     ///
     /// # Errors
     /// Throws if the seed is not a whole number.
@@ -128,7 +129,7 @@ impl Trace {
         values::plain(&BoundOut { share, sampled })
     }
 
-    /// Reads the stored line as a complete one.
+    /// Parses the stored line, which is now complete, and counts it.
     fn line(&mut self) -> Result<(), JsValue> {
         let line = std::mem::take(&mut self.begun);
         let too_long = std::mem::take(&mut self.too_long);
@@ -177,7 +178,7 @@ const MAX_LOG_BYTES: u64 = 1 << 30;
 /// Most bytes of a line, more than any gateway accepts.
 const MAX_LINE_BYTES: usize = 16 << 20;
 
-/// Most requests of a trace; each takes 60 bytes.
+/// Most requests of a trace; each takes about 60 bytes.
 const MAX_REQUESTS: usize = 1_000_000;
 
 /// Most documents in all requests: at most 150 bytes each, which fit a page's memory of 4 GB.

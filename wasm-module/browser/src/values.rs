@@ -1,7 +1,7 @@
 //! Checks values from JavaScript, and creates the plain objects returned. Every error names the argument, the value
 //! given and the accepted values.
 //!
-//! Objects are passed as JSON: a getter that throws would leave its object locked.
+//! Objects are passed as JSON: a getter that throws in the middle of a call would leave the called object locked.
 
 use js_sys::{Error, JSON, JsString, RangeError, TypeError};
 use serde::Serialize;
@@ -43,7 +43,7 @@ pub(crate) fn bytes(name: &str, value: &JsValue) -> Result<Vec<u8>, JsValue> {
     Ok(array.to_vec())
 }
 
-/// Reads a whole number from `low` to `high`; `default` if it is absent.
+/// Reads a whole number from `low` to `high`; `default`, if there is one, for an absent value.
 pub(crate) fn whole(
     name: &str,
     value: &JsValue,
@@ -93,7 +93,7 @@ pub(crate) fn list<T: DeserializeOwned>(name: &str, value: &JsValue) -> Result<V
     objects(name, value, &JsValue::NULL)
 }
 
-/// Reads an array of objects. Only the fields named in an array are read.
+/// Reads an array of objects. If `fields` is an array, only the fields that it names are read.
 pub(crate) fn objects<T: DeserializeOwned>(
     name: &str,
     value: &JsValue,
@@ -120,7 +120,7 @@ fn json(name: &str, value: &JsValue, fields: &JsValue) -> Result<String, JsValue
         .ok_or_else(|| wrong_type(name, value, "an object"))
 }
 
-/// Returns a plain object with `value`'s fields.
+/// Converts `value` to plain JavaScript objects, arrays and values.
 pub(crate) fn plain(value: &impl Serialize) -> Result<JsValue, JsValue> {
     value
         .serialize(&serde_wasm_bindgen::Serializer::json_compatible())

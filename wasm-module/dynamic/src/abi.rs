@@ -78,11 +78,11 @@ pub(crate) const REQUEST_HEADER: u32 = 0;
 /// `http_header_type`: the response's headers.
 pub(crate) const RESPONSE_HEADER: u32 = 2;
 
-/// `http_body_type`: the body passed to the running hook; absent in every other hook.
+/// `http_body_type`: the chunk of the request body passed to the running hook; absent in every other hook.
 pub(crate) const RECEIVED_REQUEST_BODY: u32 = 0;
-/// `http_body_type`: the body buffered by earlier hooks.
+/// `http_body_type`: the request body buffered by earlier hooks.
 pub(crate) const BUFFERED_REQUEST_BODY: u32 = 1;
-/// `http_body_type`: the response body passed to the running hook.
+/// `http_body_type`: the chunk of the response body passed to the running hook.
 pub(crate) const RECEIVED_RESPONSE_BODY: u32 = 2;
 
 /// `attribute_id`: the address of the host that a request was sent to.
@@ -107,9 +107,9 @@ pub(crate) const LOG_ERROR: u32 = 4;
 
 /// `on_http_filter_*_status`: continue, the same number for every hook.
 pub(crate) const CONTINUE: u32 = 0;
-/// `on_http_filter_request_headers_status` and `…_trailers_status`: pause here.
+/// `on_http_filter_request_headers_status` and `…_trailers_status`: pause the request.
 pub(crate) const STOP_ITERATION: u32 = 1;
-/// `on_http_filter_request_body_status`: pause here and buffer the body.
+/// `on_http_filter_request_body_status`: pause the request and buffer its body.
 pub(crate) const STOP_ITERATION_AND_BUFFER: u32 = 1;
 
 unsafe extern "C" {

@@ -3,12 +3,12 @@
 //! ```text
 //!   thread ── at intervals ──▶ scheduler ──▶ main thread's queue ──▶ `config_scheduled` ──▶ Plugin::on_tick
 //!      ▲
-//!      └─ request that has something to tell
+//!      └─ request that needs a tick soon
 //! ```
 //!
 //! In Envoy 1.40 a configuration can make HTTP calls and schedule events on the main thread, but only bootstrap
 //! extensions and clusters have timers. So a thread waits for the next tick. It accesses neither the plugin nor a
-//! request. It ends with its configuration, which joins it.
+//! request. When Envoy destroys the configuration, it stops and joins the thread.
 #![allow(
     unsafe_code,
     reason = "Envoy's scheduler is a pointer that any thread may use"
@@ -22,7 +22,7 @@ use foreword_filter::Plugin;
 
 use crate::abi;
 
-/// A thread that ticks until this is dropped.
+/// A thread that schedules a configuration's ticks until this is dropped.
 pub(crate) struct Clock {
     signals: SyncSender<Signal>,
     thread: Option<JoinHandle<()>>,
@@ -37,7 +37,8 @@ enum Signal {
 }
 
 impl Clock {
-    /// Calls the configuration's `config_scheduled` hook at this interval. `None` if the thread cannot be started.
+    /// Starts a thread that schedules the `config_scheduled` hook at this interval. `None` if the thread cannot be
+    /// started.
     ///
     /// # Safety
     /// `config` must be the running hook's.
@@ -49,7 +50,7 @@ impl Clock {
         let scheduler =
             unsafe { abi::envoy_dynamic_module_callback_http_filter_config_scheduler_new(config) };
         let scheduler = Scheduler(scheduler);
-        // If the channel is full, a tick is due anyway.
+        // Bounded: if the channel is full, a tick is due anyway.
         let (signals, received) = sync_channel(4);
         let wait = move || {
             let mut next = Instant::now() + interval;
@@ -57,7 +58,7 @@ impl Clock {
                 let left = next.saturating_duration_since(Instant::now());
                 match received.recv_timeout(left) {
                     Err(RecvTimeoutError::Timeout) => next = Instant::now() + interval,
-                    // The same tick serves what is added meanwhile.
+                    // The tick is delayed a little, so that it serves later requests for one too.
                     Ok(Signal::Wake) => thread::sleep(Plugin::WOKEN),
                     Ok(Signal::Stop) | Err(RecvTimeoutError::Disconnected) => return,
                 }
@@ -75,7 +76,7 @@ impl Clock {
     pub(crate) fn waker(&self) -> impl Fn() + Send + Sync + use<> {
         let signals = self.signals.clone();
         move || {
-            // If the thread has ended, so has the configuration.
+            // An error means that the thread, and so the configuration, has ended.
             let _ = signals.try_send(Signal::Wake);
         }
     }
@@ -85,7 +86,7 @@ impl Drop for Clock {
     fn drop(&mut self) {
         let _ = self.signals.send(Signal::Stop);
         if let Some(thread) = self.thread.take() {
-            // The thread does not panic.
+            // An error would be the thread's panic, and it does not panic.
             let _ = thread.join();
         }
     }

@@ -6,9 +6,9 @@
 //! ```
 //!
 //! There is no VM between Envoy and the core, so a body is copied once instead of twice, and all workers share one set
-//! of knowledge trees. In return, a fault here is a fault of Envoy. So panics are caught in each hook (`hooks`), and
-//! unsafe code is limited to Envoy's objects. `abi` declares Envoy's interface, `stream` calls it, `hooks` is called by
-//! it, and `clock` produces ticks. The filter and the core make all decisions.
+//! of knowledge trees. In return, a crash here is a crash of Envoy. So panics are caught in each hook (`hooks`), and
+//! unsafe code is limited to Envoy's objects. `abi` declares Envoy's interface, `stream` calls Envoy, Envoy calls
+//! `hooks`, and `clock` produces ticks. The filter and the core make all decisions.
 //!
 //! Dynamic modules are available only on Linux. This one is built for the ABI of Envoy 1.40 (`v0.2.0`); another version
 //! of Envoy logs a warning when it loads the module.

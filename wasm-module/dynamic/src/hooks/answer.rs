@@ -7,7 +7,7 @@ use crate::stream::bytes;
 /// Returns Envoy's list as a slice; null is an empty list.
 ///
 /// # Safety
-/// There must be `length` items, as long as the slice is in use.
+/// `items` must be null, or point to `length` items that are valid as long as the slice is in use.
 pub(super) unsafe fn listed<'hook, T>(items: *const T, length: usize) -> &'hook [T] {
     if items.is_null() {
         return &[];
@@ -16,7 +16,7 @@ pub(super) unsafe fn listed<'hook, T>(items: *const T, length: usize) -> &'hook 
     unsafe { std::slice::from_raw_parts(items, length) }
 }
 
-/// Returns the status in the headers.
+/// Returns the status in the headers; `None` if there is none.
 ///
 /// # Safety
 /// The headers must be the running hook's.
@@ -28,7 +28,7 @@ pub(super) unsafe fn status(headers: &[EnvoyHttpHeader]) -> Option<u16> {
     str::from_utf8(status).ok()?.parse().ok()
 }
 
-/// Returns the whole body; `None` if it is longer than `limit`.
+/// Returns the whole body; `None` if it has more than `limit` bytes.
 ///
 /// # Safety
 /// The chunks must be the running hook's.

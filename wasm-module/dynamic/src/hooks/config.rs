@@ -19,7 +19,7 @@ use crate::stream::{Envoy, bytes, log};
 pub(super) struct Loaded {
     /// The plugin. Requests share it, and may outlive the configuration.
     pub(super) plugin: Arc<Plugin>,
-    /// The clock; it runs if the plugin needs ticks.
+    /// The clock; `None` if the plugin needs no ticks, or no thread can be started.
     _clock: Option<Clock>,
 }
 
@@ -34,7 +34,7 @@ const _: fn() = || {
 /// Loads a configuration. Returns null to refuse it.
 ///
 /// # Safety
-/// Envoy calls it with its object and two buffers that are valid during the call.
+/// Envoy calls it with its configuration object and two buffers that are valid during the call.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_new(
     config: abi::HttpFilterConfigEnvoyPtr,
@@ -82,8 +82,8 @@ pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_destr
 
 /// Handles a tick of the clock, on the main thread.
 ///
-/// Envoy calls it with its object and the result of `config_new`.
-/// Envoy calls it with its object and what `config_new` returned.
+/// # Safety
+/// Envoy calls it with its configuration object and the result of `config_new`.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_scheduled(
     envoy: abi::HttpFilterConfigEnvoyPtr,
@@ -99,11 +99,11 @@ pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_sched
     });
 }
 
-/// Handles the response to a configuration's call, or the call's failure, on the main thread.
+/// Handles the response to a call that the plugin made, or the call's failure, on the main thread.
 ///
 /// # Safety
-/// Envoy calls it with its object, the result of `config_new`, and the given numbers of headers and pieces, valid
-/// during the hook.
+/// Envoy calls it with its configuration object, the result of `config_new`, and the given numbers of headers and
+/// pieces, which are valid during the call.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_http_callout_done(
     envoy: abi::HttpFilterConfigEnvoyPtr,

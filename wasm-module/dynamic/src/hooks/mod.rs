@@ -1,17 +1,17 @@
-//! The functions that Envoy calls: the 21 exports that Envoy 1.40 requires of an HTTP filter, and two for
-//! configurations.
+//! The functions that Envoy calls: the 21 exports that Envoy 1.40 requires of an HTTP filter, and two optional ones of
+//! configurations (ticks, cluster calls).
 //!
 //! | file | hooks of |
 //! | --- | --- |
-//! | this file | the module; how panics end |
+//! | this file | the module; catching panics |
 //! | `config` | a configuration |
 //! | `request` | a request and its response |
 //! | `unused` | features that the filter does not use |
-//! | `answer` | none: it reads what Envoy hands to the hooks of calls |
+//! | `answer` | none: it reads the responses of cluster calls |
 //!
-//! Each hook catches its panics: an uncaught one would abort Envoy and every stream in it. A request whose hook
-//! panicked is answered with 500, if that is still possible. Later requests are unaffected, except that the orderer's
-//! knowledge may be lost.
+//! Each hook catches its panics: an uncaught one would abort Envoy and every stream in it. If a request's hook panics,
+//! the client receives a 500, if that is still possible. Later requests are unaffected, except that the orderer may
+//! lose its history.
 #![allow(unsafe_code, reason = "an export, which Envoy finds by its name")]
 
 mod answer;

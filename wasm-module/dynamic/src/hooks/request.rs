@@ -17,7 +17,7 @@ use crate::stream::Envoy;
 /// The module's object for a request: a boxed [`Exchange`].
 pub(super) type Filter = *mut Exchange;
 
-/// Creates a request's object.
+/// Creates the module's object for a request; null if that panics.
 ///
 /// # Safety
 /// Envoy calls it with the result of `config_new`.
@@ -42,7 +42,7 @@ pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_destroy(filt
 }
 
 /// # Safety
-/// Envoy calls it on the request's thread with its object and the result of `filter_new`.
+/// Envoy calls it on the request's worker thread with its request object and the result of `filter_new`.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_request_headers(
     envoy: abi::HttpFilterEnvoyPtr,
@@ -166,10 +166,10 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_stream_complete(
     }
 }
 
-/// Handles the response to a request's call, or the call's failure.
+/// Handles the response to a call made for the request, or the call's failure.
 ///
 /// # Safety
-/// As `request_headers`; headers and body are valid during the call.
+/// As `request_headers`; headers and chunks, in the given numbers, are valid during the call.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_http_filter_http_callout_done(
     envoy: abi::HttpFilterEnvoyPtr,
@@ -197,7 +197,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_http_callout_done(
     }
 }
 
-/// Resumes a held request, on its worker's thread.
+/// Resumes a request that a burst holds, on the request's worker thread.
 ///
 /// # Safety
 /// As `request_headers`.
@@ -237,7 +237,7 @@ unsafe fn on_response(
     });
 }
 
-/// Runs a request hook. If it panics, the request is answered with 500 and not forwarded. So is a request for which
+/// Runs a request hook. If it panics, the client receives a 500, and the request is not forwarded. So it is if
 /// `filter_new` returned null, since salts may be required.
 ///
 /// # Safety

@@ -1,4 +1,4 @@
-//! The hooks that Envoy requires but the filter does not use, since it streams no calls.
+//! The hooks that Envoy requires but the filter does not use: of streaming calls, and of write buffers' watermarks.
 #![allow(unsafe_code, reason = "exports, which Envoy finds by their names")]
 
 use std::ffi::c_void;

@@ -13,7 +13,7 @@ use super::{Envoy, NO_SUCH_THING, bytes, refused};
 use crate::abi::{self, EnvoyBuffer, ModuleBuffer};
 
 impl Envoy<'_> {
-    /// Returns the size of the response's current chunk.
+    /// Returns the bytes of the response's current chunk; 0 in a configuration's hook.
     pub(crate) fn response_size(&self) -> usize {
         let Ok(filter) = self.filter("response_size") else {
             return 0;
@@ -27,7 +27,7 @@ impl Envoy<'_> {
         }
     }
 
-    /// Returns the number of bytes of the request's body that have arrived.
+    /// Returns the number of bytes of the request's body that have arrived; 0 in a configuration's hook.
     pub(crate) fn body_size(&self) -> usize {
         let Ok(filter) = self.filter("body_size") else {
             return 0;
@@ -38,7 +38,7 @@ impl Envoy<'_> {
         self.bodies(filter).into_iter().flatten().map(size).sum()
     }
 
-    /// Returns a part of the response's current chunk.
+    /// Returns `size` bytes of the response's current chunk, from `from` on; fewer if the chunk is shorter.
     pub(super) fn response_part(&self, from: usize, size: usize) -> Result<Vec<u8>, HostError> {
         let filter = self.filter("response_body")?;
         let mut body = self.chunk(filter, abi::RECEIVED_RESPONSE_BODY);
@@ -58,11 +58,12 @@ impl Envoy<'_> {
         Ok(body)
     }
 
-    /// Replaces the part of the request's body that has arrived.
+    /// Replaces the part of the request's body that has arrived, which must have `size` bytes.
     pub(super) fn replace(&self, size: usize, body: &[u8]) -> Result<(), HostError> {
         const CALL: &str = "replace_request_body";
         let filter = self.filter(CALL)?;
-        // The filter always replaces the whole body. Otherwise, appending would put the new bytes in the wrong place.
+        // The filter always replaces the whole body: after a part, appending would put the new bytes in the wrong
+        // place.
         if size != self.body_size() {
             return Err(refused(CALL, NO_SUCH_THING));
         }
@@ -93,8 +94,8 @@ impl Envoy<'_> {
         }
     }
 
-    /// Returns the buffers of the body, in order. If Envoy passes on a body buffered by an earlier filter, both are the
-    /// same buffer, which is returned once.
+    /// Returns the buffers of the request's body, in order. If Envoy passes on a body that an earlier filter buffered,
+    /// both buffers are the same one, which is returned once.
     fn bodies(&self, filter: abi::HttpFilterEnvoyPtr) -> [Option<u32>; 2] {
         // SAFETY: `filter` is the running hook's.
         let same = unsafe {

@@ -79,7 +79,7 @@ impl Envoy<'_> {
         }
     }
 
-    /// Returns a function that resumes the request from any thread.
+    /// Returns a function that resumes the request from any thread; `None` in a configuration's hook.
     pub(super) fn remote_resumer(&self) -> Option<Resumer> {
         let filter = self.filter("resumer").ok()?;
         // SAFETY: `filter` is the running hook's.

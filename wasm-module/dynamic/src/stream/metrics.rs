@@ -31,7 +31,7 @@ impl Envoy<'_> {
         }
     }
 
-    /// Adds to a counter or a histogram, for the running hook's request or configuration.
+    /// Adds to a counter or records in a histogram, through the running hook's request or configuration.
     pub(super) fn measure(
         &self,
         [by_request, by_config]: [Measure; 2],

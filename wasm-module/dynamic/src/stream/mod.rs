@@ -3,7 +3,7 @@
 //! | file | Envoy's part |
 //! | --- | --- |
 //! | `headers`, `body` | a request and its response |
-//! | `calls` | clusters |
+//! | `calls` | cluster calls, resuming requests |
 //! | `state` | access logs, attributes |
 //! | `metrics` | counters, histograms |
 //! | this file | the running hook's object, the log, the clock |
@@ -25,7 +25,7 @@ use foreword_filter::{Host, HostError, LogLevel, MetricId, Resumer, SharedData};
 
 use crate::abi::{self, EnvoyBuffer, ModuleBuffer};
 
-/// The running hook's object. It is valid only during the hook.
+/// Envoy's object for the running hook: a configuration or a request. It is valid only during the hook.
 pub(crate) struct Envoy<'hook> {
     scope: Scope,
     hook: PhantomData<&'hook ()>,
@@ -256,12 +256,12 @@ fn refused(call: &'static str, status: u32) -> HostError {
     HostError { call, status }
 }
 
-/// Shared data of the whole process, like Envoy's for Wasm.
+/// Shared data of the whole process, like Envoy's for Wasm VMs.
 static DATA: SharedData = SharedData::new();
 
-/// Status of a call that Envoy refused without a reason.
+/// Status of a host call that Envoy refused without a reason.
 const NO_SUCH_THING: u32 = 100;
-/// Status of a call for a request in a configuration's hook.
+/// Status of a host call that needs a request, in a configuration's hook.
 const NO_REQUEST: u32 = 101;
-/// Status of a call for a configuration in a request's hook.
+/// Status of a host call that needs a configuration, in a request's hook.
 const NO_CONFIG: u32 = 102;

@@ -10,7 +10,7 @@ use super::{Envoy, NO_SUCH_THING, Scope, bytes, refused};
 use crate::abi::{self, EnvoyBuffer, ModuleBuffer};
 
 impl Envoy<'_> {
-    /// Writes access-log fields.
+    /// Writes access-log fields to filter state, unless the first one is already there.
     pub(super) fn write_fields(&self, fields: &[(&str, String)]) -> Result<(), HostError> {
         const CALL: &str = "set_log_fields";
         let filter = self.filter(CALL)?;
@@ -47,7 +47,7 @@ impl Envoy<'_> {
         Ok(())
     }
 
-    /// Returns the one attribute that the filter reads; `None` for any other.
+    /// Returns the attribute `upstream.address`, the only one that the filter reads; `None` for any other.
     pub(super) fn attribute(&self, path: &[&str]) -> Result<Option<Vec<u8>>, HostError> {
         let (Scope::Request(filter), ["upstream", "address"]) = (self.scope, path) else {
             return Ok(None);

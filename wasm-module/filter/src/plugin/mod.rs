@@ -484,7 +484,7 @@ impl Plugin {
     }
 }
 
-/// Sets the model from the request's path, if the body names none.
+/// Sets the model named in the request's path, if the body names none.
 pub(crate) fn for_model<'b>(
     mut parsed: Parsed<'b>,
     model: Option<&str>,
