@@ -42,7 +42,7 @@ impl SimilarityCache {
     /// and insert. `nowMs` is a time in milliseconds from any origin.
     ///
     /// # Errors
-    /// Throws if the embedding is invalid for this cache: its length is wrong, or a component is not finite, for
+    /// Throws if the embedding is invalid for this cache: a wrong length, or a component that is not finite, for
     /// instance.
     #[wasm_bindgen(unchecked_return_type = "Hit | null")]
     pub fn lookup(
@@ -137,7 +137,6 @@ fn words(text: &JsString) -> String {
     })
 }
 
-/// Reads the components of an embedding.
 fn vector(value: &JsValue) -> Result<Vec<f32>, JsValue> {
     if let Some(array) = value.dyn_ref::<Float32Array>() {
         return Ok(array.to_vec());

@@ -22,7 +22,6 @@ pub(crate) fn refused_argument(name: &str, reason: impl Display) -> JsValue {
     refused(format_args!("{name}: {reason}"))
 }
 
-/// Reads a string.
 pub(crate) fn text(name: &str, value: &JsValue) -> Result<String, JsValue> {
     value
         .as_string()
@@ -36,7 +35,6 @@ pub(crate) fn string<'v>(name: &str, value: &'v JsValue) -> Result<&'v JsString,
         .ok_or_else(|| wrong_type(name, value, "a string"))
 }
 
-/// Reads bytes.
 pub(crate) fn bytes(name: &str, value: &JsValue) -> Result<Vec<u8>, JsValue> {
     let array = value.dyn_ref::<js_sys::Uint8Array>();
     let array = array.ok_or_else(|| wrong_type(name, value, "a Uint8Array"))?;

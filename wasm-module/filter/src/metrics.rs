@@ -21,7 +21,6 @@ use crate::misses;
 use crate::outcome::{HEAD_COUNTS, RequestOutcome, cut_counts, head_counts, reason};
 use crate::usage::PromptUsage;
 
-/// The metrics of one plugin.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     /// All requests. Defined before all others; see `metric_buffer`.

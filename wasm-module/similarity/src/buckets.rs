@@ -93,7 +93,6 @@ struct BucketEntry {
 struct Link(Option<NonZeroU32>);
 
 impl Buckets {
-    /// Returns empty buckets.
     pub(super) fn new(
         shape: RawBuckets,
         metric: Metric,
@@ -153,7 +152,6 @@ impl Buckets {
         }
     }
 
-    /// Removes `slot` from its buckets.
     pub(super) fn remove(&mut self, slot: u32) {
         for table in 0..self.shape.tables as usize {
             let Some(place) = self.place(Link::to(slot), table) else {
@@ -304,7 +302,6 @@ impl Link {
     }
 }
 
-/// Returns the first slot of a bucket.
 fn head(heads: &[Link], bits: u32, table: usize, bucket: u32) -> Link {
     let head = heads.get((table << bits) + bucket as usize);
     head.copied().unwrap_or_default()

@@ -324,7 +324,6 @@ impl SimilarityCache {
         self.by_use.add(slot);
     }
 
-    /// Removes the entry in `slot`.
     fn remove(&mut self, slot: u32) {
         if let Some(buckets) = &mut self.buckets {
             buckets.remove(slot);

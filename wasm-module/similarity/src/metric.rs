@@ -88,7 +88,6 @@ impl Metric {
         }
     }
 
-    /// Checks `tolerance`.
     pub(super) fn check(self, tolerance: f64) -> Result<(), SimilarityError> {
         let (low, high) = self.tolerances();
         if (low..=high).contains(&tolerance) {

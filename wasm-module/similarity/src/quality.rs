@@ -59,7 +59,6 @@ impl Quality {
         self.recalled_documents += recalled as u64;
     }
 
-    /// Adds another cache's counts.
     pub(super) fn add(&mut self, other: &Self) {
         self.lookups += other.lookups;
         self.hits += other.hits;

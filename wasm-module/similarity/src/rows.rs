@@ -71,7 +71,6 @@ impl Rows {
         blocks * (rows + 2 * size_of::<Box<[f32]>>() as u64)
     }
 
-    /// Returns the bytes of one row.
     pub(super) fn row_bytes(dimensions: u32) -> u64 {
         stride(dimensions) as u64 * size_of::<f32>() as u64
     }

@@ -33,6 +33,8 @@ pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_new(
     })
 }
 
+/// Drops the module's object for a request.
+///
 /// # Safety
 /// Envoy calls it once for each result of `filter_new`, after every other hook of the request.
 #[unsafe(no_mangle)]
@@ -41,6 +43,8 @@ pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_destroy(filt
     guarded((), || drop(unsafe { Box::from_raw(filter) }));
 }
 
+/// Handles the request's headers.
+///
 /// # Safety
 /// Envoy calls it on the request's worker thread with its request object and the result of `filter_new`.
 #[unsafe(no_mangle)]
@@ -61,6 +65,8 @@ pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_request_head
     }
 }
 
+/// Handles a chunk of the request's body.
+///
 /// # Safety
 /// As `request_headers`.
 #[unsafe(no_mangle)]
@@ -81,6 +87,8 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_request_body(
     }
 }
 
+/// Handles the request's trailers.
+///
 /// # Safety
 /// As `request_headers`.
 #[unsafe(no_mangle)]
@@ -100,6 +108,8 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_request_trailers(
     }
 }
 
+/// Handles the response's headers.
+///
 /// # Safety
 /// As `request_headers`.
 #[unsafe(no_mangle)]
@@ -120,6 +130,8 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_response_headers(
     abi::CONTINUE
 }
 
+/// Handles a chunk of the response's body.
+///
 /// # Safety
 /// As `request_headers`.
 #[unsafe(no_mangle)]
@@ -137,6 +149,8 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_response_body(
     abi::CONTINUE
 }
 
+/// Handles the response's trailers.
+///
 /// # Safety
 /// As `request_headers`.
 #[unsafe(no_mangle)]
@@ -153,6 +167,8 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_response_trailers(
     abi::CONTINUE
 }
 
+/// Handles the end of request and response, however they ended.
+///
 /// # Safety
 /// As `request_headers`.
 #[unsafe(no_mangle)]

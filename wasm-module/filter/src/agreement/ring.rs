@@ -19,7 +19,6 @@ use crate::swap;
 pub(super) struct Ring {
     /// The prefix of all keys. The size is part of it, so rings of different sizes are different rings.
     prefix: String,
-    /// The key of the head.
     head: String,
     entries: u32,
 }

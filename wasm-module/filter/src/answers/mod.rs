@@ -11,10 +11,10 @@
 //! except its messages), every byte of the messages before it, and the parts of it that clients send back unchanged
 //! (its text, trimmed, and the ids and names of its calls). So only a client that sends a whole chat gets its answers.
 //!
-//! All answers of a chat are one entry in shared data, so that all workers find them and a chat is forgotten whole. The entry is
-//! in one of two places by hash; if both are taken, it replaces the chat whose last answer is older. When an entry is full,
-//! the chat's later answers are not kept, so that its beginning stays the same. Answers are neither logged nor told to other
-//! gateways.
+//! All answers of a chat are one entry in shared data, so that all workers find them and a chat is forgotten whole. The
+//! entry is in one of two places by hash; if both are taken, it replaces the chat whose last answer is older. When an
+//! entry is full, the chat's later answers are not kept, so that its beginning stays the same. Answers are neither
+//! logged nor sent to other gateways.
 
 mod reader;
 
@@ -127,7 +127,7 @@ impl Beginning<'_> {
     }
 }
 
-/// The elements of a JSON list, without its brackets, each found only when it is asked for.
+/// The elements of a JSON list whose brackets are removed, parsed one by one on demand.
 struct Elements<'a>(&'a str);
 
 impl<'a> Iterator for Elements<'a> {

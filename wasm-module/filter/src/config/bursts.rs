@@ -15,7 +15,6 @@ pub(crate) struct BurstConfig {
 }
 
 impl BurstConfig {
-    /// Reads the part `bursts`.
     pub(super) fn from_json(value: &Value) -> Result<Self, ConfigError> {
         let known = ["mode", "max_wait_ms", "max_held", "min_tokens"];
         let fields = Fields::of("bursts", Some(value), &known)?;

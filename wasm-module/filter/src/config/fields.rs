@@ -56,7 +56,6 @@ impl<'v> Fields<'v> {
         Self(Some(fields))
     }
 
-    /// Returns the number of fields present.
     pub(super) fn len(&self) -> usize {
         self.0.map_or(0, Map::len)
     }
@@ -86,7 +85,6 @@ impl<'v> Fields<'v> {
             .map_or(Ok(default), |value| number(field, value, range))
     }
 
-    /// Reads `true` or `false`.
     pub(super) fn switch(&self, field: &'static str, default: bool) -> Result<bool, ConfigError> {
         self.get(field).map_or(Ok(default), |value| {
             let switch = value.as_bool();

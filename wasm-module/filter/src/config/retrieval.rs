@@ -66,7 +66,6 @@ pub(crate) struct WarmUp {
 }
 
 impl RetrievalConfig {
-    /// Reads the part `retrieval`.
     pub(crate) fn from_json(value: &Value) -> Result<Self, ConfigError> {
         // The value may hold a token, so errors do not quote it.
         let fields = Fields::secret("retrieval", value, &FIELDS)?;

@@ -96,7 +96,6 @@ impl Engines {
         }
     }
 
-    /// Returns whether there are several engines.
     pub(crate) fn are_several(&self) -> bool {
         self.list.len() > 1
     }
@@ -256,9 +255,9 @@ impl Engines {
             .map(|(id, _)| id)
     }
 
-    /// Returns the value of [`DESTINATION_HEADER`]: the chosen engine, then the other candidates by their outstanding
-    /// tokens, then the engines that are out; at most [`MAX_DESTINATIONS`], or as many as the pool wants. `None` if there
-    /// is one engine, or if the pool has none for the request.
+    /// Returns the value of [`DESTINATION_HEADER`]: the addresses of the chosen engine, then of the other candidates,
+    /// the least loaded first, then of the engines that are out; at most [`MAX_DESTINATIONS`], or as many as the pool
+    /// wants. `None` if there is one engine, or if the pool has none for the request.
     pub(crate) fn destinations(
         &self,
         host: &impl Host,

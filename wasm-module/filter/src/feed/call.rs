@@ -67,7 +67,6 @@ impl CallSlot {
         !is_waiting && is_due
     }
 
-    /// Records a call in flight.
     pub(super) fn begin(&mut self, now_ms: u64, call: u32) {
         self.waiting = Some((call, now_ms));
     }

@@ -107,7 +107,6 @@ impl Feed {
         Ok(())
     }
 
-    /// Returns the engine whose feed this is.
     pub(crate) fn engine(&self) -> EngineId {
         self.engine
     }

@@ -12,7 +12,6 @@ pub(crate) struct Outbox(Vec<Option<Queue>>);
 #[derive(Debug, Default)]
 struct Queue {
     waiting: Outgoing,
-    /// Bytes of the queued updates.
     bytes: usize,
 }
 
@@ -28,7 +27,6 @@ pub(crate) struct Outgoing {
 }
 
 impl Outgoing {
-    /// Returns whether there is nothing to push.
     pub(crate) fn is_empty(&self) -> bool {
         self.updates.is_empty() && !self.has_load && self.dropped == 0
     }

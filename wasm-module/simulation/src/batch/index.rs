@@ -323,13 +323,11 @@ impl BatchIndex {
         self.documents.get(start..end(at)).unwrap_or_default()
     }
 
-    /// Returns a document's fingerprint.
     pub(super) fn fingerprint(&self, number: u32) -> Fingerprint {
         let known = self.corpus.get(number as usize);
         known.map_or(Fingerprint(0), |known| known.fingerprint)
     }
 
-    /// Returns the estimated tokens of a document.
     pub(super) fn tokens(&self, number: u32) -> u32 {
         let known = self.corpus.get(number as usize);
         known.map_or(0, |known| known.tokens)

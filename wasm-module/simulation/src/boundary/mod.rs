@@ -37,7 +37,7 @@ foreword_ordering::named! {
         Client = "client",
         /// Original bodies in the provider's automatic mode, without other markers.
         Automatic = "automatic",
-        /// Original bodies, marked at the end of the tools, the system text, and the last two user messages.
+        /// Original bodies, with markers at the end of the tools, the system text, and the last two user messages.
         Fixed = "fixed",
         /// Original bodies with a block for each document, marked by Foreword.
         Markers = "markers",
