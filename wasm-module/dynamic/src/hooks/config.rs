@@ -72,6 +72,8 @@ pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_new(
     })
 }
 
+/// Drops the module's object for a configuration. Requests in flight keep the plugin.
+///
 /// # Safety
 /// Envoy calls it once for each result of `config_new`.
 #[unsafe(no_mangle)]
