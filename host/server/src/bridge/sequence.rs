@@ -1,7 +1,7 @@
 //! The position of a subscriber in an engine's numbered batches of events, and what the next batch means.
 //!
 //! ```text
-//!   after batch 7:   8 is next · 0 to 7 are known · 9 is a gap · 0 to 7 with a later time than 7's: the engine restarted
+//!   after batch 7:   8 is next · 0 to 7 are known · 9 is a gap · 0 to 7 with a later time than 7: a restart
 //! ```
 //!
 //! Numbers begin at 0 whenever an engine starts. The exact time in a batch tells a restarted engine's batch 7 from the

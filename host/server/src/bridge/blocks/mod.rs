@@ -4,7 +4,7 @@
 //! ```text
 //!   prompt   |system      |document 1         |document 2     |question       tokens, and where documents end
 //!   blocks   [ 9f ]──▶[ 31 ]──▶[ c0 ]──▶[ 77 ]──▶[ 08 ]                       by the engine's hashes, from events
-//!                               mark 1   mark 2                               on the last block before the document's end
+//!                               mark 1   mark 2                               on the last block before an end
 //! ```
 //!
 //! Blocks and prompts are matched by their tokens, so the engine's hash function need not be known. Either may come
