@@ -149,8 +149,7 @@ impl Metrics {
         })
     }
 
-    /// Returns the metric `name`, or the one from `new` if there is none; `None` if the existing one is of another
-    /// kind.
+    /// Returns the metric `name`, created by `new` if there is none; `None` if it exists with another kind.
     fn define(&self, name: &str, new: impl FnOnce() -> FilterMetric) -> Option<MetricId> {
         let mut filter = self.filter.write();
         let metric = new();

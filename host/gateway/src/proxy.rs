@@ -1,5 +1,4 @@
-//! Implements the filter's [`Host`]: for one request, on the state that the protocol's messages bring, or for the
-//! plugin.
+//! Implements the filter's [`Host`]: for a request, on the state that the protocol's messages bring, or for the plugin.
 //!
 //! ```text
 //!   the protocol's messages ─▶ RequestState ─▶ Exchange reads headers, body, attributes

@@ -45,8 +45,7 @@ pub fn start_log(format: LogFormat) -> anyhow::Result<()> {
 }
 
 /// Prints `listening on PLACE` to standard output, and on a second line the internal listener's routes and address.
-/// Both lines are written at once, for a parent process that waits for them. If standard output is closed, only a
-/// warning is logged.
+/// Both lines are written at once, for a parent process that waits for them. A closed standard output is only logged.
 pub fn announce(place: &str, internal: Option<(&str, SocketAddr)>) {
     let mut lines = format!("listening on {place}\n");
     if let Some((serves, address)) = internal {

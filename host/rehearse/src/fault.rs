@@ -95,8 +95,7 @@ impl fmt::Display for Fault {
 impl std::error::Error for Fault {}
 
 impl Fault {
-    /// Converts wasmtime's error from a callback to a fault; `fuel` and `deadline` are the limits that it may have
-    /// exceeded.
+    /// Converts wasmtime's error from a callback to a fault; `fuel` and `deadline` are the limits of the call.
     pub(crate) fn new(
         callback: &'static str,
         error: &wasmtime::Error,

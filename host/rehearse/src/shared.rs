@@ -1,5 +1,4 @@
-//! What the VMs of a proxy share: data with compare-and-swap, queues and metrics. As in Envoy, it outlives a VM that
-//! traps.
+//! The data (with compare-and-swap), queues and metrics that VMs share. As in Envoy, they outlive a VM that traps.
 
 use crate::abi::status;
 use std::collections::{BTreeMap, VecDeque};
@@ -50,8 +49,7 @@ impl Shared {
         Some((value, *number))
     }
 
-    /// Sets a value. Returns `CAS_MISMATCH`, without an effect, if `number` is neither 0 nor the current value's
-    /// number.
+    /// Sets a value. Returns `CAS_MISMATCH`, without effect, if `number` is neither 0 nor the current value's.
     pub(crate) fn set(&mut self, key: &[u8], value: &[u8], number: u32) -> i32 {
         let old = self.data.get(key);
         if old.is_some_and(|(_, now)| number != 0 && number != *now) {
@@ -70,8 +68,7 @@ impl Shared {
         status::OK
     }
 
-    /// Registers a queue and returns its id; `None` beyond the limit of bytes. Callbacks go to the VM that registers it
-    /// last.
+    /// Registers a queue and returns its id; `None` beyond the limit. Callbacks go to the VM that registered last.
     pub(crate) fn register_queue(&mut self, vm: usize, name: &[u8]) -> Option<u32> {
         if let Some(at) = self.resolve_queue(name) {
             self.queues.get_mut(at as usize)?.vm = vm;

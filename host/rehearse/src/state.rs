@@ -1,5 +1,4 @@
-//! The state of one VM that its host calls use: the request whose callback is running, the plugin's configuration, and
-//! the clock.
+//! The state of one VM for its host calls: the request of the running callback, the plugin's configuration, the clock.
 
 use crate::abi::Headers;
 use crate::limits::{HANDED_OVER, HandedOver, MemoryWatch};
@@ -137,8 +136,7 @@ impl State {
         Ok(())
     }
 
-    /// Returns the time in nanoseconds. Each call advances it by 1 µs, so that a module that waits in a loop makes
-    /// progress.
+    /// Returns the time in nanoseconds. Each call advances it by 1 µs, so that a busy wait ends.
     pub(crate) fn read_clock(&mut self) -> u64 {
         self.now_ns += 1_000;
         self.now_ns
@@ -156,8 +154,7 @@ impl State {
         }
     }
 
-    /// Keeps the source location in a Rust panic's message, `panicked at src/lib.rs:1:2:`. The rest may quote a
-    /// request.
+    /// Keeps the location in a Rust panic's message (`panicked at src/lib.rs:1:2:`); the rest may quote a request.
     pub(crate) fn notice_panic(&mut self, line: &str) {
         let Some((_, rest)) = line.split_once("panicked at ") else {
             return;

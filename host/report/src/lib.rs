@@ -62,8 +62,7 @@ pub fn row(head: &str, cells: &[String]) -> String {
     format!("<tr><th>{head}</th>{}</tr>\n", cells.collect::<String>())
 }
 
-/// Returns a plot at both widths, of which the style sheet shows the one that fits. `words` describes it for screen
-/// readers.
+/// Returns a plot at both widths; the style sheet shows the one that fits. `words` describes it for screen readers.
 ///
 /// # Errors
 /// Returns the error of `plot`.

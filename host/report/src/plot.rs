@@ -91,8 +91,7 @@ pub fn quantile<T: Copy + Default>(ascending: &[T], share: f64) -> T {
     found.copied().unwrap_or_default()
 }
 
-/// Returns the line of a distribution up to `end`: for each x, the percentage of the ascending values that are at most
-/// x.
+/// Returns a distribution's line up to `end`: for each x, the percentage of the ascending values at or below x.
 #[must_use]
 pub fn distribution(ascending: &[f64], end: f64) -> Points {
     let share = |rank: usize| 100.0 * rank as f64 / ascending.len() as f64;

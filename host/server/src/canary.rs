@@ -12,8 +12,7 @@ use tokio::time::Instant;
 pub struct Canary(Arc<Mutex<Option<Instant>>>);
 
 impl Canary {
-    /// Returns how long the pending probe has waited for a permit; zero if none is pending. Starts one if no permit is
-    /// free.
+    /// Returns how long the pending probe has waited for a permit, or zero. Starts a probe if no permit is free.
     pub fn waits(&self, permits: &Arc<Semaphore>) -> Duration {
         let mut since = self.0.lock();
         if let Some(since) = *since {

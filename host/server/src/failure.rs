@@ -96,8 +96,7 @@ pub enum Failure {
         /// The request's path, without query.
         path: String,
     },
-    /// The KV feed has no key, and others than this machine can reach its listener and learn which documents are
-    /// cached.
+    /// The KV feed has no key, and its listener would show other machines which documents are cached.
     #[error(
         "without a key of its own the feed is read on loopback only, and gateways tell each other nothing: give --feed-key-file"
     )]
@@ -206,8 +205,7 @@ impl Failure {
         }
     }
 
-    /// Replaces a chat's field name at the beginning of `param` and of the message by its name in another API; `names`
-    /// are pairs of old and new.
+    /// Replaces the field name that begins `param` and the message by another API's; `names` are pairs of old and new.
     #[must_use]
     pub fn renamed(self, names: &[(&str, &str)]) -> Self {
         let Self::Invalid {

@@ -297,8 +297,7 @@ impl Model {
         Ok(request)
     }
 
-    /// Returns the tokens of `text`; `special` adds the tokenizer's own, such as BOS. Blocks as [`Model::chat_request`]
-    /// does.
+    /// Returns the tokens of `text`; `special` adds the tokenizer's own, such as BOS. Blocks the thread.
     ///
     /// # Errors
     /// Returns an error if the tokenizer fails.
@@ -324,8 +323,7 @@ impl Model {
         Ok(String::from_utf8_lossy(&bytes.concat()).into_owned())
     }
 
-    /// Returns a token's bytes, which may be part of a character, or a special token's name; `None` for an unknown
-    /// token.
+    /// Returns a token's bytes, perhaps part of a character, or a special token's name; `None` for an unknown token.
     pub fn bytes_of(&self, token: TokenId) -> Option<Vec<u8>> {
         let special = || self.tokenizer.special_name(token).map(String::into_bytes);
         self.tokenizer.bytes(token).or_else(special)

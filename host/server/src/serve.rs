@@ -87,8 +87,7 @@ impl Server {
     /// Listens on all addresses and serves; until [`Server::open`], requests that need the model get 503.
     ///
     /// # Errors
-    /// Returns an error if an address cannot be listened on, the OTLP endpoint is no `http://` URL, or the folder of
-    /// batches cannot be opened.
+    /// Returns an error if it cannot listen or open the batches' folder, or the OTLP endpoint is no `http://` URL.
     pub async fn bind(config: Config) -> anyhow::Result<Self> {
         let listeners = Listeners::bind(config.listen, "clients", config.internal).await?;
         let internal = listeners.internal_address();

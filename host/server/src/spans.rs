@@ -107,8 +107,7 @@ struct Inner {
 }
 
 impl RequestSpan {
-    /// Records the response's status; 5xx marks the span as failed. The span does not end here: a stream is still being
-    /// sent.
+    /// Records the response's status; 5xx marks the span as failed. The span goes on, as a stream may follow.
     pub fn status(&self, status: StatusCode) {
         let span = self.0.context.span();
         let code = i64::from(status.as_u16());

@@ -23,8 +23,7 @@ pub struct Tiers {
     pub max_documents: Option<u32>,
     /// The disk tier; `None` for none. It needs host memory for at least one page.
     pub disk: Option<DiskFile>,
-    /// File for the measured cost of computing. `None`: next to the disk tier's file, or without one in the user's
-    /// cache folder.
+    /// File for the measured cost of computing. `None`: next to the disk tier's file, else in the user's cache folder.
     pub profile: Option<PathBuf>,
     /// Time limit for measuring the cost of computing, if the eviction policy depends on it.
     pub profile_budget: Duration,

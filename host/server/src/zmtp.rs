@@ -1,5 +1,4 @@
-//! ZeroMQ's protocol over one connection, as far as KV events need it: ZMTP 3 (rfc.zeromq.org/spec/23, and 37 for 3.1),
-//! without authentication.
+//! ZeroMQ's protocol over one connection: ZMTP 3 (rfc.zeromq.org/spec/23, and 37 for 3.1), without authentication.
 //!
 //! ```text
 //!   greeting, 64 bytes    ff 0 0 0 0 0 0 0 0 7f │ 3, 0 │ "NULL", 20 bytes │ 32 zeros
@@ -203,8 +202,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
         }
     }
 
-    /// Sends a message; returns when the connection has accepted it. If the future is dropped, the next call first
-    /// sends the rest.
+    /// Sends a message; returns when it is handed to the connection. If dropped, the next call first sends the rest.
     ///
     /// # Errors
     /// Returns an error if the connection fails.
@@ -217,8 +215,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
         self.flush().await
     }
 
-    /// Subscribes to messages whose first frame begins with `topic`, in the form of ZMTP 3.0, which later versions
-    /// accept.
+    /// Subscribes to messages whose first frame begins with `topic`, in ZMTP 3.0's form, which later versions accept.
     ///
     /// # Errors
     /// Returns an error if the connection fails.

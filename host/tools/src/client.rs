@@ -99,8 +99,7 @@ impl Client {
         }
     }
 
-    /// Posts the JSON `body` to `url`, or sends a GET if there is none. `headers` are sent in addition to those for the
-    /// key and the body.
+    /// Posts the JSON `body` to `url`, or sends a GET without one; `headers` are added to those for key and body.
     ///
     /// # Errors
     /// Returns a [`Fault`] if there was no response. An error status is a response.
@@ -267,8 +266,7 @@ pub(crate) fn chat_url(endpoint: &str) -> Result<String, String> {
     Ok(format!("{}/v1{CHAT}", root(endpoint)?))
 }
 
-/// Returns a message with the option's value `endpoint` unless `url` is an HTTP or HTTPS URL with neither query nor
-/// fragment.
+/// Returns a message with the option's value `endpoint` unless `url` is HTTP(S) without query and fragment.
 fn check_url(url: &str, endpoint: &str) -> Result<(), String> {
     let host = ["http://", "https://"]
         .iter()

@@ -5,8 +5,7 @@
 //!  FILE… ──lines──▶ newest distinct contexts ──cluster──▶ index ──▶ FILE: the gateway's `ordering`, with a history
 //! ```
 //!
-//! The output is valid for every `--ordering` option and as the gateway's `ordering`. It contains fingerprints of
-//! documents, and no text.
+//! The output is valid for every `--ordering` option and as the gateway's `ordering`; it contains no documents' text.
 
 use anyhow::Result;
 use foreword_ordering::document::Fingerprint;

@@ -103,8 +103,7 @@ struct Row {
     counted: u64,
     prompt_tokens: u64,
     cached_tokens: u64,
-    /// What `saved_tokens` is based on: `control`, an experiment's control arm, or `estimate`, the filter's simulation
-    /// of the clients' order.
+    /// Source of `saved_tokens`: `control`, an experiment's control arm, or `estimate`, the filter's simulation.
     basis: &'static str,
     /// Prompt tokens that ordering saved; negative if it cost reuse.
     saved_tokens: i64,
@@ -314,8 +313,7 @@ impl Sum {
         self.cached_tokens as f64 / self.prompt_tokens.max(1) as f64
     }
 
-    /// Returns the tokens of all prompts: reported ones, plus estimates times `scale`, the engine's tokens per
-    /// estimated token.
+    /// Returns the tokens of all prompts: reported, plus estimated times `scale`, the engine's per estimated one.
     fn prompts(&self, scale: f64) -> f64 {
         let uncounted = self
             .estimated_tokens

@@ -34,8 +34,7 @@ pub fn batch_order() -> impl TypedValueParser<Value = BatchOrder> {
     })
 }
 
-/// Returns the key in the environment variable `name`, the value of `option`; `None` without a name, an error if it is
-/// unset or empty.
+/// Returns the key in the variable `name`, the value of `option`; `None` without a name, an error if unset or empty.
 pub(crate) fn api_key(option: &str, name: Option<&String>) -> Result<Option<String>> {
     let Some(name) = name else { return Ok(None) };
     match std::env::var(name) {

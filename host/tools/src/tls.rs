@@ -16,8 +16,7 @@ pub(crate) fn config() -> TlsConfig {
         .build()
 }
 
-/// Returns a message if TLS failed in a way that a retry would not mend, such as an untrusted certificate; `None` for
-/// other errors.
+/// Returns a message if TLS failed for good, such as on an untrusted certificate; `None` for other errors.
 pub(crate) fn mistrust(error: &ureq::Error) -> Option<String> {
     let error = match error {
         ureq::Error::Rustls(error) => error,

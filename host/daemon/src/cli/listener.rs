@@ -116,6 +116,5 @@ pub(crate) fn announce(address: SocketAddr, internal: Option<SocketAddr>) {
 
 const PORTS_ABOVE: u16 = 1000;
 const KEY_VARIABLE: &str = "FOREWORD_FEED_KEY";
-/// Number of open files other than clients' connections: the internal listener's connections, the model, the index and
-/// the log.
+/// Number of open files other than clients' connections: internal connections, the model, the index, the log.
 const FILES: u32 = INTERNAL_CONNECTIONS + 128;

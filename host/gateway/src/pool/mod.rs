@@ -11,8 +11,7 @@
 //!
 //! An endpoint keeps its place while it is in the pool, and gets it back if it returns. A place's number is the engine
 //! id under which the filter records cache contents, so changes of other endpoints lose nothing. A new endpoint takes
-//! an unused place, or else the one that was vacated longest ago, after the filter has forgotten what it recorded
-//! there.
+//! an unused place, or else the one vacated longest ago, after the filter has forgotten its contents.
 //!
 //! The core chooses the endpoint for a request.
 
@@ -169,8 +168,7 @@ impl Pool {
         self.is_known.subscribe()
     }
 
-    /// Plans the change to these endpoints, without those beyond [`MAX_ENDPOINTS`]. Only one task may plan and make
-    /// changes.
+    /// Plans the change to these endpoints, without those beyond [`MAX_ENDPOINTS`]. Only one task may make changes.
     pub(crate) fn plan(&self, endpoints: &[Endpoint]) -> Change {
         let endpoints = endpoints.get(..MAX_ENDPOINTS).unwrap_or(endpoints);
         let state = self.places.read();
@@ -252,8 +250,7 @@ impl Pool {
         members.map(|place| (place.endpoint, place.picks)).collect()
     }
 
-    /// Records an endpoint's load. `at` and `picks` are the time, and the number of requests sent to it, when the
-    /// scrape began.
+    /// Records an endpoint's load; `at` and `picks` are the time and its number of requests when the scrape began.
     pub(crate) fn report(&self, address: SocketAddr, load: Load, at: Instant, picks: u64) {
         self.change(address, |place| {
             place.load = Some(Measured { load, at, picks });
@@ -274,8 +271,7 @@ impl Pool {
         }
     }
 
-    /// Returns the current endpoints with their loads at `now`, for the core's choice. Those outside `subset` are not
-    /// eligible.
+    /// Returns the endpoints with their loads at `now`, for the core's choice. Those outside `subset` are not eligible.
     pub(crate) fn view(&self, subset: Option<&Subset>, now: Instant) -> EnginePool {
         let state = self.places.read();
         let stale = self.options.scrape_interval.saturating_mul(STALE_INTERVALS);
@@ -287,8 +283,7 @@ impl Pool {
             let measured = measured.filter(|it| now.saturating_duration_since(it.at) <= stale);
             // An endpoint with an unknown load counts as idle.
             let load = measured.map_or(Load::default(), |it| it.load);
-            // Requests sent since the scrape count as running; otherwise all would go to one endpoint until the next
-            // scrape.
+            // Requests sent since the scrape count as running; otherwise one endpoint would get all until the next.
             let since = measured.map_or(0, |it| place.picks.wrapping_sub(it.picks));
             PoolEngine {
                 engine,

@@ -502,8 +502,7 @@ impl ProcessingStream {
         false
     }
 
-    /// Refuses a request without a destination, whose endpoints left the pool while its body arrived. Returns whether
-    /// it did.
+    /// Refuses a request whose destinations all left the pool while its body arrived. Returns whether it did.
     fn refuse_undirected(&mut self) -> bool {
         let is_directed = |stream: &mut Self| {
             let request = &stream.state.get_mut().request;

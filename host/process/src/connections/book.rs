@@ -57,8 +57,7 @@ impl Bounds {
     }
 }
 
-/// The stage of a connection. If a place is needed, connections are closed in this order of stages; those in
-/// [`Stage::Busy`] never are.
+/// The stage of a connection. If a place is needed, connections are closed in this order, but never in [`Stage::Busy`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
     /// Waiting for a request's head, or receiving it.
@@ -76,8 +75,7 @@ enum Stage {
 pub struct Book {
     name: &'static str,
     bounds: Bounds,
-    /// Never locked across an `.await`. If a panic leaves `order` and `entries` different, connections that are only in
-    /// one of them are ignored.
+    /// Never locked across an `.await`. If they differ after a panic, connections only in one of them are ignored.
     state: Mutex<State>,
     /// Notified when a connection has ended or may be closed.
     changed: Notify,
@@ -483,8 +481,7 @@ pub struct Arriving(Connection);
 
 impl Arriving {
     /// Reserves memory for `bytes` more of the body. If the limit would be exceeded, closes other connections with
-    /// arriving bodies, the longest-arriving first. Returns false if that does not suffice, or this connection was
-    /// closed.
+    /// arriving bodies, the longest-arriving first. Returns false if that is not enough, or this one was closed.
     pub fn holds(&self, bytes: usize) -> bool {
         self.0.book.grow(self.0.id, bytes as u64)
     }

@@ -1,5 +1,4 @@
-//! The part of WASI that Envoy supports. The clock and random numbers are the same in every run. There are neither
-//! files nor arguments.
+//! The part of WASI that Envoy supports. The clock and random numbers are the same in every run. No files or arguments.
 
 use super::{Answered, Calls, Failure, Vm, bytes, call, offset, refused, write, write_number};
 use crate::limits::Exited;

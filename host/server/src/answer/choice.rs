@@ -55,8 +55,7 @@ pub(super) struct ChoiceStream<'m> {
     calls: Option<ToolCalls>,
     called: bool,
     ended: bool,
-    /// Tokens whose text may still turn out to be part of a stop string, each with the byte offset at which its text
-    /// begins.
+    /// Tokens whose text may turn out to be part of a stop string, each with the byte offset of its text.
     unsettled: VecDeque<(usize, Scored)>,
     decoded_bytes: usize,
     decoded_characters: u32,

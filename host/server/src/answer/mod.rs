@@ -8,8 +8,7 @@
 //! ```
 //!
 //! The first choice computes the prompt. The others are submitted after its first token, and find the prompt in the
-//! cache. Dropping an [`Answer`] cancels all its generations, so no more steps are computed after a client has
-//! disconnected.
+//! cache. Dropping an [`Answer`] cancels all its generations, so the engine computes nothing for disconnected clients.
 
 mod choice;
 mod prompt;
@@ -41,8 +40,7 @@ pub struct Answer<'m> {
     prompt: Option<PromptReading>,
     /// Log-probabilities of the prompt's tokens from the second one on; empty until the engine has sent them.
     prompt_logprobs: Vec<Logprobs>,
-    /// Choice of the last event. The next poll starts with the one after it, so that a fast choice does not starve
-    /// others.
+    /// Choice of the last event. The next poll starts with the one after it, so a fast choice starves no other.
     last: usize,
     passes: Vec<Pass>,
     time: TimeLimit,
@@ -147,8 +145,7 @@ impl<'m> Answer<'m> {
         }
     }
 
-    /// Returns the next piece of any choice; `None` when all have ended. Cancel-safe. Must not be called after an
-    /// error.
+    /// Returns the next piece of any choice; `None` when all have ended. Cancel-safe. Not to be called after errors.
     ///
     /// # Errors
     /// Returns an error if the engine failed, the time limit passed, or the server aborts its requests.
@@ -203,8 +200,7 @@ impl<'m> Answer<'m> {
         Ok(None)
     }
 
-    /// Returns the prompt's tokens from the second on with their log-probabilities; `None` unless `prompt_logprobs`
-    /// were requested.
+    /// Returns the prompt's tokens from the second on with log-probabilities; `None` without `prompt_logprobs`.
     pub fn prompt(&self) -> Option<Vec<PromptToken>> {
         let prompt = self
             .prompt

@@ -80,8 +80,7 @@ pub(super) fn admit_whole(app: &App, body: Vec<u8>) -> Result<Admitted, Failure>
 }
 
 impl TimeLimit {
-    /// Returns the result of `work`. Fails if the time limit passes first or the gate reaches phase `Cut`. Holds `pass`
-    /// meanwhile.
+    /// Returns the result of `work`; fails at the time limit or in the gate's phase `Cut`. Holds `pass` meanwhile.
     pub(super) async fn within<T>(
         self,
         mut pass: Pass,

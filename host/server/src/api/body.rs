@@ -181,8 +181,7 @@ impl Pace {
         self.in_window += bytes as u64;
     }
 
-    /// Waits until a window ends with too few bytes, and returns the failure. Waits for ever if there is no minimum
-    /// rate.
+    /// Waits until a window ends with too few bytes, and returns the failure. Never returns without a minimum.
     async fn too_slow(mut self: Pin<&mut Self>) -> Failure {
         let Some((least, window)) = self.least else {
             return std::future::pending().await;

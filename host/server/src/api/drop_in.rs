@@ -1,5 +1,4 @@
-//! The routes by which routers query an engine's health, model and load. With them, the server can replace vLLM or
-//! SGLang behind a router.
+//! The routes by which routers query an engine's health, model and load. They let the server replace vLLM or SGLang.
 //!
 //! | route | client | key |
 //! | --- | --- | --- |

@@ -159,8 +159,7 @@ impl Form {
         Ok(piece)
     }
 
-    /// Validates the form. Returns the file's name and its lifetime in seconds, if given; `most` is the longest
-    /// lifetime.
+    /// Validates the form. Returns the file's name and its lifetime in seconds, if given, at most `most`.
     fn checked(self, most: u64) -> Result<(String, Option<u64>), Failure> {
         let message = "file must be given, with a file name";
         let filename = self

@@ -10,8 +10,7 @@
 //!   event: message_stop
 //! ```
 //!
-//! `input_tokens` counts the prompt's tokens that were computed; with `cache_read_input_tokens` it adds up to the
-//! prompt.
+//! `input_tokens` counts the prompt's computed tokens; with `cache_read_input_tokens` it adds up to the prompt.
 
 use super::{App, tokens};
 use crate::answer::{End, Piece, Usage};

@@ -31,8 +31,7 @@ use tokio::time::Instant;
 /// Formats an answer as a Responses object or its events, and stores it when it is complete.
 pub(super) struct ResponsesShape {
     id: String,
-    /// The constant fields of the response object: those that it repeats from the request, the model, the creation
-    /// time, `store`.
+    /// The constant fields of the response object: those repeated from the request, the model, the time, `store`.
     told: Map<String, Value>,
     output: Vec<Value>,
     /// Id and text of the message that is being written, which is not in `output` yet.

@@ -6,8 +6,7 @@
 //! ```
 //! With `order`, the documents are in the order that the gateway's policy would choose for the tenant of `cache_salt`,
 //! behind whichever prompt beginning the cache holds most of them. `rank` is the retriever's order, and `matched` the
-//! number of leading documents that are cached. The gateway orders better, since it knows the text before the
-//! documents.
+//! number of leading documents that are cached. The gateway, which knows the text before them, orders better.
 
 use super::App;
 use super::admit::{Admitted, admit};

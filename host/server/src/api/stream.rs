@@ -14,8 +14,7 @@
 //! the API's format ends the stream, without `[DONE]`.
 //!
 //! One task makes the events of one stream, so its deadline holds even while the client does not read. The task ends
-//! when the stream is dropped, and holds the request's [`Pass`](crate::gate::Pass), so the gate is not empty before
-//! that.
+//! when the stream is dropped, and holds the request's [`Pass`](crate::gate::Pass), so the gate waits for it.
 
 use super::shape::Shape;
 use crate::answer::{Answer, Submitted};

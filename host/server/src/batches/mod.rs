@@ -80,8 +80,7 @@ impl Batches {
     /// Opens the folder, and creates it if needed.
     ///
     /// # Errors
-    /// Returns an error if the folder cannot be used, another server uses it, or `order` is not possible with the
-    /// ordering configuration.
+    /// Returns an error if the folder cannot be used or is in use, or the ordering configuration rules out `order`.
     pub fn open(config: Config, access: Access) -> anyhow::Result<Self> {
         BatchOrderer::new(&config.ordering, config.order)
             .map_err(|error: BatchConfigError| anyhow::anyhow!("--batch-order: {error}"))?;

@@ -128,8 +128,7 @@ fn fault(code: &str, message: &str) -> Fault {
     }
 }
 
-/// Reads the batch's file and the answers written before a restart. The inner error means that the batch ends without a
-/// request.
+/// Reads the batch's file and earlier answers. The inner error means that the batch ends without a request.
 async fn prepared<A: Ask>(
     server: &Arc<A>,
     batches: &Shared,
@@ -314,8 +313,7 @@ async fn turn<A: Ask>(server: &Arc<A>, running: &Arc<Running>) -> Option<()> {
 /// Status and body of a response.
 type Answer = (u16, Vec<u8>);
 
-/// Sends a request, again after 429 and up to twice after 5xx, and returns its answer; `None` if the server stops or
-/// the batch ends.
+/// Sends a request, again after 429 and up to twice after 5xx. `None` if the server stops or the batch ends.
 async fn answered<A: Ask>(
     server: &Arc<A>,
     running: &Arc<Running>,
@@ -382,8 +380,7 @@ impl Running {
         let _ = self.failed.set(fault);
     }
 
-    /// Returns the worker's next request, with its documents ordered; `None` if there is none, or its line cannot be
-    /// read.
+    /// Returns the worker's next request, with its documents ordered; `None` if there is none or it is unreadable.
     fn next(&self, mut plan: OwnedMutexGuard<Plan>, worker: usize) -> Option<Request> {
         let Plan { schedule, orderer } = &mut *plan;
         let task = schedule.next(&self.index, worker)?;

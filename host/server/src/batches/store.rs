@@ -326,8 +326,7 @@ impl Store {
     /// Opens a folder, which is created if needed, and reads its records. `owners` is the number of API keys.
     ///
     /// # Errors
-    /// Returns an error if the folder cannot be read or written, a record is malformed, or another server uses the
-    /// folder.
+    /// Returns an error if the folder cannot be read or written or is in use, or if a record is malformed.
     pub fn open(folder: PathBuf, bounds: Bounds, owners: usize) -> Result<Self> {
         let failed = || format!("cannot use the batches' folder {}", folder.display());
         let mut builder = DirBuilder::new();
@@ -812,8 +811,7 @@ impl Upload {
         self.record.bytes
     }
 
-    /// Stores the file under the client's name `filename`, with a lifetime of `seconds` if that is shorter than the
-    /// limit.
+    /// Stores the file with the client's name `filename` and a lifetime of `seconds`, or the limit if that is shorter.
     ///
     /// # Errors
     /// Returns 500 if the file or its record cannot be written.

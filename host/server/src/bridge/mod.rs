@@ -10,8 +10,7 @@
 //!
 //! An engine's events contain tokens and hashes of blocks, but not where documents begin. The documents of a prompt
 //! follow from a copy of its request; where they end in the prompt follows from the model's template and tokenizer.
-//! [`Blocks`] matches blocks and prompts. The result has the form of our own engine's cache events, so the same feed
-//! serves it.
+//! [`Blocks`] matches blocks and prompts. The result has the form of our engine's events, so the same feed serves it.
 //!
 //! One bridge follows one engine. A fleet has a bridge for each engine, and every bridge receives copies of all
 //! requests. A prompt whose blocks the engine does not report waits for a while and is dropped.

@@ -4,8 +4,7 @@
 //!   after batch 7:   8 is next · 0 to 7 are known · 9 is a gap · 0 to 7 with a later time than 7: a restart
 //! ```
 //!
-//! Numbers begin at 0 whenever an engine starts. The exact time in a batch tells a restarted engine's batch 7 from the
-//! earlier one.
+//! Numbers begin at 0 whenever an engine starts. A batch's exact time tells a restarted engine's batch 7 from the old.
 
 /// The last batch that a subscriber received.
 #[derive(Clone, Copy, Debug, Default)]

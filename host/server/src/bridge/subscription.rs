@@ -11,8 +11,7 @@
 //! noticed only with the next one, and a failed machine sends nothing, so catching up is repeated while no events
 //! arrive.
 //!
-//! Without a replay socket, the events lost in a gap or between connections are unknown, so the known content is
-//! discarded.
+//! Without a replay socket, the known content is discarded at each gap and each new connection.
 
 use super::metrics::{Metrics, ResetCause};
 use super::residency::Residency;
@@ -231,8 +230,7 @@ impl Subscription {
         }
     }
 
-    /// Applies a batch unless it is known already. If batches before it are missing, the known content is discarded
-    /// first.
+    /// Applies a batch unless it is known. If batches before it are missing, first discards the known content.
     fn apply(&mut self, mark: BatchStamp, batch: read::Batch) {
         match self.sequence.classify(mark) {
             BatchKind::Known => return self.metrics.batch("known"),

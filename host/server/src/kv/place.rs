@@ -24,8 +24,7 @@ pub struct Placer<'a> {
 pub struct Placed(Located);
 
 impl<'a> Placer<'a> {
-    /// Returns a placer for the request with this body. `header` is the gateway's path header; `counts` receives the
-    /// outcome.
+    /// Returns a placer for the request with this body. `header` is the gateway's path; `counts` gets the outcome.
     pub fn new(
         locator: &'a Locator,
         header: Option<&'a HeaderValue>,

@@ -1,5 +1,4 @@
-//! Publishes KV events in vLLM's format over ZeroMQ: a PUB socket sends current batches, and a ROUTER socket replays
-//! missed ones.
+//! Publishes KV events in vLLM's format over ZeroMQ: a PUB socket sends batches, a ROUTER socket replays missed ones.
 //!
 //! ```text
 //!   PUB     [topic, number: u64 BE, batch]                              to every subscriber
@@ -100,8 +99,7 @@ impl Publisher {
         self.replay.as_ref().map(|(_, address)| *address)
     }
 
-    /// Starts publishing the feed's events, in tasks of `tasks` that end when the gate is closed. `counts` counts the
-    /// connections.
+    /// Starts tasks in `tasks` that publish the feed's events until the gate is closed. `counts` counts connections.
     pub fn start(
         self,
         feed: Arc<Feed>,

@@ -99,8 +99,7 @@ impl Records {
 }
 
 impl Recent {
-    /// Records that a gateway listens; returns true if it did not before. Beyond the limit, forgets the gateway that
-    /// asked least recently.
+    /// Records that a gateway listens; returns true if it did not before. At the limit, replaces the least recent one.
     fn listen(&mut self, gateway: GatewayId) -> bool {
         let now = Instant::now();
         self.listeners

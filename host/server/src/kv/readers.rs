@@ -36,8 +36,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// Returns the rules for a feed on a listener at `address`, sealed with `seal`. Accepts `keys` and the token
-    /// derived from `seal`.
+    /// Returns the rules for a feed at `address`, sealed with `seal`. Accepts `keys` and the token derived from `seal`.
     pub fn new(keys: Option<ApiKeys>, seal: Option<FeedKey>, address: Option<SocketAddr>) -> Self {
         let keys = match (&seal, keys) {
             // Whoever has the feed's key can derive this token.
@@ -95,8 +94,7 @@ pub const MAX_READERS: u32 = 64;
 const MAX_READERS_IN_ALL: u32 = 1024;
 
 impl Readers {
-    /// Returns readers without a feed, who get 503 until [`Readers::open`]. Waiting readers return when `gate` is
-    /// stopping.
+    /// Returns readers that get 503 until [`Readers::open`]. Waiting ones return when `gate` is stopping.
     pub fn new(access: Access, gate: Arc<Gate>) -> Arc<Self> {
         let each = access.places() as usize;
         let places = || (0..access.pools()).map(|_| Arc::new(Semaphore::new(each)));

@@ -61,8 +61,7 @@ pub fn batch(news: &News, model: &str, tenant: Option<TenantKey>) -> Batch {
     }
 }
 
-/// Adds an event. A prompt's documents are stored one after another, so an event whose path only extends that of the
-/// last event replaces it.
+/// Adds an event, replacing the last if its path only extends that one's: documents are stored one by one.
 fn push(events: &mut Vec<Event>, event: Event) {
     if let (
         Some(Event::Stored {

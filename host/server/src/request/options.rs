@@ -20,8 +20,7 @@ pub struct Options {
     pub sampling: Sampling,
     /// Number of answers (`n`), 1 to 16; the prompt is computed once for all.
     pub choices: u32,
-    /// Number of alternatives reported for each answer token, in addition to its own log-probability; `None` for no
-    /// log-probabilities.
+    /// Number of alternatives reported besides each answer token; `None` for no log-probabilities.
     pub top_logprobs: Option<u32>,
     /// Number of alternatives reported for each of the prompt's tokens; `None` for no log-probabilities of the prompt.
     pub prompt_logprobs: Option<u32>,

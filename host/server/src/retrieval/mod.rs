@@ -151,8 +151,7 @@ impl Retriever {
     /// Embeds texts of the request's field `field`, which errors name.
     ///
     /// # Errors
-    /// Returns [`Failure::Invalid`] if a text has nothing to embed, and [`Failure::Retriever`] if there is no embedder
-    /// or it fails.
+    /// Returns [`Failure::Invalid`] if a text has nothing to embed, else [`Failure::Retriever`].
     pub fn embed(&self, field: &str, texts: &[&str]) -> Result<Vec<Embedding>, Failure> {
         let embedded = self.embedder()?.embed(texts);
         embedded.map_err(|error| match error {

@@ -1,9 +1,8 @@
 //! Tracks the documents in the engine's cache, and orders a request's documents by them.
 //!
-//! The engine's own feed is read within the process. There is a knowledge tree for each tenant, identified by the key
-//! of its salt as in the feed over HTTP, with the documents that the cache holds. Each tenant also has the gateway's
-//! policy, which learns from the chats whose documents were retrieved here; it is dropped when the cache holds nothing
-//! of the tenant.
+//! The engine's own feed is read within the process. Each tenant, identified by the key of its salt as in the feed over
+//! HTTP, has a knowledge tree of the documents in the cache. Each tenant also has the gateway's policy, which learns
+//! from the chats whose documents were retrieved here; it is dropped when the cache holds nothing of the tenant.
 
 use crate::kv::wire;
 use foreword_engine::engine::feed::{Feed, Position};
@@ -147,8 +146,7 @@ impl Orders {
         known.unwrap_or(self.placement).split(count)
     }
 
-    /// Records that a chat of the tenant of `salt` sends `documents` in this order; `ranks` are their ranks in the same
-    /// order.
+    /// Records that a chat of `salt`'s tenant sends `documents` in this order; `ranks` are theirs.
     pub fn remember(&self, salt: &str, documents: &[Fingerprint], ranks: &[u16]) {
         let mut state = self.state.lock();
         let Some(tenant) = state.tenants.get_mut(&TenantKey::of(salt)) else {

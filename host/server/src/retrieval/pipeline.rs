@@ -214,8 +214,7 @@ impl Pipeline {
         blocking(&self.preparing, move || work(&this)).await
     }
 
-    /// Returns the chat's body with `found`, and the documents in the order of the prompt. `before` is the order of the
-    /// previous guess.
+    /// Returns the chat's body with `found`, and the documents in prompt order. `before` is the previous guess's order.
     fn write(
         &self,
         chat: &Unanswered,

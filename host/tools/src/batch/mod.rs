@@ -116,8 +116,7 @@ pub struct Summary {
     pub repeated: u64,
     /// Requests of this run whose documents the core ordered.
     pub ordered: u64,
-    /// Number of distinct documents that a plan may order: those before any other text in a prompt, except favoured
-    /// ones.
+    /// Number of distinct documents that a plan may order: those before any other text, except favoured ones.
     pub documents: u64,
     /// Tokens of all answers together, as the endpoint reports them.
     pub usage: BatchUsage,

@@ -62,8 +62,7 @@ pub(super) fn configurations(text: &str) -> anyhow::Result<Vec<FoundConfig>> {
     Ok(found)
 }
 
-/// Returns whether the document is a resource to search. Any other document counts as a plugin configuration, valid or
-/// not.
+/// Returns whether the document is a resource to search. Any other counts as a plugin configuration, valid or not.
 fn is_resource(document: &Value) -> bool {
     [
         "kind",

@@ -141,8 +141,7 @@ fn judged(errors: &[String]) -> String {
     text
 }
 
-/// Returns a warning for each route that the filter refuses because salts are configured and no engine keeps them apart
-/// there.
+/// Returns a warning per route that the filter refuses because salts are configured and no engine separates them.
 fn unsalted(configuration: &str) -> Vec<String> {
     let config = Config::from_json(configuration.as_bytes());
     let routes = config

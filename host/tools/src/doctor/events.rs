@@ -126,8 +126,7 @@ impl Source {
         }
     }
 
-    /// Returns whether blocks were removed or the cache was cleared after a position, waiting for [`PATIENCE`]; `None`
-    /// if the source fails.
+    /// Waits up to [`PATIENCE`] for removed blocks or a cleared cache after `since`; `None` if the source fails.
     pub(super) fn has_removed(&self, client: &Client, since: &Mark) -> Option<bool> {
         match (self, since) {
             (Self::Socket(subscription), Mark::Removals(before)) => {

@@ -1,5 +1,4 @@
-//! Reads the documents that the engine holds from the KV feed (`/v1/kv/events`) of `foreword serve` or `foreword
-//! kv-bridge`.
+//! Reads which documents the engine holds from the KV feed of `foreword serve` or `foreword kv-bridge`.
 
 use super::client::{Client, refusal};
 use super::zmq::PATIENCE;

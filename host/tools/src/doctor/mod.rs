@@ -1,5 +1,4 @@
-//! `foreword doctor`: examines a running engine and the gateway in front of it, and reports what prevents reuse of
-//! prefixes.
+//! `foreword doctor`: examines a running engine and its gateway, and reports what prevents reuse of prefixes.
 //!
 //! ```text
 //!   /v1/models ─▶ survey: each API twice ─▶ salts ─▶ events ─▶ rendering, tools ─▶ gateway ─▶ --allow-reset: residency

@@ -4,8 +4,7 @@ use foreword_ordering::random::Random;
 use serde_json::{Value, json};
 use std::hash::{BuildHasher, RandomState};
 
-/// Generates texts of random words without digits and colons, so a date or a time in a rendered prompt is the
-/// template's.
+/// Generates texts of random words without digits and colons, so dates and times in a prompt are the template's.
 pub(super) struct Words(Random);
 
 impl Words {

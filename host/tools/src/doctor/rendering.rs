@@ -150,8 +150,7 @@ impl Tools {
     }
 }
 
-/// Returns today's date, yesterday's or tomorrow's in `text`: day, month and year in any order and form. `None` if
-/// there is none.
+/// Returns the date of today, yesterday or tomorrow found in `text`, in any order and form of day, month and year.
 fn today(text: &str, now: SystemTime) -> Option<String> {
     let words = text.split(|character: char| !character.is_ascii_alphanumeric());
     let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();

@@ -1,5 +1,4 @@
-//! The check that a cleared cache is noticed: empties the engine's cache (`--allow-reset`), then reads events and the
-//! gateway's next decision.
+//! Checks that a cleared cache is noticed: clears it (`--allow-reset`), then reads events and the next decision.
 
 use super::api::Usage;
 use super::client::{Connection, served};

@@ -57,8 +57,7 @@ impl Route {
         Some(warm).filter(|warm| warm.is_warm())
     }
 
-    /// Returns the prompt's tokens per word of `text`; `None` if the response does not report tokens or the request
-    /// failed.
+    /// Returns the prompt's tokens per word of `text`; `None` if the request failed or reported no tokens.
     fn tokens_per_word(&self) -> Option<f64> {
         let [first, _] = self.pair.as_ref().ok()?;
         let words = self.text.split(' ').count();

@@ -317,8 +317,7 @@ impl<'a> Chats<'a> {
         }
     }
 
-    /// Orders the request of a recorded answer again, which brings the arm's orderer to the state after it. Returns the
-    /// chat and the request.
+    /// Orders a recorded answer's request again, to restore the orderer's state. Returns the chat and the request.
     ///
     /// # Errors
     /// Returns an error if no question or arm is the record's, or if the record is not its chat's next turn.

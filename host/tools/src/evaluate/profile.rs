@@ -285,8 +285,7 @@ fn cell(rank: usize, place: usize, documents: usize) -> usize {
     rank_class(rank) * PLACES.len() + place_class(place, documents)
 }
 
-/// One question's sums for the normal equations, with its mean subtracted; only the lower triangle of `squares` is
-/// used.
+/// One question's sums for the normal equations, without its mean; only `squares`' lower triangle is used.
 struct Sums {
     squares: [[f64; CELLS]; CELLS],
     products: Table,

@@ -1,5 +1,4 @@
-//! Maps causes to remedies: a line of the gateway's configuration if there is one, otherwise advice for the client or
-//! the engine.
+//! Maps causes to remedies: a line of the gateway's configuration, or else advice for the client or the engine.
 
 use foreword_ordering::head::{Cause, Volatile};
 use serde_json::{Value, json};

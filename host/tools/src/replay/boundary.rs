@@ -1,7 +1,6 @@
 //! The cost of a log's prompts at an upstream whose cache matches only up to marked or stored boundaries.
 //!
-//! [`foreword_simulation`] simulates the caches and the arms. Lines without a time follow the previous one at an even
-//! rate.
+//! [`foreword_simulation`] simulates the caches and the arms. Lines without a time follow at an even rate.
 
 use super::Options;
 use super::prices;

@@ -1,5 +1,4 @@
-//! For each placement of the best documents: the reuse of a log, and the loss of answer quality that a model's
-//! [`RankProfile`] predicts.
+//! For each placement of the best documents: a log's reuse, and the loss of quality that a [`RankProfile`] predicts.
 //!
 //! Each placement is replayed under the policy `foresight`. A request's loss is the profile's for its exact order; the
 //! mean is over requests with at least two documents. A point is on the frontier if no point with more reuse has as

@@ -10,8 +10,7 @@
 //!
 //! Decisions are those of the gateway, since [`foreword_simulation`] uses the ordering core; it also simulates the
 //! engine's cache. Only documents' ids, fingerprints and token counts are stored, and the output contains no document's
-//! text. Whole prompts are replayed by reading the log again for each policy (`whole`). No model, engine or network is
-//! needed.
+//! text. Whole prompts are replayed by reading the log again for each policy (`whole`). No model or engine is needed.
 
 mod boundary;
 mod figures;

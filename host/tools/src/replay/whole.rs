@@ -1,5 +1,4 @@
-//! Replays whole prompts under each policy, with original and stabilised heads, and diagnoses why prefixes were not
-//! reused.
+//! Replays whole prompts under each policy, with original and stabilised heads, and diagnoses lost reuse.
 //!
 //! ```text
 //!   line ──▶ orderer (policy, head, conversation) ──▶ prompt ──▶ engine's cache      once for each policy

@@ -47,8 +47,7 @@ impl Arm {
     /// The arms of sweeps: no cache, the paper's two orders, and the gateway's defaults.
     pub(super) const FEW: [Self; 4] = [Self::NoCache, Self::RETRIEVAL, Self::GREEDY, Self::SHIPPED];
 
-    /// Returns all arms, in the order of tables. Without retrieval order with a hint, since there the gateway writes
-    /// none.
+    /// Returns all arms, in the order of tables. Excludes retrieval order with a hint, which the gateway never writes.
     pub(super) fn all() -> Vec<Self> {
         let moving = [
             PolicyKind::Random,

@@ -37,8 +37,7 @@ pub(super) struct Row {
     pub(super) mean: Estimate,
     pub(super) p50: Estimate,
     pub(super) p95: Estimate,
-    /// One minus the ratio of the mean to retrieval order's, per seed; then the same of the median. `None` for
-    /// retrieval order.
+    /// One minus the mean's ratio to retrieval order's, per seed; then the median's. `None` for retrieval order.
     pub(super) mean_below: Option<Estimate>,
     pub(super) p50_below: Option<Estimate>,
     /// Fraction (0 to 1) of requests that were faster than in retrieval order.

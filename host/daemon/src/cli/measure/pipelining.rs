@@ -74,8 +74,7 @@ impl Chat {
         self.answer(engine, start)
     }
 
-    /// Returns the seconds to the first token if the engine prefills the system prompt during retrieval, and the
-    /// seconds of that prefill.
+    /// Returns the seconds to the first token with the system prompt prefilled during retrieval, and that prefill's.
     fn pipelined(&self, engine: &mut Stepper) -> anyhow::Result<(f64, f64)> {
         let start = Instant::now();
         let warm_up = Request {

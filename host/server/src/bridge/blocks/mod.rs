@@ -1,5 +1,4 @@
-//! Determines which documents an engine's cache holds, from its events, which report blocks of tokens, and from prompts
-//! with known documents.
+//! Determines which documents an engine's cache holds, from its events on blocks and from prompts with known documents.
 //!
 //! ```text
 //!   prompt   |system      |document 1         |document 2     |question       tokens, and where documents end
@@ -9,9 +8,8 @@
 //!
 //! Blocks and prompts are matched by their tokens, so the engine's hash function need not be known. Either may come
 //! first: a prompt with missing blocks waits at the last block found. A *mark* records that a document ends in a block.
-//! The document is resident while its mark's block and all blocks before it are held. If an engine evicts a block in
-//! the middle, the blocks behind it lose their marks until the next such prompt. So the feed may know less than is
-//! held, never more.
+//! The document is resident while its mark's block and all blocks before it are held. If an engine evicts a block,
+//! those behind it lose their marks until the next such prompt. So the feed never reports more than is held.
 //!
 //! If an engine does not report salts, nothing is reported about salted prompts. After the first salted prompt, nothing
 //! is reported about the others either, since their blocks might belong to any tenant.

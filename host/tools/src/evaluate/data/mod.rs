@@ -113,8 +113,7 @@ pub(super) struct Reading {
 }
 
 impl Case {
-    /// Returns whether the position arms apply: every turn with an answer has a known answer document, and at least
-    /// three documents.
+    /// Returns whether the position arms apply: each answered turn has an answer document, and at least three in all.
     pub(super) fn has_positions(&self) -> bool {
         let scored = self.turns.iter().filter(|turn| !turn.answers.is_empty());
         scored
