@@ -1,4 +1,4 @@
-//! The `foreword` binary: arguments, logging, signals and exit codes. Everything else is in the libraries.
+//! The binary `foreword`: arguments, logging, signals and exit codes. Everything else is in the libraries.
 //!
 //! Exit codes: 0 after a graceful stop, 1 for a failure, 2 for bad arguments or an empty trace, and 128 + n when a
 //! second signal n cut the stop short.
@@ -89,7 +89,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Returns the exit code of a command that succeeds or fails.
+/// Returns the exit code of a command that only succeeds or fails.
 fn done(result: anyhow::Result<()>) -> ExitCode {
     ended(result.map(|()| ExitCode::SUCCESS))
 }

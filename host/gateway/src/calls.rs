@@ -1,4 +1,4 @@
-//! HTTP calls that the filter makes: to a retriever for a request, to engines' feeds for the plugin.
+//! HTTP calls that the filter makes: to a retriever for a request, and to engines' feeds for the plugin.
 //!
 //! In Envoy a call names a cluster of Envoy's configuration. Here the operator gives each cluster an address
 //! (`--cluster NAME=HOST:PORT`); a call to a cluster without one fails at once, as it does in Envoy.
@@ -22,14 +22,14 @@ pub(crate) struct Clusters {
     client: Client<HttpConnector, Full<Bytes>>,
 }
 
-/// A call that has not been made yet.
+/// A call that is ready to be made.
 pub(crate) struct Call {
     pub(crate) id: u64,
     request: Request<Full<Bytes>>,
     limit: Duration,
 }
 
-/// The result of a call. `status` is absent if there was no response; `body` is absent if it exceeds the limit.
+/// The result of a call. `status` is `None` if there was no response, and `body` is `None` if it was too long.
 pub(crate) struct Answer {
     pub(crate) id: u64,
     pub(crate) status: Option<u16>,
@@ -37,7 +37,7 @@ pub(crate) struct Answer {
 }
 
 impl Clusters {
-    /// Returns the clusters at these addresses (`host:port`, by name). Connections are opened on first use.
+    /// Returns the clusters with these addresses, `host:port` by name. Connections are opened on first use.
     pub(crate) fn new(addresses: BTreeMap<String, String>) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
@@ -48,8 +48,7 @@ impl Clusters {
         Self { addresses, client }
     }
 
-    /// Returns the call, ready to be [made](Clusters::make). Fails if the cluster is unknown or the headers are
-    /// invalid.
+    /// Returns a call, to be [made](Clusters::make). Fails if the cluster has no address or the headers are invalid.
     pub(crate) fn prepare(
         &self,
         id: u64,
@@ -88,8 +87,7 @@ impl Clusters {
         })
     }
 
-    /// Fetches a page of an endpoint within `limit`; `None` if there is no response, a status other than 200, or a body
-    /// of more than `max_bytes`.
+    /// Fetches `path` of an endpoint within `limit`; `None` without a response of status 200 and at most `max_bytes`.
     pub(crate) fn page(
         &self,
         address: SocketAddr,
@@ -116,8 +114,7 @@ impl Clusters {
         }
     }
 
-    /// Makes a call and waits for its response, within the call's time limit. A body of more than `max_bytes` is
-    /// dropped.
+    /// Makes a call, and returns its result within the call's time limit. A body of more than `max_bytes` is dropped.
     pub(crate) fn make(
         &self,
         call: Call,
@@ -129,7 +126,7 @@ impl Clusters {
             let answer = tokio::time::timeout(limit, async {
                 let response = response.await.ok()?;
                 let status = response.status().as_u16();
-                // A body that breaks off counts as no response; one that is too long keeps its status.
+                // A body that breaks off counts as no response; one that is too long does not.
                 let body = match Limited::new(response.into_body(), max_bytes)
                     .collect()
                     .await
@@ -143,7 +140,7 @@ impl Clusters {
             let (status, body) = match answer.await {
                 Ok(Some((status, body))) => (Some(status), body),
                 Ok(None) => (None, Some(Bytes::new())),
-                // Envoy reports a time-out in this way.
+                // Envoy reports a time-out as a 504.
                 Err(_) => (Some(504), Some(Bytes::new())),
             };
             Answer { id, status, body }
@@ -151,7 +148,7 @@ impl Clusters {
     }
 }
 
-/// Time after which an unused connection is closed.
+/// Time after which an idle connection is closed.
 const IDLE: Duration = Duration::from_secs(60);
 /// Status of a call to a cluster that has no address.
 const NO_CLUSTER: u32 = 1;

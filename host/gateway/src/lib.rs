@@ -1,4 +1,4 @@
-//! Foreword's filter behind Envoy's external-processing protocol (`envoy.service.ext_proc.v3`): a third shell around
+//! Foreword's filter as an external processor for Envoy (`envoy.service.ext_proc.v3`): a third shell around
 //! [`foreword_filter`], next to the Wasm module and the dynamic module.
 //!
 //! ```text
@@ -9,23 +9,23 @@
 //!
 //! | module | owns |
 //! | --- | --- |
-//! | [`service`] | the gRPC service: admission of streams, their order of events, their errors |
-//! | `stream` | one request: what the protocol's messages mean to the filter, and its decisions in the protocol's words |
+//! | [`service`] | the gRPC service: admission of streams, the order of their messages, their errors |
+//! | `stream` | one request: translates messages for the filter, and the filter's decisions into messages |
 //! | `proxy` | the filter's [`Host`](foreword_filter::Host), for a request and for the plugin |
-//! | [`processor`] | what all streams share: the plugin and its reload, bounds, clusters, metrics |
+//! | [`processor`] | what all streams share: the plugin and its reload, limits, clusters, metrics |
 //! | [`pool`] | the endpoints that an endpoint picker chooses from, and their load |
-//! | `calls` | HTTP calls that the filter makes: retrieval, engines' feeds |
+//! | `calls` | HTTP calls that the filter makes: to retrievers and to engines' feeds |
 //! | [`metrics`] | counters and histograms, as Prometheus reads them |
-//! | [`server`] | a process's life: listeners, probes, reload, drain |
+//! | [`server`] | the process: listeners, probes, drain |
 //!
 //! With a [`pool`], the same service is an endpoint picker of the Gateway API's inference extension.
 //!
-//! This crate decides nothing about requests: the filter and the core do. All gateways share one
-//! [`Plugin`](foreword_filter::Plugin). Its mutex is held for the microseconds that an ordering takes; parsing,
+//! This crate makes no decisions about requests; the filter and the core do. All gateways share one
+//! [`Plugin`](foreword_filter::Plugin), whose mutex is held only for the microseconds of an ordering; parsing,
 //! rendering of refusals and the protocol run concurrently on all cores.
 //!
-//! It works wherever ext_proc does, and several gateways share their knowledge. It costs round trips. Envoy's messages
-//! take a minute to compile, so it is a separate binary.
+//! An external processor works wherever Envoy's ext_proc does, and gateways that share it share their knowledge; it
+//! costs round trips. It is a separate binary because Envoy's protobuf messages take a minute to compile.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,4 @@
-//! The `foreword-gateway` binary, which `foreword ext-proc` runs: arguments, logging, signals and exit codes.
-//! Everything else is the library's.
+//! The binary `foreword-gateway`, which `foreword ext-proc` runs: arguments, logging, signals and exit codes.
 //!
 //! Exit codes: 0 after a graceful stop, 1 for a failure or a stop that cut streams short, 2 for bad arguments.
 
@@ -161,7 +160,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Serves until a signal. Returns whether all streams ended before the grace period did.
+/// Serves until a stop signal. Returns whether all streams ended within the grace period.
 async fn run(arguments: Arguments) -> anyhow::Result<bool> {
     let bounds = Bounds {
         streams: arguments.max_streams as usize,

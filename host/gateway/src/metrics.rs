@@ -1,4 +1,4 @@
-//! Counters and histograms: the filter's, which it names itself, and the processor's own.
+//! Counters and histograms: those that the filter defines, and the processor's own.
 //!
 //! ```text
 //!   foreword_requests_total, foreword_ordering_microseconds, …    the filter's, the same names as in every shell
@@ -28,9 +28,9 @@ pub struct Metrics {
     pub(crate) streams: Counter,
     /// Streams refused because too many were open.
     pub(crate) refused_streams: Counter,
-    /// Streams that ended with an error, of the gateway or the processor.
+    /// Streams that ended with an error, by the gateway's fault or ours.
     pub(crate) failed_streams: Counter,
-    /// Bytes of request bodies in memory.
+    /// Bytes of request bodies in memory, over all streams.
     pub(crate) held_bytes: Gauge,
     /// Configurations that replaced another.
     pub(crate) reloads: Counter,
@@ -42,7 +42,7 @@ pub struct Metrics {
     pub(crate) endpoint_changes: Counter,
     /// Lists of endpoints that could not be read; the previous list stays in use.
     pub(crate) refused_endpoint_lists: Counter,
-    /// Scrapes of endpoints' metrics that yielded no load.
+    /// Scrapes of an endpoint's metrics without a load.
     pub(crate) failed_scrapes: Counter,
     /// Requests refused because no endpoint of the pool was eligible.
     pub(crate) no_endpoint: Counter,
@@ -53,7 +53,7 @@ pub struct Metrics {
 /// The metrics that the filter defines.
 struct FilterMetrics {
     registry: Registry,
-    /// Positions in `metrics`, by name.
+    /// Indices in `metrics`, by name.
     names: HashMap<String, u32>,
     metrics: Vec<FilterMetric>,
 }
@@ -137,19 +137,19 @@ impl Metrics {
         }
     }
 
-    /// Returns the counter of that name, defining it if it is new. `None` if the name is a histogram's.
+    /// Returns the counter `name`, which is defined if it is new; `None` if a histogram has that name.
     pub(crate) fn counter(&self, name: &str) -> Option<MetricId> {
         self.define(name, || FilterMetric::Counter(Counter::default()))
     }
 
-    /// Returns the histogram of that name, defining it if it is new. `None` if the name is a counter's.
+    /// Returns the histogram `name`, which is defined if it is new; `None` if a counter has that name.
     pub(crate) fn histogram(&self, name: &str) -> Option<MetricId> {
         self.define(name, || {
             FilterMetric::Histogram(Histogram::new(buckets(name).iter().copied()))
         })
     }
 
-    /// Returns the metric of that name, defining it with `new` if it is new. `None` if it has another kind.
+    /// Returns the metric `name`, created by `new` if there is none; `None` if it exists with another kind.
     fn define(&self, name: &str, new: impl FnOnce() -> FilterMetric) -> Option<MetricId> {
         let mut filter = self.filter.write();
         let metric = new();
@@ -162,7 +162,7 @@ impl Metrics {
         let help = help(name);
         match &metric {
             FilterMetric::Counter(counter) => {
-                // The format adds the suffix.
+                // The encoder adds `_total`.
                 let stem = name.strip_suffix("_total").unwrap_or(name).to_owned();
                 filter.registry.register(stem, help, counter.clone());
             }
@@ -175,7 +175,7 @@ impl Metrics {
         Some(MetricId(at))
     }
 
-    /// Adds to a counter. Returns `false` if there is no such counter.
+    /// Adds to a counter. Returns false if `counter` is no counter's id.
     pub(crate) fn add(&self, counter: MetricId, amount: u64) -> bool {
         let filter = self.filter.read();
         match filter.metrics.get(counter.0 as usize) {
@@ -187,7 +187,7 @@ impl Metrics {
         }
     }
 
-    /// Records a sample in a histogram. Returns `false` if there is no such histogram.
+    /// Records a sample in a histogram. Returns false if `histogram` is no histogram's id.
     #[allow(
         clippy::cast_precision_loss,
         reason = "a sample is far below 2^53: microseconds, per cent, documents"
@@ -213,7 +213,7 @@ impl Metrics {
     }
 }
 
-/// Returns a metric's description: its name in words.
+/// Returns a description of a metric: its name in words.
 fn help(name: &str) -> String {
     let words = name.strip_prefix("foreword_").unwrap_or(name);
     let words = words.strip_suffix("_total").unwrap_or(words);

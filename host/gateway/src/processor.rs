@@ -1,11 +1,11 @@
-//! The state shared by all streams: the plugin and its reload, the endpoint pool, and the limits.
+//! The state shared by all streams: the plugin and its reload, the endpoint pool, clusters, metrics and limits.
 //!
 //! ```text
 //!   file ──▶ load ──▶ accepted ─▶ new streams use the new plugin; open ones keep theirs
 //!                └──▶ refused ──▶ a line in the log, a count; the old plugin stays in use
 //! ```
 //!
-//! A new plugin reads the old one's knowledge from the shared data, as in every shell.
+//! A new plugin takes over the old one's knowledge from the shared data, as in every shell.
 
 use parking_lot::RwLock;
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,9 +33,9 @@ use crate::proxy::{PluginCalls, Proxy, Scope};
 pub struct Bounds {
     /// Most open streams; each is a request in flight at a gateway.
     pub streams: usize,
-    /// Most bytes of request bodies that all streams together keep in memory.
+    /// Most bytes of request bodies in memory, over all streams.
     pub held_bytes: usize,
-    /// Most bytes of one protocol message, which is a whole body if the gateway buffers.
+    /// Most bytes of one protocol message. If the gateway buffers bodies, a message has a whole body.
     pub message_bytes: usize,
 }
 
@@ -49,7 +49,7 @@ impl Default for Bounds {
     }
 }
 
-/// Returns the function by which a plugin requests a tick.
+/// Returns the function that a plugin calls to request a tick.
 fn waker(woken: &Arc<Notify>) -> impl Fn() + Send + Sync + use<> {
     let woken = Arc::clone(woken);
     move || woken.notify_one()
@@ -58,7 +58,7 @@ fn waker(woken: &Arc<Notify>) -> impl Fn() + Send + Sync + use<> {
 /// The state shared by all streams of a process.
 pub struct Processor {
     plugin: RwLock<Arc<Plugin>>,
-    /// Signalled when a plugin requests a tick.
+    /// Notified when a plugin requests a tick.
     woken: Arc<Notify>,
     /// Path of the filter's configuration.
     file: PathBuf,
@@ -73,11 +73,11 @@ pub struct Processor {
 }
 
 impl Processor {
-    /// Loads the configuration in `file`, the JSON that the filter accepts in every shell. `clusters` has the addresses
-    /// of the clusters that it may call. With a `pool`, every request is sent to one of its endpoints.
+    /// Loads the filter's configuration, JSON, from `file`. `clusters` maps the names of clusters that the filter may
+    /// call to their addresses. With a `pool`, every request is sent to one of its endpoints.
     ///
     /// # Errors
-    /// Fails when the file cannot be read, or with the filter's error when the filter refuses it.
+    /// Fails if the file cannot be read, and with the filter's error if the filter refuses the configuration.
     pub fn load(
         file: &Path,
         clusters: BTreeMap<String, String>,
@@ -139,14 +139,14 @@ impl Processor {
         }
     }
 
-    /// Returns the plugin for a new stream.
+    /// Returns the current plugin, which a new stream uses to its end.
     pub(crate) fn plugin(&self) -> Arc<Plugin> {
         let plugin = self.plugin.read();
         Arc::clone(&plugin)
     }
 
-    /// Reloads the configuration when the file's bytes change or `asked` (SIGHUP) arrives; runs until it is dropped.
-    /// Because bytes are compared, both a renamed file and a Kubernetes volume are noticed.
+    /// Reloads the configuration when the file's content changes or SIGHUP arrives on `asked`. Runs until dropped. It
+    /// compares content, so replaced files and Kubernetes volumes are noticed too.
     pub async fn watch(self: Arc<Self>, mut asked: Signal) {
         let mut seen = read(&self.file).ok();
         let mut clock = tokio::time::interval(LOOK);
@@ -171,10 +171,10 @@ impl Processor {
         }
     }
 
-    /// Runs the plugin's ticks and its calls to engines' feeds; runs until it is dropped.
+    /// Runs the plugin's ticks, and its calls to engines' feeds. Runs until dropped.
     pub async fn tick(self: Arc<Self>) {
         let calls = PluginCalls::default();
-        // A response belongs to the plugin that made the call, even if a reload has replaced it.
+        // A response goes to the plugin that made the call, even after a reload.
         let mut under_way: JoinSet<(Arc<Plugin>, Answer)> = JoinSet::new();
         let mut next = tokio::time::Instant::now();
         loop {
@@ -212,7 +212,8 @@ impl Processor {
     /// Reads the pool's source for the first time, if there is a pool.
     ///
     /// # Errors
-    /// Fails when the source is a file that cannot be read. A name that cannot be resolved yet is retried later.
+    /// Fails if the source is a file that cannot be read. A name that does not resolve yet is retried by
+    /// [`Processor::follow_endpoints`].
     pub async fn find_endpoints(&self) -> anyhow::Result<()> {
         let Some(pool) = &self.pool else {
             return Ok(());
@@ -232,8 +233,8 @@ impl Processor {
         }
     }
 
-    /// Polls the pool's source, if there is a pool; runs until it is dropped. A source that cannot be read leaves the
-    /// endpoints unchanged; its error is logged once.
+    /// Polls the pool's source, and updates the pool. Runs until dropped; returns at once without a pool. If the source
+    /// cannot be read, the endpoints stay as they are; an error is logged once.
     pub async fn follow_endpoints(self: Arc<Self>) {
         let Some(pool) = &self.pool else { return };
         let source = &pool.options().source;
@@ -271,7 +272,7 @@ impl Processor {
         }
     }
 
-    /// Changes the pool to these endpoints.
+    /// Changes the pool's endpoints to these; does nothing without a pool.
     pub(crate) fn take_endpoints(&self, endpoints: &[Endpoint]) {
         let Some(pool) = &self.pool else { return };
         let change = pool.plan(endpoints);
@@ -291,8 +292,8 @@ impl Processor {
         tracing::info!(endpoints = count, joined, left, "endpoints changed");
     }
 
-    /// Scrapes the load of the pool's endpoints, if there are any; runs until it is dropped. An endpoint whose scrape
-    /// is in flight is skipped.
+    /// Scrapes the load of the pool's endpoints at intervals, one scrape at a time for each. Runs until dropped;
+    /// returns at once without a pool or metrics path.
     pub async fn scrape(self: Arc<Self>) {
         let Some(pool) = &self.pool else { return };
         let Some(path) = &pool.options().metrics_path else {
@@ -328,14 +329,14 @@ impl Processor {
                             }
                         }
                     }
-                    // The endpoint is unknown after a panic, so all may be scraped again.
+                    // After a panic it is unknown which scrape ended, so all endpoints may be scraped again.
                     Err(_) => asked.clear(),
                 }
             }
         }
     }
 
-    /// Returns the proxy as the filter sees it.
+    /// Returns the filter's host for `scope`.
     pub(crate) fn proxy<'a>(&'a self, scope: Scope<'a>) -> Proxy<'a> {
         Proxy {
             shared_data: &self.shared_data,
@@ -346,12 +347,12 @@ impl Processor {
         }
     }
 
-    /// Admits a stream; `None` if the limit is reached.
+    /// Admits a stream; `None` if [`Bounds::streams`] are open.
     pub(crate) fn admit(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.places).try_acquire_owned().ok()
     }
 
-    /// Reserves memory for a body. Returns `false`, and reserves nothing, if the limit would be exceeded.
+    /// Reserves memory for a body. Returns false, without a reservation, if [`Bounds::held_bytes`] would be exceeded.
     pub(crate) fn hold(&self, bytes: usize) -> bool {
         let limit = self.bounds.held_bytes;
         let more = |held: usize| held.checked_add(bytes).filter(|sum| *sum <= limit);
@@ -363,14 +364,14 @@ impl Processor {
         is_held
     }
 
-    /// Releases reserved memory.
+    /// Releases memory that was reserved with [`Processor::hold`].
     pub(crate) fn release(&self, bytes: usize) {
         self.held_bytes.fetch_sub(bytes, Ordering::Relaxed);
         (self.metrics.held_bytes).dec_by(i64::try_from(bytes).unwrap_or(i64::MAX));
     }
 }
 
-/// Catches a panic in `work`, which would otherwise end the ticks for ever.
+/// Runs `work` and catches a panic, which would otherwise end the ticks for ever.
 fn caught(work: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(work));
 }
@@ -381,5 +382,5 @@ fn read(file: &Path) -> anyhow::Result<Vec<u8>> {
 
 /// Time limit of a scrape.
 const SCRAPE: Duration = Duration::from_secs(1);
-/// Interval between checks of the configuration file.
+/// Interval between readings of the configuration file.
 const LOOK: Duration = Duration::from_secs(1);

@@ -1,12 +1,12 @@
-//! [`Host`] for the filter: one request's state from the protocol's messages, or the plugin's own scope.
+//! Implements the filter's [`Host`]: for a request, on the state that the protocol's messages bring, or for the plugin.
 //!
 //! ```text
 //!   the protocol's messages ─▶ RequestState ─▶ Exchange reads headers, body, attributes
 //!   the protocol's answers  ◀─ RequestState ◀─ Exchange changes headers, replaces the body, responds, logs
 //! ```
 //!
-//! A changed header reads as changed, as in Envoy. Nothing is sent here: `stream` writes the changes into the next
-//! answer.
+//! A header reads as changed once the filter has changed it, as in Envoy. Nothing is sent here: `stream` puts the
+//! changes into its next message.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -32,13 +32,13 @@ pub(crate) struct Proxy<'a> {
     pub(crate) scope: Scope<'a>,
 }
 
-/// The callback context of a call into the filter.
+/// The caller of the host: the plugin, or one request.
 pub(crate) enum Scope<'a> {
     Plugin(&'a PluginCalls),
     Request(&'a RefCell<RequestState>),
 }
 
-/// The plugin's HTTP calls that have not been made yet.
+/// The HTTP calls that the plugin has requested and that have not been made yet.
 #[derive(Default)]
 pub(crate) struct PluginCalls {
     asked: RefCell<Vec<Call>>,
@@ -51,7 +51,7 @@ impl PluginCalls {
     }
 }
 
-/// A request, its response, and the changes that the filter has asked for.
+/// A request, its response, and the changes that the filter has requested.
 #[derive(Default)]
 pub(crate) struct RequestState {
     pub(crate) request: Headers,
@@ -62,19 +62,19 @@ pub(crate) struct RequestState {
     pub(crate) new_body: Option<Vec<u8>>,
     /// The current chunk of the response's body.
     pub(crate) chunk: Vec<u8>,
-    /// The filter's own response, if it refuses the request.
+    /// The filter's own response, which ends the request; `None` if the request is forwarded.
     pub(crate) reply: Option<Reply>,
-    /// Whether the filter has resumed a request that it had paused.
+    /// Whether the filter has resumed the request, which it had paused.
     pub(crate) resumed: bool,
-    /// Signalled when another request or a tick resumes this one.
+    /// Notified when another request or a tick resumes this one.
     pub(crate) woken: Arc<Notify>,
     /// Access-log fields not sent yet.
     pub(crate) log_fields: Vec<(String, String)>,
-    /// The request's attributes, by the filter for which they were sent.
+    /// The attributes that the gateway has sent.
     pub(crate) attributes: Vec<Struct>,
     /// Dynamic metadata, by namespace.
     pub(crate) metadata: BTreeMap<String, Struct>,
-    /// The endpoints that the gateway allows; `None` for all.
+    /// The endpoints that the gateway allows; `None` for all of the pool.
     pub(crate) subset: Option<Subset>,
     /// Calls requested by the filter and not made yet.
     pub(crate) asked: Vec<Call>,
@@ -89,7 +89,7 @@ pub(crate) struct Reply {
     pub(crate) body: Vec<u8>,
 }
 
-/// Headers, with the changes since the last answer.
+/// Headers of a request or a response, with the changes that were not sent yet.
 #[derive(Default)]
 pub(crate) struct Headers {
     fields: Vec<(String, Vec<u8>)>,
@@ -135,7 +135,7 @@ impl Headers {
 }
 
 impl<'a> Proxy<'a> {
-    /// Borrows the request's state. The caller must not call the filter while it is borrowed.
+    /// Borrows the request's state. Fails for the plugin, and while the state is borrowed.
     fn state(&self, call: &'static str) -> Result<std::cell::RefMut<'_, RequestState>, HostError> {
         match &self.scope {
             Scope::Request(state) => state.try_borrow_mut().map_err(|_| refused(call, NESTED)),
@@ -234,9 +234,9 @@ impl Host for Proxy<'_> {
         Ok(self.shared_data.set(key, value, unchanged_since))
     }
 
-    /// Returns a text attribute that the gateway sends (`request_attributes`, `response_attributes`), or text in
-    /// dynamic metadata that it forwards (`metadata_options.forwarding_namespaces`). For an endpoint picker, the
-    /// endpoint that answered is in the protocol's own metadata namespace.
+    /// Returns an attribute that the gateway sends (`request_attributes`, `response_attributes`), or dynamic metadata
+    /// that it forwards (`metadata_options.forwarding_namespaces`); `None` if it is absent, an error if it is not text.
+    /// For an endpoint picker, `upstream.address` is read from the metadata of the endpoint picker protocol.
     fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>, HostError> {
         const CALL: &str = "property";
         if matches!(self.scope, Scope::Plugin(_)) {
@@ -365,7 +365,7 @@ impl Host for Proxy<'_> {
     }
 }
 
-/// Returns the value at a path of names within a structure.
+/// Returns the value at a path of field names within `structure`; `None` if there is none.
 fn within<'s>(structure: &'s Struct, path: &[&str]) -> Option<&'s Kind> {
     let (name, rest) = path.split_first()?;
     let kind = structure.fields.get(*name)?.kind.as_ref()?;
@@ -380,13 +380,13 @@ fn refused(call: &'static str, status: u32) -> HostError {
     HostError { call, status }
 }
 
-/// Status of a request call outside a request.
+/// Status of a call that needs a request, made by the plugin.
 const NO_REQUEST: u32 = 10;
-/// Status of a plugin call within a request.
+/// Status of a call of the plugin's, made within a request.
 const NO_PLUGIN: u32 = 11;
-/// Status of a nested call.
+/// Status of a call while another one borrows the request's state.
 const NESTED: u32 = 12;
 /// Status of a property that is not text.
 const NO_TEXT: u32 = 13;
-/// Status of a metric that is unknown or has another kind.
+/// Status of a metric that is unknown or of another kind.
 const NO_METRIC: u32 = 14;

@@ -1,4 +1,4 @@
-//! The server process: listeners, probes, and the drain.
+//! The server process: listeners, probes, and draining.
 //!
 //! ```text
 //!   --listen           gRPC: the external-processing service, and the health service      TCP, TLS or a Unix socket
@@ -30,7 +30,7 @@ use crate::pool::Pool;
 use crate::processor::Processor;
 use crate::service::Service;
 
-/// The address that a process listens on.
+/// An address to listen on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
     /// A TCP address; port 0 picks a free port.
@@ -50,23 +50,23 @@ impl std::fmt::Display for Place {
 
 /// Certificates of a TCP listener, in PEM.
 pub struct Tls {
-    /// The server's certificate chain.
+    /// The server's certificate chain, its own certificate first.
     pub certificate: Vec<u8>,
-    /// The private key of its first certificate.
+    /// The private key of the server's certificate.
     pub key: Vec<u8>,
-    /// The authority of the gateways' certificates; `None` if they need no certificate.
+    /// The authority that must have issued the gateways' certificates; `None` if gateways need none.
     pub client_authority: Option<Vec<u8>>,
 }
 
 /// The configuration of a process.
 pub struct Options {
-    /// Address for gateways.
+    /// Address for the gateways' connections.
     pub listen: Place,
-    /// Certificates; `None` for unencrypted connections.
+    /// Certificates of a TCP listener; `None` for unencrypted connections.
     pub tls: Option<Tls>,
     /// Address for probes and metrics; `None` for no internal listener.
     pub internal: Option<SocketAddr>,
-    /// Time that open streams have after a stop signal.
+    /// Time that open streams get to end after a stop signal.
     pub grace: Duration,
 }
 
@@ -86,10 +86,10 @@ enum Incoming {
 }
 
 impl Server {
-    /// Binds the listeners. Connections are accepted once [`Server::serve`] runs.
+    /// Binds the listeners. Connections are accepted only while [`Server::serve`] runs.
     ///
     /// # Errors
-    /// Fails when an address cannot be bound.
+    /// Fails if an address cannot be bound, or if a Unix socket is in use or has certificates.
     pub async fn bind(processor: Arc<Processor>, options: Options) -> anyhow::Result<Self> {
         let listening = || format!("cannot listen on {}", options.listen);
         let (incoming, place) = match &options.listen {
@@ -137,12 +137,12 @@ impl Server {
         })
     }
 
-    /// Returns the address for gateways.
+    /// Returns the address for gateways, with its real port.
     pub fn place(&self) -> &Place {
         &self.place
     }
 
-    /// Returns the address for probes and metrics.
+    /// Returns the address for probes and metrics, with its real port; `None` without an internal listener.
     pub fn internal(&self) -> Option<SocketAddr> {
         self.internal.as_ref().map(|(_, address)| *address)
     }
@@ -151,7 +151,7 @@ impl Server {
     /// all streams ended by then.
     ///
     /// # Errors
-    /// Fails when a certificate cannot be read.
+    /// Fails if a certificate is invalid or a listener fails.
     pub async fn serve(self, stop: impl Future<Output = ()>) -> anyhow::Result<bool> {
         let is_ready = Arc::new(AtomicBool::new(false));
         let (health, health_service) = tonic_health::server::health_reporter();
@@ -187,7 +187,7 @@ impl Server {
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .http2_keepalive_interval(Some(KEEPALIVE))
-            // Disconnecting clients make gateways reset their streams, possibly many at once.
+            // Gateways reset streams when clients disconnect, possibly many at once.
             .http2_max_pending_accept_reset_streams(Some(bounds.streams));
         if let Some(tls) = self.tls {
             let mut config =
@@ -203,7 +203,7 @@ impl Server {
             .add_service(Service::over(Arc::clone(&self.processor)));
         let (drain, draining) = oneshot::channel::<()>();
         let draining = async move {
-            // An error means that the sender was dropped, which also ends serving.
+            // An error means that the sender was dropped, which must also start the drain.
             let _ = draining.await;
         };
         let mut serving = tokio::spawn(async move {
@@ -282,8 +282,8 @@ fn internal(processor: Arc<Processor>, is_ready: Arc<AtomicBool>) -> Router {
         .route("/ready", get(ready))
 }
 
-/// The names that the health service answers for, besides `liveness`: the whole server, the service, and the name that
-/// the Gateway API's inference extension uses for endpoint pickers.
+/// The names in gRPC's health service that follow readiness: the whole server, the service, and the name that the
+/// Gateway API's inference extension uses for endpoint pickers. `liveness` is answered too.
 const READINESS_NAMES: [&str; 3] = ["", SERVICE_NAME, "readiness"];
 /// Limits of the internal listener's connections, for probes and scrapers, independent of the public listener's.
 const INTERNAL_BOUNDS: Bounds = Bounds {
@@ -297,9 +297,9 @@ const INTERNAL_BOUNDS: Bounds = Bounds {
 };
 /// Time limit of a TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Flow-control window of a stream, in bytes: a typical body fits.
+/// Flow-control window of a stream, in bytes, large enough for a typical body.
 const STREAM_WINDOW: u32 = 1 << 20;
-/// Flow-control window of a connection, in bytes; each gateway worker has one connection for all its streams.
+/// Flow-control window of a connection, in bytes. A gateway's worker has one connection for all its streams.
 const CONNECTION_WINDOW: u32 = 16 << 20;
 /// Interval of keepalive pings on idle connections.
 const KEEPALIVE: Duration = Duration::from_secs(30);

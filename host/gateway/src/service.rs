@@ -1,14 +1,14 @@
-//! The gRPC service: admits streams, passes their messages to `stream` in order, and ends them.
+//! The gRPC service: admits streams, passes their messages to `stream` in order, and ends them with a status.
 //!
 //! Each stream is one future, polled by its connection's task, without a channel or another task between a message and
 //! its answer. When a gateway cancels a stream, its state is dropped.
 //!
 //! | end | the gateway |
 //! | --- | --- |
-//! | OK | forwards without the filter: nothing is left to do |
-//! | RESOURCE_EXHAUSTED: too many streams or bytes | as for every error: 500, or forwards, by `failure_mode_allow` |
-//! | FAILED_PRECONDITION: a mode in which nothing can be ordered | the same |
-//! | OUT_OF_RANGE: a message longer than the bound | the same |
+//! | OK | forwards without the filter, which has nothing left to do |
+//! | RESOURCE_EXHAUSTED: too many streams or bytes | as for every error: 500 or forwarding, by `failure_mode_allow` |
+//! | FAILED_PRECONDITION: a body mode in which nothing can be ordered | the same |
+//! | OUT_OF_RANGE: a message longer than the limit | the same |
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::calls::Answer;
 use crate::processor::Processor;
 use crate::stream::ProcessingStream;
 
-/// The external-processing service over one processor.
+/// The external-processing service.
 pub struct Service {
     processor: Arc<Processor>,
 }
@@ -73,7 +73,7 @@ impl ExternalProcessor for Service {
     }
 }
 
-/// An open stream and everything that it waits for.
+/// An open stream, with the calls whose results it waits for.
 struct Conversation {
     messages: Streaming<ProcessingRequest>,
     stream: ProcessingStream,
@@ -84,7 +84,7 @@ struct Conversation {
 }
 
 impl Conversation {
-    /// Returns the next answer or the final error; `None` when the stream ends normally.
+    /// Returns the next message to the gateway, or the error that ends the stream; `None` when it ends normally.
     async fn next(&mut self) -> Option<Result<ProcessingResponse, Status>> {
         loop {
             if let Some(answer) = self.stream.next_answer() {
@@ -111,7 +111,7 @@ impl Conversation {
             if let Err(status) = result {
                 self.has_failed = true;
                 self.processor.metrics.failed_streams.inc();
-                // A gateway that cancelled receives no status.
+                // The gateway has cancelled the stream, so it does not receive the status.
                 if status.code() != tonic::Code::Cancelled {
                     tracing::warn!(code = ?status.code(), "a stream failed: {}", status.message());
                 }

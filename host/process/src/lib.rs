@@ -1,5 +1,5 @@
-//! The process code that the servers `foreword` and `foreword-gateway` share: log, stop signals, announcement of
-//! addresses, and limits on connections.
+//! What the servers `foreword` and `foreword-gateway` share as processes: log, stop signals, announced addresses, and
+//! limits on connections.
 
 pub mod connections;
 
@@ -23,8 +23,8 @@ pub enum LogFormat {
     Json,
 }
 
-/// Starts the log on standard error, at the level in `FOREWORD_LOG` (default `info`). A panic is logged by its place
-/// only, because its message may quote a request.
+/// Starts the log on standard error, at the level in `FOREWORD_LOG` (default `info`). Of a panic only the source
+/// location is logged, because its message may quote a request.
 ///
 /// # Errors
 /// Returns an error when `FOREWORD_LOG` is not a valid log filter.
@@ -44,8 +44,8 @@ pub fn start_log(format: LogFormat) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints `listening on PLACE` on standard output and, on a second line, the internal listener's routes and address.
-/// Both lines are written at once, for the parent process that waits for them. A closed output is ignored.
+/// Prints `listening on PLACE` to standard output, and on a second line the internal listener's routes and address.
+/// Both lines are written at once, for a parent process that waits for them. A closed standard output is only logged.
 pub fn announce(place: &str, internal: Option<(&str, SocketAddr)>) {
     let mut lines = format!("listening on {place}\n");
     if let Some((serves, address)) = internal {
@@ -58,7 +58,7 @@ pub fn announce(place: &str, internal: Option<(&str, SocketAddr)>) {
     }
 }
 
-/// Binds a listener at `address`. Returns it with its actual address. `whom` names its clients in errors.
+/// Binds a listener at `address`, and returns it with its real address. `whom` describes its clients in errors.
 ///
 /// # Errors
 /// Returns an error that names `address` and `whom` if binding fails.
@@ -106,7 +106,7 @@ impl StopSignals {
     /// Starts to listen for the signals.
     ///
     /// # Errors
-    /// Returns an error when the system cannot deliver a signal.
+    /// Returns an error if the system refuses to deliver a signal.
     pub fn new() -> std::io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,

@@ -1,6 +1,6 @@
-//! Numbers and encodings of proxy-wasm ABI 0.2.1. They are from [the
-//! specification](https://github.com/proxy-wasm/spec/tree/main/abi-versions/v0.2.1); where it is silent, from Envoy's
-//! host (`proxy-wasm-cpp-host`, `src/exports.cc`).
+//! Numbers and encodings of proxy-wasm ABI 0.2.1, from [the
+//! specification](https://github.com/proxy-wasm/spec/tree/main/abi-versions/v0.2.1), and where it says nothing, from
+//! Envoy's host (`proxy-wasm-cpp-host`, `src/exports.cc`).
 
 /// Status codes of host calls.
 pub(crate) mod status {
@@ -17,7 +17,7 @@ pub(crate) mod status {
 /// Names and values of headers, in order.
 pub type Headers = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// Encodes a map: the number of pairs, the two lengths of each, then names and values, each followed by a 0 byte.
+/// Encodes headers: their number, the two lengths of each, then names and values, each followed by a 0 byte.
 pub(crate) fn written(map: &Headers) -> Vec<u8> {
     let number = |length: usize| u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes();
     let mut bytes = Vec::from(number(map.len()));
@@ -34,7 +34,7 @@ pub(crate) fn written(map: &Headers) -> Vec<u8> {
     bytes
 }
 
-/// Decodes a map, with names in lower case. Returns `None` if it is malformed; no bytes are an empty map.
+/// Decodes headers, with names in lower case; `None` if `bytes` is malformed. An empty encoding has no headers.
 pub(crate) fn read(bytes: &[u8]) -> Option<Headers> {
     if bytes.is_empty() {
         return Some(Headers::new());
@@ -45,7 +45,7 @@ pub(crate) fn read(bytes: &[u8]) -> Option<Headers> {
     };
     let count = number(0)?;
     let mut at = 4_usize.checked_add(count.checked_mul(8)?)?;
-    // A count larger than the bytes allow reserves no memory.
+    // Checked before memory is reserved for so many headers.
     if at > bytes.len() {
         return None;
     }

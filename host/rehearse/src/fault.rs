@@ -1,5 +1,5 @@
-//! Faults of a module: the callback and the cause. They contain no text of a request: of a panic's message, only the
-//! place in the source is kept.
+//! Faults of a module: which callback failed, and why. They contain no text of a request: of a panic's message, only
+//! the place in the source is kept.
 
 use crate::limits::{Exited, HandedOver, MemoryExceeded};
 use std::fmt;
@@ -9,22 +9,22 @@ use wasmtime::Trap;
 /// A callback that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// The callback's name in the ABI, such as `proxy_on_request_body`.
+    /// Name of the callback in the ABI, such as `proxy_on_request_body`.
     pub callback: &'static str,
     /// The kind of the fault.
     pub kind: FaultKind,
-    /// Place of the panic in the source, if the module logged it.
+    /// Place of the panic in the source, `FILE:LINE:COLUMN`; `None` if the module logged none.
     pub place: Option<String>,
 }
 
 /// Why a callback failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// The module trapped, by a panic, an access out of bounds or a stack overflow.
+    /// The module trapped: a panic, an access out of bounds, or a stack overflow. The text is wasmtime's.
     Trap(String),
-    /// The callback used all its instructions.
+    /// The callback executed more than this many instructions.
     Fuel(u64),
-    /// The callback exceeded its time limit.
+    /// The callback took longer than this.
     Deadline(Duration),
     /// The module exceeded its memory limit.
     Memory {
@@ -33,16 +33,16 @@ pub enum FaultKind {
         /// Limit in bytes.
         limit: u64,
     },
-    /// The callback passed more bytes to the proxy than the limit.
+    /// The callback passed more than 256 MiB to the proxy.
     HandedOver,
-    /// The module exited with this code.
+    /// The module exited with this code, by WASI's `proc_exit`.
     Exit(i32),
-    /// The module paused the request, and nothing in flight could resume it.
+    /// The module paused the request, and no pending call could make it resume.
     Held,
 }
 
 impl FaultKind {
-    /// Returns the kind's name, one word.
+    /// Returns the kind's name, such as `trap`.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -95,7 +95,7 @@ impl fmt::Display for Fault {
 impl std::error::Error for Fault {}
 
 impl Fault {
-    /// Returns the fault that wasmtime's error means for a callback.
+    /// Converts wasmtime's error from a callback to a fault; `fuel` and `deadline` are the limits of the call.
     pub(crate) fn new(
         callback: &'static str,
         error: &wasmtime::Error,

@@ -1,4 +1,4 @@
-//! Runs a built proxy-wasm module under wasmtime, and shows its effect on a log of requests.
+//! Runs a built proxy-wasm module under wasmtime, and reports what it does to the requests of a log.
 //!
 //! ```text
 //!   LOG ──▶ run ──▶ Proxy: VMs that share data ──▶ what the engine would get, fuel, calls, memory, faults
@@ -7,12 +7,11 @@
 //!                    Vm ── callbacks ──▶ module.wasm ── host calls ──▶ calls
 //! ```
 //!
-//! Nothing comes from outside: clock and random numbers are fixed, cluster responses are scripted, and instructions are
-//! counted instead of time. Two runs agree to the instruction on any machine, so two builds or configurations can be
-//! compared ([`run::run`] with `--against`).
+//! Clock and random numbers are fixed, cluster responses are scripted, and instructions are counted instead of time. So
+//! two runs agree to the instruction on any machine, and two builds or configurations can be compared (`--against`).
 //!
-//! The host calls are the project's own: the existing crate (`proxy-wasm-host`) needs a newer compiler than this
-//! workspace. They behave like Envoy's. Routes, retries and concurrent requests in a VM are not simulated.
+//! The host calls behave like Envoy's. They are the project's own, since the crate `proxy-wasm-host` needs a newer
+//! compiler. Routes, retries and concurrent requests in a VM are not simulated.
 
 mod abi;
 mod calls;

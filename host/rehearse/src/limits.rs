@@ -1,4 +1,4 @@
-//! A module's limits: instructions and time per callback, its memory, and the bytes that it passes to the proxy.
+//! A module's limits: instructions and time per callback, memory, and bytes passed to the proxy.
 
 use std::time::Duration;
 use wasmtime::ResourceLimiter;
@@ -6,11 +6,11 @@ use wasmtime::ResourceLimiter;
 /// A module's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Instructions per callback. Envoy has no such limit: an endless loop blocks its worker for ever.
+    /// Most instructions of a callback. Envoy has no such limit: there an endless loop blocks its worker for ever.
     pub fuel: u64,
-    /// Time per callback, for machines that execute the instructions too slowly.
+    /// Longest time of a callback, for machines that execute its instructions too slowly.
     pub deadline: Duration,
-    /// Memory per VM, in bytes.
+    /// Most memory of a VM, in bytes.
     pub memory_bytes: u64,
 }
 
@@ -24,20 +24,20 @@ impl Default for Limits {
     }
 }
 
-/// Most bytes that one callback may pass to the proxy, which keeps some of them outside the VM's memory.
+/// Most bytes that a callback may pass to the proxy, which keeps some of them outside the VM's memory.
 pub(crate) const HANDED_OVER: usize = 256 << 20;
 
-/// Limits a VM's memory: all its linear memories together, and the entries of all its tables.
+/// Limits the memory of a VM: the sum of its linear memories, and the entries of its tables.
 #[derive(Debug)]
 pub(crate) struct MemoryWatch {
     limit: u64,
     held: u64,
     table_entries: usize,
-    /// Largest total so far.
+    /// Largest sum so far, in bytes.
     pub(crate) peak: u64,
 }
 
-/// A module exceeded its memory limit.
+/// The error of a module that exceeds its memory limit.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("it wanted {wanted} bytes of memory, more than the limit of {limit}")]
 pub(crate) struct MemoryExceeded {
@@ -45,12 +45,12 @@ pub(crate) struct MemoryExceeded {
     pub(crate) limit: u64,
 }
 
-/// A callback passed more bytes to the proxy than the limit.
+/// The error of a callback that passes more than [`HANDED_OVER`] bytes to the proxy.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("it handed the proxy more than {HANDED_OVER} bytes")]
 pub(crate) struct HandedOver;
 
-/// A module called WASI's `proc_exit`.
+/// The error by which `proc_exit` ends a module, with the exit code.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("it ended itself with code {0}")]
 pub(crate) struct Exited(pub(crate) i32);
@@ -67,8 +67,8 @@ impl MemoryWatch {
 }
 
 impl ResourceLimiter for MemoryWatch {
-    /// Ends the callback if the limit is exceeded. If growth were only refused, the module would trap elsewhere, for a
-    /// reason that does not mention memory.
+    /// Fails if the limit would be exceeded, which ends the callback. If growth were only refused, the module would
+    /// trap later, for a reason that does not mention memory.
     fn memory_growing(
         &mut self,
         current: usize,
@@ -103,5 +103,5 @@ impl ResourceLimiter for MemoryWatch {
     }
 }
 
-/// Most table entries (functions callable by pointer) of a module, more than any has.
+/// Most table entries (functions called by pointer) of a module, more than real modules have.
 const TABLE_ENTRIES: usize = 1 << 20;

@@ -1,7 +1,7 @@
-//! The `foreword-rehearse` binary, which `foreword rehearse` runs: arguments and exit codes. Everything else is the library's.
+//! The binary `foreword-rehearse`, which `foreword rehearse` runs: arguments and exit codes.
 //!
-//! Exit codes: 0 played and nothing trapped, 1 something failed or a configuration was refused, 2 bad arguments or no request,
-//! 3 played and something trapped.
+//! Exit codes: 0 no callback failed, 1 an error, such as a refused configuration, 2 bad arguments or a log without
+//! requests, 3 a callback failed.
 
 use clap::{CommandFactory, Parser, error::ErrorKind};
 use foreword_rehearse::run::{self, Options, Verdict};

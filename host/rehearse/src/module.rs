@@ -1,4 +1,4 @@
-//! A compiled module, and the clock for its callbacks' time limit.
+//! A compiled module, and the clock for its callbacks' time limits.
 
 use crate::calls;
 use crate::limits::Limits;
@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use wasmtime::{Config, Engine, InstancePre, Linker};
 
-/// Why a module cannot be run.
+/// Why a module cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum ModuleError {
     /// The file cannot be read.
@@ -19,15 +19,15 @@ pub enum ModuleError {
     /// The file is not valid WebAssembly.
     #[error("it is no WebAssembly module: {0}")]
     Wasm(String),
-    /// The module is for another ABI than the proxy's.
+    /// The module does not export the marker of a supported ABI version.
     #[error(
         "it does not say that it is written for proxy-wasm ABI 0.2.0 or 0.2.1; it says {found}"
     )]
     Abi {
-        /// The module's ABI, in words.
+        /// The ABI versions that the module exports, or `nothing`.
         found: String,
     },
-    /// The module imports what the proxy does not provide.
+    /// The module imports functions that the proxy does not have.
     #[error("it cannot be linked: {0}")]
     Link(String),
 }
@@ -44,7 +44,7 @@ impl Module {
     /// Reads and compiles a `.wasm` file.
     ///
     /// # Errors
-    /// Returns a [`ModuleError`].
+    /// Returns an error if the file cannot be read, or as [`Module::compile`] does.
     pub fn read(file: &Path, limits: Limits) -> Result<Self, ModuleError> {
         Self::compile(&std::fs::read(file)?, limits)
     }
@@ -52,7 +52,7 @@ impl Module {
     /// Compiles a module's bytes.
     ///
     /// # Errors
-    /// Returns a [`ModuleError`].
+    /// Returns an error if the bytes are not valid WebAssembly, or the module has another ABI or unknown imports.
     pub fn compile(bytes: &[u8], limits: Limits) -> Result<Self, ModuleError> {
         let mut config = Config::new();
         config.consume_fuel(true).epoch_interruption(true);
@@ -86,7 +86,7 @@ impl Module {
         })
     }
 
-    /// Returns a callback's time limit in ticks, one more for the tick in progress.
+    /// Returns the time limit of a callback in ticks of the engine's epoch, plus one for the tick in progress.
     pub(crate) fn deadline_ticks(&self) -> u64 {
         let ticks = self.limits.deadline.as_millis().div_ceil(TICK.as_millis());
         u64::try_from(ticks).unwrap_or(u64::MAX).saturating_add(1)
@@ -104,7 +104,7 @@ impl std::fmt::Debug for Module {
 const VERSIONS: [&str; 2] = ["proxy_abi_version_0_2_0", "proxy_abi_version_0_2_1"];
 const TICK: Duration = Duration::from_millis(50);
 
-/// A thread that advances the engine's epoch, until it is dropped.
+/// A thread that advances wasmtime's epoch at every tick, until this is dropped.
 struct Ticker {
     is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,

@@ -1,5 +1,5 @@
-//! A proxy: VMs that share data. Requests are played one at a time, on each VM in turn, and each advances the clock by
-//! the same interval. So a log needs the same instructions in every run, with any number of VMs.
+//! A proxy: VMs that share data. Requests are played one at a time, on each VM in turn, and the clock advances by the
+//! same interval before each. So a log needs the same instructions in every run with the same number of VMs.
 
 use crate::abi::Headers;
 use crate::fault::Fault;
@@ -19,15 +19,15 @@ use std::time::Duration;
 pub struct Setup {
     /// The plugin's configuration, byte for byte.
     pub configuration: Vec<u8>,
-    /// Variables of the module's environment.
+    /// Environment variables of the module, by name.
     pub environment: Vec<(String, String)>,
-    /// Responses to cluster calls; a call to any other cluster fails.
+    /// Responses to the module's HTTP calls, by cluster; calls to other clusters fail.
     pub answers: BTreeMap<String, Answer>,
     /// Number of VMs, at least one.
     pub workers: usize,
-    /// Time between two requests.
+    /// Time by which the clock advances before each request.
     pub interval: Duration,
-    /// Pausing at the headers pauses the body, too, as in Envoy without `allow_on_headers_stop_iteration`.
+    /// Whether a pause at the headers also holds the body, as in Envoy without `allow_on_headers_stop_iteration`.
     pub headers_hold_all: bool,
 }
 
@@ -44,7 +44,7 @@ impl Default for Setup {
     }
 }
 
-/// VMs of one module that share data. Requests are played on each in turn.
+/// VMs of one module that share data.
 pub struct Proxy<'m> {
     module: &'m Module,
     setup: Setup,
@@ -54,34 +54,34 @@ pub struct Proxy<'m> {
     vms: Vec<Vm>,
     turn: usize,
     now_ns: u64,
-    /// Totals of VMs that were replaced.
+    /// Totals of the VMs that were replaced.
     past: Totals,
 }
 
-/// Totals over all VMs of a proxy.
+/// Totals over all VMs of a proxy, replaced ones included.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Most memory that one VM used.
+    /// Largest memory of a VM, in bytes.
     pub memory_peak_bytes: u64,
-    /// Host calls made, by name.
+    /// Number of host calls, by name.
     pub calls: BTreeMap<&'static str, u64>,
-    /// Callbacks run, by name.
+    /// Use of callbacks, by name.
     pub callbacks: BTreeMap<&'static str, CallbackUse>,
-    /// Log lines by level: trace, debug, info, warn, error, critical.
+    /// Number of log lines by level: trace, debug, info, warn, error, critical.
     pub log_lines: [u64; LEVELS],
-    /// By name, a counter's sum, a gauge's value, or a histogram's number of samples.
+    /// By name: a counter's sum, a gauge's value, or a histogram's number of samples.
     pub metrics: BTreeMap<String, i64>,
-    /// Faults outside of requests: in ticks, in queue callbacks, and at the end.
+    /// Faults in callbacks outside of requests: ticks, queues, and the end.
     pub faults: Vec<Fault>,
     /// Number of VMs that replaced a failed one.
     pub restarts: u64,
 }
 
 impl<'m> Proxy<'m> {
-    /// Starts the VMs and configures the plugin in each.
+    /// Starts the VMs, and configures the plugin in each.
     ///
     /// # Errors
-    /// Returns an error if the plugin does not start.
+    /// Returns an error if a VM does not start or the plugin refuses the configuration.
     pub fn start(module: &'m Module, setup: Setup) -> Result<Self, StartError> {
         let mut proxy = Self {
             module,
@@ -113,10 +113,10 @@ impl<'m> Proxy<'m> {
         Vm::start(self.module, state)
     }
 
-    /// Plays a request on the next VM. A failed VM is replaced, as with Envoy's `FAIL_RELOAD`.
+    /// Plays a request on the next VM. A VM that failed is replaced, as with Envoy's `FAIL_RELOAD`.
     ///
     /// # Errors
-    /// Returns an error if the plugin does not start again.
+    /// Returns an error if a VM cannot be replaced.
     pub fn play(&mut self, request: &Request) -> Result<Outcome, StartError> {
         self.pass_time()?;
         let index = self.turn % self.vms.len().max(1);
@@ -138,7 +138,7 @@ impl<'m> Proxy<'m> {
         Ok(outcome)
     }
 
-    /// Advances the clock, and runs the ticks that are due.
+    /// Advances the clock by the interval, and runs the ticks that are due.
     fn pass_time(&mut self) -> Result<(), StartError> {
         let interval = u64::try_from(self.setup.interval.as_nanos()).unwrap_or(u64::MAX);
         self.now_ns = self.now_ns.saturating_add(interval);
@@ -158,7 +158,8 @@ impl<'m> Proxy<'m> {
         Ok(())
     }
 
-    /// Runs callbacks outside of requests, and answers their cluster calls. A failed VM is replaced.
+    /// Runs callbacks outside of requests on a VM, and answers the HTTP calls that they make. If one fails, its fault
+    /// is kept and the VM replaced.
     fn beside(
         &mut self,
         index: usize,
@@ -189,16 +190,16 @@ impl<'m> Proxy<'m> {
         Ok(())
     }
 
-    /// Returns the faults outside of requests so far.
+    /// Returns the faults in callbacks outside of requests so far.
     #[must_use]
     pub fn faults(&self) -> &[Fault] {
         &self.past.faults
     }
 
-    /// Ends the run: the plugins tick once more and end. Returns the totals.
+    /// Ends the run: each plugin ticks once more and ends. Returns the totals.
     ///
     /// # Errors
-    /// Returns an error if a plugin does not start again.
+    /// Returns an error if a VM cannot be replaced.
     pub fn finish(mut self) -> Result<Totals, StartError> {
         for index in 0..self.vms.len() {
             self.beside(index, |vm| {
@@ -250,7 +251,7 @@ impl std::fmt::Debug for Proxy<'_> {
     }
 }
 
-/// Returns headers from text.
+/// Returns headers with these names and values.
 #[must_use]
 pub fn headers(pairs: &[(&str, &str)]) -> Headers {
     let pairs = pairs.iter();
@@ -259,9 +260,9 @@ pub fn headers(pairs: &[(&str, &str)]) -> Headers {
         .collect()
 }
 
-/// The clock's first time, in 2026. It is fixed so that runs do not differ.
+/// The clock's first time, in nanoseconds since 1970. Fixed, so that runs do not differ.
 const BEGIN_NS: u64 = 1_780_000_000_000_000_000;
-/// Most queue callbacks run at one time: a module that answers each entry with another one must not loop for ever.
+/// Most queue callbacks in a row, for modules that answer each entry with another.
 const QUEUES_IN_A_ROW: usize = 1024;
 /// Most faults outside of requests that are kept.
 const FAULTS: usize = 100;

@@ -3,45 +3,45 @@
 use crate::abi::Headers;
 use crate::fault::Fault;
 
-/// A request, and the engine's response to it.
+/// A request to play, with the engine's response to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Headers, with `:method`, `:path`, `:authority` and `:scheme`; names in lower case.
+    /// Headers, including `:method`, `:path`, `:authority` and `:scheme`, with names in lower case.
     pub headers: Headers,
     /// The whole body.
     pub body: Vec<u8>,
-    /// Size of the pieces in which the body arrives; `None` if it arrives whole.
+    /// Size in bytes of the pieces in which the body arrives; `None` if it arrives whole.
     pub piece_bytes: Option<usize>,
-    /// Trailers after the body.
+    /// Trailers after the body; empty for none.
     pub trailers: Headers,
-    /// The engine's response, if the request is forwarded.
+    /// The engine's response; unused if the request is not forwarded.
     pub answer: Answer,
-    /// Further properties of the request. In a path, a 0 byte separates two parts.
+    /// Further properties, by path, with a 0 byte between the parts of a path.
     pub properties: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// An engine's response to a request, or a cluster's to a call of the module.
+/// The response of an engine to a request, or of a cluster to an HTTP call of the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// Headers, including `:status`; empty if a call failed.
+    /// Headers, including `:status`; empty for a failed call.
     pub headers: Headers,
     /// The whole body.
     pub body: Vec<u8>,
 }
 
-/// A response that the module sent instead of the engine's.
+/// The module's own response to a request, in place of the engine's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalResponse {
     /// Status of the response.
     pub status: u32,
-    /// Further headers.
+    /// Headers without `:status`.
     pub headers: Headers,
     /// The whole body.
     pub body: Vec<u8>,
 }
 
 impl Request {
-    /// Returns a `POST` of this JSON body, for an engine that responds with an empty object.
+    /// Returns a `POST` of a JSON body, which the engine answers with an empty object.
     #[must_use]
     pub fn post(path: &str, body: Vec<u8>) -> Self {
         let pair = |name: &str, value: &str| (name.into(), value.into());
@@ -83,26 +83,26 @@ impl Answer {
     }
 }
 
-/// The outcome of a request.
+/// What became of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// The request as forwarded; `None` if it was not forwarded.
+    /// The request that the engine received; `None` if it was not forwarded.
     pub forwarded: Option<Forwarded>,
-    /// The module's own response; the client gets it instead of the engine's.
+    /// The module's own response; `None` if the engine's reached the client.
     pub local: Option<LocalResponse>,
-    /// Headers of the response that the client got.
+    /// Headers of the client's response.
     pub response_headers: Headers,
-    /// Body of the response that the client got.
+    /// Body of the client's response.
     pub response_body: Vec<u8>,
-    /// The fault, if a callback failed; the other fields then show the state at that point.
+    /// The fault, if a callback failed. The other fields then show what had happened before.
     pub fault: Option<Fault>,
-    /// Instructions of all callbacks of the request.
+    /// Instructions of all callbacks for the request.
     pub fuel: u64,
-    /// Host calls of the request.
+    /// Number of host calls for the request.
     pub calls: u64,
 }
 
-/// A request as the engine received it.
+/// The request that an engine received.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Forwarded {
     /// Headers, in order.
@@ -112,13 +112,13 @@ pub struct Forwarded {
 }
 
 impl Outcome {
-    /// Returns the first header of this name in the client's response.
+    /// Returns the value of the first header with this name in the client's response; `None` if there is none.
     #[must_use]
     pub fn response_header(&self, name: &str) -> Option<&[u8]> {
         find(&self.response_headers, name)
     }
 
-    /// Returns the first header of this name in the forwarded request.
+    /// Returns the value of the first header with this name in the forwarded request; `None` if there is none.
     #[must_use]
     pub fn forwarded_header(&self, name: &str) -> Option<&[u8]> {
         find(&self.forwarded.as_ref()?.headers, name)

@@ -1,16 +1,15 @@
-//! State shared by the VMs of one proxy: data with compare-and-swap, queues, metrics. As in Envoy, it outlives a VM
-//! that trapped.
+//! The data (with compare-and-swap), queues and metrics that VMs share. As in Envoy, they outlive a VM that traps.
 
 use crate::abi::status;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Most bytes that all VMs together may keep here. Envoy has no such limit.
+/// Most bytes of all of it. Envoy has no such limit.
 const MAX_BYTES: usize = 1 << 30;
 
-/// State shared by the VMs of one proxy: data, queues and metrics.
+/// What the VMs of a proxy share.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
-    /// Each value with its compare-and-swap number.
+    /// Values by key, each with its number for compare-and-swap.
     data: BTreeMap<Vec<u8>, (Vec<u8>, u32)>,
     number: u32,
     queues: Vec<Queue>,
@@ -21,10 +20,10 @@ pub(crate) struct Shared {
 #[derive(Debug)]
 struct Queue {
     name: Vec<u8>,
-    /// The VM that registered the queue.
+    /// The VM that registered the queue last.
     vm: usize,
     entries: VecDeque<Vec<u8>>,
-    /// Whether the VM has a pending callback for new entries.
+    /// Whether the VM must still be called about new entries.
     is_ready: bool,
 }
 
@@ -50,7 +49,7 @@ impl Shared {
         Some((value, *number))
     }
 
-    /// Sets a value. Fails with `CAS_MISMATCH` if `number` is not 0 and the present value has another number.
+    /// Sets a value. Returns `CAS_MISMATCH`, without effect, if `number` is neither 0 nor the current value's.
     pub(crate) fn set(&mut self, key: &[u8], value: &[u8], number: u32) -> i32 {
         let old = self.data.get(key);
         if old.is_some_and(|(_, now)| number != 0 && number != *now) {
@@ -62,14 +61,14 @@ impl Shared {
             return status::INTERNAL_FAILURE;
         }
         self.bytes = bytes;
-        // Never 0, which means no condition.
+        // 0 would mean an unconditional change.
         self.number = self.number.checked_add(1).unwrap_or(1);
         self.data
             .insert(key.to_vec(), (value.to_vec(), self.number));
         status::OK
     }
 
-    /// Registers a queue. The VM that registers it last gets the callbacks.
+    /// Registers a queue and returns its id; `None` beyond the limit. Callbacks go to the VM that registered last.
     pub(crate) fn register_queue(&mut self, vm: usize, name: &[u8]) -> Option<u32> {
         if let Some(at) = self.resolve_queue(name) {
             self.queues.get_mut(at as usize)?.vm = vm;
@@ -114,7 +113,7 @@ impl Shared {
         Ok(entry)
     }
 
-    /// Returns a queue with a pending callback, and clears that.
+    /// Returns a queue whose VM must be called, as VM and queue id, and marks it as done; `None` if there is none.
     pub(crate) fn next_ready(&mut self) -> Option<(usize, u32)> {
         let ready = self
             .queues
@@ -126,7 +125,7 @@ impl Shared {
         Some((queue.vm, u32::try_from(id).ok()?))
     }
 
-    /// Returns the metric's number, the same for the same name.
+    /// Returns a metric's id, which depends on the name only; `None` beyond the limit of bytes.
     pub(crate) fn define(&mut self, name: String, kind: MetricKind) -> Option<u32> {
         let known = (self.metrics.iter()).position(|metric| metric.name == name);
         if let Some(at) = known {
@@ -153,7 +152,7 @@ impl Shared {
     }
 }
 
-/// Approximate overhead of an entry and a metric, in bytes.
+/// Bytes that a queue or an entry, and a metric, count for in addition to their texts.
 const QUEUE_BYTES: usize = 64;
 const METRIC_BYTES: usize = 64;
 

@@ -1,5 +1,4 @@
-//! The state that one VM's host calls use: the request whose callback is running, the plugin's configuration, and the
-//! clock.
+//! The state of one VM for its host calls: the request of the running callback, the plugin's configuration, the clock.
 
 use crate::abi::Headers;
 use crate::limits::{HANDED_OVER, HandedOver, MemoryWatch};
@@ -14,10 +13,10 @@ use wasmtime::{Memory, TypedFunc};
 /// The plugin's own context id; requests have higher ids.
 pub(crate) const ROOT: i32 = 1;
 
-/// The state that a VM's host calls use.
+/// The state of a VM that its host calls use.
 pub(crate) struct State {
     pub(crate) memory: Option<Memory>,
-    /// The module's allocator, for values that host calls return.
+    /// The module's allocator, for values that host calls return; `None` if it has none.
     pub(crate) allocate: Option<TypedFunc<i32, i32>>,
     pub(crate) watch: MemoryWatch,
     pub(crate) shared: Rc<RefCell<Shared>>,
@@ -28,35 +27,35 @@ pub(crate) struct State {
     pub(crate) now_ns: u64,
     pub(crate) random: Random,
     pub(crate) tick_ms: u32,
-    /// Id of the running callback's context.
+    /// Id of the context for which the running callback is called.
     pub(crate) context: i32,
     pub(crate) stream: Stream,
-    /// Cluster calls in flight.
+    /// HTTP calls that were not answered yet.
     pub(crate) pending: Vec<PendingCall>,
     next_token: u32,
-    /// The response that the running callback may read.
+    /// The response to an HTTP call that the running callback may read.
     pub(crate) answer: Option<Answer>,
     /// Number of host calls, by name.
     pub(crate) calls: BTreeMap<&'static str, u64>,
     pub(crate) call_count: u64,
     /// Number of log lines, by level.
     pub(crate) log_lines: [u64; LEVELS],
-    /// Warnings and errors logged while the plugin was configured, when no request's text can be in them.
+    /// Warnings and errors that the plugin logged during its start, when they cannot contain text of a request.
     pub(crate) said: Vec<String>,
     pub(crate) is_starting: bool,
-    /// Place of a panic in the source, if the module logged it.
+    /// Source location of the last panic that the module logged.
     pub(crate) panicked_at: Option<String>,
-    /// Bytes that the running callback has passed to the proxy.
+    /// Bytes that the running callback has passed to the proxy so far.
     handed_over: usize,
 }
 
 /// Number of log levels: trace, debug, info, warn, error, critical.
 pub(crate) const LEVELS: usize = 6;
 
-/// Most log lines kept of a refused configuration.
+/// Most log lines of a plugin's start that are kept.
 const SAID: usize = 8;
 
-/// A cluster call in flight.
+/// An HTTP call of the module to a cluster, not answered yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PendingCall {
     pub(crate) token: u32,
@@ -64,7 +63,7 @@ pub(crate) struct PendingCall {
     pub(crate) cluster: String,
 }
 
-/// The request whose callbacks are running. A map or body that has been forwarded is `None`.
+/// The request whose callbacks are running. Headers and bodies that were forwarded are `None`.
 #[derive(Debug, Default)]
 pub(crate) struct Stream {
     pub(crate) request_headers: Option<Headers>,
@@ -73,9 +72,9 @@ pub(crate) struct Stream {
     pub(crate) response_trailers: Option<Headers>,
     pub(crate) request_body: Option<Vec<u8>>,
     pub(crate) response_body: Option<Vec<u8>>,
-    /// Whether the access log is being written; maps may then be absent.
+    /// Whether the access log is being written. Absent headers are then no error.
     pub(crate) is_logging: bool,
-    /// Properties by path, with a 0 byte between two parts.
+    /// Properties by path, with a 0 byte between the parts of a path.
     pub(crate) properties: BTreeMap<Vec<u8>, Vec<u8>>,
     pub(crate) request_goes_on: bool,
     pub(crate) response_goes_on: bool,
@@ -117,7 +116,7 @@ impl State {
         }
     }
 
-    /// Begins a callback of this context.
+    /// Prepares for a callback in `context`.
     pub(crate) fn begin(&mut self, context: i32) {
         self.context = context;
         self.handed_over = 0;
@@ -128,7 +127,7 @@ impl State {
         self.call_count += 1;
     }
 
-    /// Counts bytes that the module passes to the proxy; an error beyond the limit.
+    /// Counts bytes that the callback passes to the proxy. Fails beyond [`HANDED_OVER`].
     pub(crate) fn take(&mut self, bytes: usize) -> Result<(), HandedOver> {
         self.handed_over = self.handed_over.saturating_add(bytes);
         if self.handed_over > HANDED_OVER {
@@ -137,13 +136,13 @@ impl State {
         Ok(())
     }
 
-    /// Returns the time. Each call advances it by a microsecond, so that a module waiting in a loop makes progress.
+    /// Returns the time in nanoseconds. Each call advances it by 1 µs, so that a busy wait ends.
     pub(crate) fn read_clock(&mut self) -> u64 {
         self.now_ns += 1_000;
         self.now_ns
     }
 
-    /// Records a log line. While the plugin starts, warnings and errors are kept; of a panic, its place is.
+    /// Counts a log line. Keeps warnings and errors of the start, and the source location of a panic.
     pub(crate) fn log(&mut self, level: usize, line: &[u8]) {
         if let Some(lines) = self.log_lines.get_mut(level) {
             *lines += 1;
@@ -155,7 +154,7 @@ impl State {
         }
     }
 
-    /// Records the place in a Rust panic's message: `panicked at src/lib.rs:1:2:`. The rest may quote a request.
+    /// Keeps the location in a Rust panic's message (`panicked at src/lib.rs:1:2:`); the rest may quote a request.
     pub(crate) fn notice_panic(&mut self, line: &str) {
         let Some((_, rest)) = line.split_once("panicked at ") else {
             return;
@@ -165,7 +164,7 @@ impl State {
             .next()
             .unwrap_or_default()
             .trim_end_matches(':');
-        // The older format begins with the panic's message, in quotes.
+        // In Rust's older format, the panic's message follows in quotes.
         let is_place = place.len() <= PLACE_BYTES
             && !place.contains(['\'', '"', ' '])
             && place.split(':').count() == 3;
@@ -174,15 +173,15 @@ impl State {
         }
     }
 
-    /// Returns a new token for a cluster call.
+    /// Returns the token of a new HTTP call.
     pub(crate) fn token(&mut self) -> u32 {
         let token = self.next_token;
         self.next_token = self.next_token.checked_add(1).unwrap_or(1);
         token
     }
 
-    /// Returns the map of this number in the ABI, if the running callback may see it. gRPC's metadata (4, 5) is not
-    /// supported, and a scripted response has no trailers (7).
+    /// Returns the headers or trailers with this number in the ABI; `None` if the callback may not see them. gRPC's
+    /// metadata (4, 5) and trailers of HTTP calls' responses (7) are not supported.
     pub(crate) fn map(&mut self, number: i32) -> Option<&mut Headers> {
         let stream = &mut self.stream;
         match number {
@@ -195,21 +194,21 @@ impl State {
         }
     }
 
-    /// Returns the buffer of this number in the ABI, if the running callback may see it. A connection's bytes (2, 3),
-    /// gRPC's (5) and a foreign function's (8) are not supported.
+    /// Returns the buffer with this number in the ABI; `None` if the callback may not see it. The bytes of connections
+    /// (2, 3), of gRPC (5) and of foreign functions (8) are not supported.
     pub(crate) fn buffer(&self, number: i32) -> Option<&[u8]> {
         match number {
             REQUEST_BODY => self.stream.request_body.as_deref(),
             RESPONSE_BODY => self.stream.response_body.as_deref(),
             4 => self.answer.as_ref().map(|answer| &*answer.body),
-            // The VM's configuration is empty, the plugin's is not.
+            // The VM has no configuration of its own; the plugin has one.
             6 => Some(&[]),
             7 => Some(&self.configuration),
             _ => None,
         }
     }
 
-    /// Returns a buffer that the module may change.
+    /// Returns the body with this number in the ABI, for a change; `None` for other buffers.
     pub(crate) fn body(&mut self, number: i32) -> Option<&mut Vec<u8>> {
         match number {
             REQUEST_BODY => self.stream.request_body.as_mut(),

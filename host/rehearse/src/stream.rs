@@ -1,13 +1,13 @@
-//! Plays a request on a VM, with callbacks in the order in which Envoy makes them.
+//! Plays a request on a VM, with callbacks in the order of Envoy.
 //!
 //! ```text
 //!   create ─▶ headers ─▶ body, piece by piece ─▶ trailers ─▶ engine, or the module's own answer
 //!                                                                 └─▶ headers ─▶ body ─▶ log, done, delete
-//!   after each callback: the calls of clusters that it made are answered
+//!   after each callback: the HTTP calls that it made are answered
 //! ```
 //!
-//! A callback that pauses holds what has arrived, and the next one sees it together with the rest. Forwarded headers
-//! cannot be read any more. The module's own response passes through its response callbacks, like the engine's.
+//! While callbacks pause, the proxy collects what arrives, and the next callback sees it all. Headers that were
+//! forwarded can no longer be read. The module's own response passes through its response callbacks, like an engine's.
 
 use crate::abi::Headers;
 use crate::fault::{Fault, FaultKind};
@@ -15,15 +15,15 @@ use crate::request::{Answer, Forwarded, Outcome, Request};
 use crate::state::Stream;
 use crate::vm::{Action, Vm};
 
-/// The proxy's behaviour around the VM.
+/// What a proxy does in response to the module.
 pub(crate) struct Around<'a> {
-    /// Returns a cluster's response to a call.
+    /// Returns the response to an HTTP call to the cluster of this name.
     pub(crate) answer: &'a dyn Fn(&str) -> Answer,
-    /// Whether pausing at the headers pauses the body, too (Envoy without `allow_on_headers_stop_iteration`).
+    /// Whether a pause at the headers also holds the body (Envoy without `allow_on_headers_stop_iteration`).
     pub(crate) holds_all: bool,
 }
 
-/// Plays a request. After a fault the VM must not be used again.
+/// Plays a request. If its outcome has a fault, the VM must not be used again.
 pub(crate) fn play(vm: &mut Vm, request: &Request, around: &Around<'_>) -> Outcome {
     let before = (vm.fuel, vm.store.data().call_count);
     *vm.stream() = Stream {
@@ -77,7 +77,7 @@ fn way(
     vm.finish(context)
 }
 
-/// Returns whether the request was forwarded.
+/// Plays the request's part and stores what was forwarded in `sent`. Returns whether the request was forwarded whole.
 fn request(
     vm: &mut Vm,
     context: i32,
@@ -145,15 +145,15 @@ fn request(
     Ok(true)
 }
 
-/// Forwards the headers, unless they have been forwarded.
+/// Forwards the headers, unless that was done.
 fn let_go(vm: &mut Vm, sent: &mut Forwarded) {
     if let Some(headers) = vm.stream().request_headers.take() {
         sent.headers = headers;
     }
 }
 
-/// Answers the cluster calls made by a request's callback. Returns whether the request, or the response, is still
-/// paused; `resumed` is the flag that the module sets to let it go.
+/// Answers the HTTP calls that a callback made. Returns whether the request, or the response, is still paused;
+/// `resumed` selects the flag by which the module resumes it.
 fn is_held(
     vm: &mut Vm,
     action: Action,
@@ -165,7 +165,7 @@ fn is_held(
     Ok(action == Action::Pause && !resumed)
 }
 
-/// Returns whether the module responded itself or closed the stream.
+/// Returns whether the module has responded itself or closed the stream.
 fn is_over(vm: &Vm) -> bool {
     let stream = &vm.store.data().stream;
     stream.local.is_some() || stream.is_closed

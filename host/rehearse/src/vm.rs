@@ -1,4 +1,4 @@
-//! One VM: a module's instance, its plugin, and its callbacks, each with a limit on instructions and time.
+//! One VM: an instance of the module, its plugin, and callbacks with limits on instructions and time.
 
 use crate::fault::{Fault, FaultKind};
 use crate::limits::Limits;
@@ -7,7 +7,7 @@ use crate::state::{ROOT, State, Stream};
 use std::collections::BTreeMap;
 use wasmtime::{Instance, Store, TypedFunc, WasmParams, WasmResults};
 
-/// Why a plugin did not start.
+/// Why a VM did not start.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartError {
     /// The plugin refused its configuration.
@@ -16,10 +16,10 @@ pub enum StartError {
         /// The warnings and errors that it logged.
         said: Vec<String>,
     },
-    /// A callback failed during the start.
+    /// A callback failed before the plugin was configured.
     #[error("the module failed before it was configured: {0}")]
     Fault(Fault),
-    /// The module could not be instantiated, or an ABI function has a wrong signature.
+    /// The module cannot be instantiated, or a callback has another signature than the ABI's.
     #[error("the module cannot be started: {0}")]
     Shape(String),
 }
@@ -32,18 +32,18 @@ fn words(said: &[String]) -> String {
     }
 }
 
-/// The use of one callback.
+/// How often a callback ran, and its instructions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallbackUse {
     /// Number of calls.
     pub count: u64,
-    /// Instructions of all calls.
+    /// Instructions of all calls together.
     pub fuel: u64,
-    /// Most instructions of one call.
+    /// Most instructions of a single call.
     pub most_fuel: u64,
 }
 
-/// An instance of a module, with its state.
+/// An instance of a module with one plugin.
 pub(crate) struct Vm {
     pub(crate) store: Store<State>,
     limits: Limits,
@@ -53,11 +53,11 @@ pub(crate) struct Vm {
     pub(crate) fuel: u64,
     pub(crate) uses: BTreeMap<&'static str, CallbackUse>,
     next_context: i32,
-    /// Time of the plugin's next tick.
+    /// Time of the plugin's next tick, in nanoseconds since 1970; `None` before the first request.
     next_tick_ns: Option<u64>,
 }
 
-/// The result of a request's callback: whether the request, or the response, continues.
+/// The result of a callback: whether the request, or the response, continues or is paused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Continue,
@@ -70,7 +70,7 @@ impl Vm {
         let mut store = Store::new(&module.engine, state);
         store.limiter(|state| &mut state.watch);
         let limits = module.limits;
-        // The module's start function runs here.
+        // `instantiate` runs the module's start function.
         let deadline_ticks = module.deadline_ticks();
         refuel(&mut store, limits.fuel, deadline_ticks);
         let instance = module.instance.instantiate(&mut store);
@@ -129,14 +129,14 @@ impl Vm {
         &mut self.store.data_mut().stream
     }
 
-    /// Runs a callback in this context, if the module has it.
+    /// Runs a callback in `context`, and returns its result; `None` if the module does not have it.
     fn run<P: WasmParams, R: WasmResults>(
         &mut self,
         name: &'static str,
         context: i32,
         arguments: P,
     ) -> Result<Option<R>, Fault> {
-        // The start has checked all signatures.
+        // `check_hooks` has checked the signatures.
         let Ok(Some(hook)) = hook::<P, R>(&self.instance, &mut self.store, name) else {
             return Ok(None);
         };
@@ -156,7 +156,7 @@ impl Vm {
         })
     }
 
-    /// Runs a callback that decides whether the request, or the response, continues.
+    /// Runs a callback whose result says whether the request, or the response, continues. A missing callback continues.
     fn decide<P: WasmParams>(
         &mut self,
         name: &'static str,
@@ -169,7 +169,7 @@ impl Vm {
         })
     }
 
-    /// Creates a context for a request.
+    /// Creates the context of a request, and returns its id.
     pub(crate) fn create(&mut self) -> Result<i32, Fault> {
         self.next_context = self.next_context.checked_add(1).unwrap_or(ROOT + 1);
         let context = self.next_context;
@@ -206,7 +206,7 @@ impl Vm {
         self.decide("proxy_on_response_body", context, arguments)
     }
 
-    /// Ends a request: writes the access log and deletes the context.
+    /// Ends a request: calls the module's log, done and delete callbacks.
     pub(crate) fn finish(&mut self, context: i32) -> Result<(), Fault> {
         self.run::<_, ()>("proxy_on_log", context, context)?;
         self.run::<_, i32>("proxy_on_done", context, context)?;
@@ -214,7 +214,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Answers the cluster calls in flight, and those that the module makes meanwhile.
+    /// Answers all pending HTTP calls, and those that the module makes meanwhile.
     pub(crate) fn answer_calls(
         &mut self,
         answer: impl Fn(&str) -> crate::request::Answer,
@@ -249,7 +249,7 @@ impl Vm {
         })
     }
 
-    /// Advances the proxy's clock, and runs a tick if one is due. Returns whether it did.
+    /// Sets the clock, and runs a tick if one is due. Returns whether one ran.
     pub(crate) fn moment(&mut self, now_ns: u64) -> Result<bool, Fault> {
         let state = self.store.data_mut();
         state.now_ns = state.now_ns.max(now_ns);
@@ -282,13 +282,13 @@ impl Vm {
     }
 }
 
-/// Most cluster calls answered after one callback; a module that makes more is faulty.
+/// Most HTTP calls answered in a row; a module that makes more is faulty.
 const CALLS_IN_A_ROW: usize = 1024;
 
-/// The functions that initialise a module; the first one that it has is called.
+/// Functions that initialise a module; the first that it has is called.
 const BEGIN: [&str; 2] = ["_initialize", "_start"];
 
-/// Returns an error if a callback of the module has another signature than the ABI's.
+/// Returns an error if a callback has another signature than the ABI's.
 fn check_hooks(instance: &Instance, store: &mut Store<State>) -> wasmtime::Result<()> {
     hook::<(i32, i32), ()>(instance, store, "proxy_on_context_create")?;
     hook::<(i32, i32), i32>(instance, store, "proxy_on_vm_start")?;
@@ -324,14 +324,14 @@ fn hook<P: WasmParams, R: WasmResults>(
         .map_err(|error| wasmtime::format_err!("{name}: {error}"))
 }
 
-/// Sets a callback's limits on instructions and time.
+/// Sets the limits on instructions and time for the next callback.
 fn refuel(store: &mut Store<State>, fuel: u64, deadline_ticks: u64) {
     // Fails only if fuel is not counted.
     let _ = store.set_fuel(fuel);
     store.set_epoch_deadline(deadline_ticks);
 }
 
-/// Returns the number of headers of a map, or of bytes of a body; 0 if it has been forwarded.
+/// Returns the number of headers, or of bytes of a body; 0 if it was forwarded.
 fn length<T>(items: &Option<Vec<T>>) -> i32 {
     narrow(items.as_ref().map_or(0, Vec::len))
 }

@@ -1,13 +1,13 @@
-//! Results: printed, or written to files that the user named.
+//! Prints results, or writes them to files that the user named.
 
 use anyhow::{Context, Result};
 use std::io::Write;
 use std::path::Path;
 
-/// Prints to standard output.
+/// Prints text to standard output.
 ///
 /// # Errors
-/// Returns an error if it cannot be written.
+/// Returns an error if standard output cannot be written.
 pub fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes())
@@ -15,10 +15,10 @@ pub fn print(text: &str) -> Result<()> {
         .context("cannot write to standard output")
 }
 
-/// Prints results: as a line of JSON, or as a table.
+/// Prints results, as a line of JSON if `json`, else as a table.
 ///
 /// # Errors
-/// Returns an error if they cannot be written.
+/// Returns an error if standard output cannot be written.
 pub fn show(
     json: bool,
     to_json: impl FnOnce() -> String,
@@ -27,7 +27,7 @@ pub fn show(
     print(&if json { to_json() + "\n" } else { to_table() })
 }
 
-/// Writes a file and names it on standard error.
+/// Writes a file, and prints its name to standard error.
 ///
 /// # Errors
 /// Returns an error that names the file if it cannot be written.
@@ -37,7 +37,7 @@ pub fn write(path: &Path, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Writes a report and names it on standard error.
+/// Writes a report's page, and prints its name to standard error.
 ///
 /// # Errors
 /// Returns an error that names the file if it cannot be written.

@@ -1,4 +1,4 @@
-//! Reports as one self-contained HTML file each: a filled template, inline plots and one style sheet.
+//! Makes reports, each one self-contained HTML file: a filled template, inline plots and a style sheet.
 //!
 //! ```text
 //!   template ── {{rows}}, … ──▶ page.html, with title and style ──▶ page
@@ -6,8 +6,8 @@
 //!      words: numbers and texts;  plot: SVG, at two widths
 //! ```
 //!
-//! The content of a report belongs to its writers: `foreword replay`, `foreword evaluate` and others. This crate determines
-//! only how it looks, and reads the logs that reports are about.
+//! What a report says is up to its command, such as `foreword replay`. This crate determines how reports look, and
+//! reads the logs that they are about.
 
 pub mod files;
 pub mod log;
@@ -18,8 +18,8 @@ pub mod words;
 use anyhow::Result;
 use plot::Width;
 
-/// Returns a page with this title that loads nothing from outside and may not. It shows `template` with every
-/// `{{name}}` replaced by its value; `style` follows the common style sheet.
+/// Returns an HTML page with this title, which needs and may load no other files. It shows `template` with every
+/// `{{name}}` replaced by the value of that name; `style` extends the common style sheet.
 #[must_use]
 pub fn page(title: &str, style: &str, template: &str, values: &[(&str, String)]) -> String {
     let style = [include_str!("style.css"), style].concat();
@@ -31,8 +31,8 @@ pub fn page(title: &str, style: &str, template: &str, values: &[(&str, String)])
     filled(include_str!("page.html"), &frame)
 }
 
-/// Returns `template` with every `{{name}}` replaced by its value, in one pass: placeholders within values are not
-/// replaced. A part of a page that may be absent is filled apart, and is then a value of the page.
+/// Returns `template` with every `{{name}}` replaced by the value of that name, or by nothing if there is none.
+/// Placeholders within values are not replaced.
 #[must_use]
 pub fn filled(template: &str, values: &[(&str, String)]) -> String {
     let mut pieces = template.split("{{");
@@ -47,7 +47,7 @@ pub fn filled(template: &str, values: &[(&str, String)]) -> String {
     page
 }
 
-/// Returns a tile: a figure, what it is, and a comment such as what it was before.
+/// Returns a tile with the value of a figure, its description, and a comment such as an earlier value, as HTML.
 #[must_use]
 pub fn tile(what: &str, value: &str, was: &str) -> String {
     format!(
@@ -55,17 +55,17 @@ pub fn tile(what: &str, value: &str, was: &str) -> String {
     )
 }
 
-/// Returns a table's row with a head; both are HTML already.
+/// Returns a table row with a head; `head` and `cells` are HTML.
 #[must_use]
 pub fn row(head: &str, cells: &[String]) -> String {
     let cells = cells.iter().map(|cell| format!("<td>{cell}</td>"));
     format!("<tr><th>{head}</th>{}</tr>\n", cells.collect::<String>())
 }
 
-/// Draws a plot at both widths; the style sheet shows the one that fits the screen.
+/// Returns a plot at both widths; the style sheet shows the one that fits. `words` describes it for screen readers.
 ///
 /// # Errors
-/// Returns the error of `plot` when it cannot be drawn.
+/// Returns the error of `plot`.
 pub fn both_widths(words: &str, plot: impl Fn(Width) -> Result<String>) -> Result<String> {
     let drawn = |class: &str, width| -> Result<String> {
         let svg = plot(width)?;

@@ -1,5 +1,5 @@
-//! Reads logs of requests line by line, for `replay`, `explain`, `ledger` and `rehearse`. Bad lines are reported by file, number
-//! and reason, and counted. A line is in memory only while it is processed.
+//! Reads logs of requests line by line, for `replay`, `explain`, `ledger`, `index` and `rehearse`. Bad lines are
+//! reported by file, number and reason, and counted. Only one line is in memory at a time.
 
 use crate::progress;
 use anyhow::{Context, Result};
@@ -9,10 +9,10 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
-/// Most bad lines that are reported one by one; further ones are only counted.
+/// Most bad lines that are reported each; further ones are only counted.
 const NAMED: u64 = 20;
 
-/// The effect of a bad line.
+/// What happens at a bad line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnBad {
     /// The first bad line ends the reading.
@@ -24,19 +24,19 @@ pub enum OnBad {
 }
 
 impl OnBad {
-    /// Returns the effect for a command with the option `strict`.
+    /// Returns [`OnBad::Stop`] if `strict`, else [`OnBad::Tell`].
     #[must_use]
     pub fn when(strict: bool) -> Self {
         if strict { Self::Stop } else { Self::Tell }
     }
 }
 
-/// The error that a command cannot use its input, such as a log without a valid line. The text is for the user.
+/// Input with which a command cannot work, such as a log without a valid line. Commands exit with code 2.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct BadInput(pub String);
 
-/// The counts of a log.
+/// Numbers of lines of a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Number of lines that are not blank.
@@ -45,16 +45,16 @@ pub struct Counts {
     pub bad: u64,
 }
 
-/// The place of a line.
+/// The place of a line in the files of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Index of the file in the list.
+    /// Index of the file in the list of files.
     pub file: usize,
     /// Number of the line, from 1.
     pub number: u64,
 }
 
-/// A bad line and its place.
+/// A bad line with its place.
 #[derive(Debug, thiserror::Error)]
 #[error("{file}:{number}: {reason}")]
 struct Named {
@@ -67,9 +67,9 @@ struct Named {
 /// Why a line could not be processed.
 #[derive(Debug)]
 pub enum LineError {
-    /// The line is bad; further ones may be good.
+    /// The line is malformed; other lines are read.
     Bad(BadLine),
-    /// The command cannot go on.
+    /// The command must end.
     Fatal(anyhow::Error),
 }
 
@@ -79,10 +79,10 @@ impl From<BadLine> for LineError {
     }
 }
 
-/// Passes every line of the files to `each`, one file after another. `name` is the label of the progress bar; `None` for no bar.
+/// Calls `each` with every line that is not blank, file after file. `name` labels the progress bars; `None` for none.
 ///
 /// # Errors
-/// Returns an error if a file cannot be read, for a bad line on [`OnBad::Stop`], or a fatal one of `each`.
+/// Returns an error if a file cannot be read, for a bad line with [`OnBad::Stop`], and the fatal errors of `each`.
 pub fn read<'n>(
     files: &[PathBuf],
     name: impl Into<Option<&'n str>>,
@@ -158,14 +158,14 @@ impl Counts {
         Ok(())
     }
 
-    /// Returns the error that no line can be used, for the reason `why`.
+    /// Returns the error for a log of which no line can be used, for the reason `why`.
     #[must_use]
     pub fn empty(self, why: &str) -> BadInput {
         let Self { lines, bad } = self;
         BadInput(format!("{why} ({lines} lines read, {bad} of them bad)"))
     }
 
-    /// Returns the error that no line of `files`, which are a `what` together, has documents.
+    /// Returns the error for `files`, which are together a `what` (such as a trace), if no line has documents.
     #[must_use]
     pub fn without_documents(self, what: &str, files: &[PathBuf]) -> BadInput {
         let files = names(files);
@@ -174,7 +174,7 @@ impl Counts {
         ))
     }
 
-    /// Prints to standard error how many lines were skipped, if any were.
+    /// Prints to standard error how many bad lines were skipped, if any were.
     pub fn tell(self) {
         if self.bad > NAMED {
             eprintln!("skipped: … and {} more", self.bad - NAMED);
@@ -188,7 +188,7 @@ impl Counts {
     }
 }
 
-/// Returns the files' names, with commas between.
+/// Returns the names of the files, with commas between them.
 #[must_use]
 pub fn names(files: &[PathBuf]) -> String {
     let names: Vec<_> = (files.iter())

@@ -1,4 +1,4 @@
-//! The common parts of all plots. Colours are those of the light page. The style sheet selects them by value and
+//! What all plots have in common. The colours are those of the light page. The style sheet finds them by value and
 //! replaces them in dark mode, so each also occurs in `style.css`.
 
 use anyhow::{Result, anyhow};
@@ -6,13 +6,12 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-/// The width a plot is drawn at. There are two, because text in a scaled-down SVG would be too small to read on a
-/// phone.
+/// The width of a plot. There are two, because the text of a scaled-down SVG would be too small to read on a phone.
 #[derive(Clone, Copy)]
 pub enum Width {
-    /// The column of a page with margins.
+    /// For a page with margins.
     Desktop,
-    /// The full width of a narrow page.
+    /// For a page as narrow as a phone.
     Phone,
 }
 
@@ -54,13 +53,13 @@ pub const INK: RGBColor = RGBColor(0x47, 0x55, 0x69);
 /// The colour of a plot's grid.
 pub const GRID: RGBColor = RGBColor(0xE3, 0xE8, 0xEF);
 
-/// An SVG that is being drawn.
+/// The drawing area of an SVG.
 pub type Area<'s> = DrawingArea<SVGBackend<'s>, Shift>;
 
-/// Returns the SVG of this size in pixels that `paint` draws.
+/// Returns the SVG that `paint` draws, of `size` (width, height) in pixels.
 ///
 /// # Errors
-/// Returns `paint`'s error, with `what` it was drawing.
+/// Returns the error of `paint`, with `what` was to be drawn.
 pub fn drawn(
     what: &str,
     size: (u32, u32),
@@ -74,7 +73,7 @@ pub fn drawn(
     Ok(svg)
 }
 
-/// Returns the style of a label of this size, anchored at its middle and, horizontally, as `side` says.
+/// Returns the style of a label of `size` pixels, vertically centred and aligned horizontally by `side`.
 #[must_use]
 pub fn label(size: i32, side: HPos) -> TextStyle<'static> {
     let font = ("sans-serif", size).into_font().color(&INK);
@@ -84,7 +83,7 @@ pub fn label(size: i32, side: HPos) -> TextStyle<'static> {
 /// The points of a line as `(x, y)`, from left to right.
 pub type Points = Vec<(f64, f64)>;
 
-/// Returns the nearest-rank quantile of ascending values; 0 if there are none.
+/// Returns the nearest-rank quantile `share` (0 to 1) of ascending values; 0 if there are none.
 #[must_use]
 pub fn quantile<T: Copy + Default>(ascending: &[T], share: f64) -> T {
     let rank = (share * ascending.len() as f64).ceil() as usize;
@@ -92,7 +91,7 @@ pub fn quantile<T: Copy + Default>(ascending: &[T], share: f64) -> T {
     found.copied().unwrap_or_default()
 }
 
-/// Returns the line of a distribution up to `end`: the percentage of the ascending values that are at most `x`, in steps.
+/// Returns a distribution's line up to `end`: for each x, the percentage of the ascending values at or below x.
 #[must_use]
 pub fn distribution(ascending: &[f64], end: f64) -> Points {
     let share = |rank: usize| 100.0 * rank as f64 / ascending.len() as f64;
@@ -109,11 +108,11 @@ pub fn distribution(ascending: &[f64], end: f64) -> Points {
     steps
 }
 
-/// Draws lines in their colours over axes that begin at 0 and are labelled `x_words` and `y_words`. The [`BEST`] line
-/// is on top, and [`OTHERS`] are thin and at the bottom.
+/// Returns a plot of lines in their colours, over axes that begin at 0 and have the labels `x_words` and `y_words`. The
+/// [`BEST`] line is on top; lines in [`OTHERS`] are thin and below all others.
 ///
 /// # Errors
-/// Returns an error when the plot cannot be drawn.
+/// Returns an error if the plot cannot be drawn.
 pub fn lines(
     mut lines: Vec<(RGBColor, Points)>,
     x_words: &str,
@@ -121,7 +120,7 @@ pub fn lines(
     width: Width,
 ) -> Result<String> {
     lines.sort_by_key(|&(colour, _)| (colour != OTHERS, colour == BEST));
-    // Axes have numbers even if all lines stay at 0.
+    // So that axes have numbers even if all lines stay at 0.
     let greatest = |pick: fn(&(f64, f64)) -> f64| {
         let points = lines.iter().flat_map(|(_, points)| points);
         points.map(pick).fold(1.0, f64::max)

@@ -1,12 +1,12 @@
-//! Progress on standard error; silent where that is no terminal.
+//! Progress bars on standard error, which are hidden unless it is a terminal.
 
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A bar for `length` steps of what `name` says; it vanishes when it is done.
+/// Returns a progress bar of `length` steps, labelled `name`.
 ///
 /// # Errors
-/// Never: the template is fixed.
+/// Never fails, since the template is valid.
 pub fn bar(name: &str, length: usize) -> Result<ProgressBar> {
     let style = ProgressStyle::with_template("{prefix:>14} {wide_bar} {percent:>3} %  {msg}")?;
     Ok(ProgressBar::new(length as u64)
@@ -14,5 +14,5 @@ pub fn bar(name: &str, length: usize) -> Result<ProgressBar> {
         .with_prefix(name.to_owned()))
 }
 
-/// Steps between two looks at the clock by the bar.
+/// Number of steps after which callers update a bar.
 pub const STRIDE: usize = 256;

@@ -1,4 +1,4 @@
-//! Numbers and texts as tables, JSON and pages show them.
+//! Formats numbers and texts for tables, JSON and pages.
 
 /// Rounds `value` to the nearest multiple of `1 / parts`.
 #[must_use]

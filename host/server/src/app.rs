@@ -18,23 +18,23 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-/// The state that all handlers share.
+/// Configuration, metrics and running parts of the server, shared by all HTTP handlers.
 pub struct App {
-    /// The gate, which admits requests.
+    /// Counts the requests in flight and refuses requests beyond the limit or while the server loads or stops.
     pub gate: Arc<Gate>,
-    /// The model, which is set before the gate opens.
+    /// The model; unset until it is loaded, and until then the gate refuses requests.
     pub model: Arc<OnceLock<Arc<Model>>>,
     /// The Prometheus metrics.
     pub metrics: Arc<Metrics>,
     /// The exporter of OpenTelemetry spans; `None` if no collector is configured.
     pub spans: Option<Spans>,
-    /// The keys that requests under `/v1` need; `None` if they need none.
+    /// The clients' keys, for all routes that need one (see [`crate::api`]); `None` if no key is required.
     pub keys: Option<ApiKeys>,
-    /// API keys for operators' routes; `None` if none are configured.
+    /// Keys for emptying the cache: those of the KV feed, else the clients'; `None` if neither are configured.
     pub operators: Option<ApiKeys>,
     /// Whether the internal listener is bound to an address other than loopback.
     pub is_internal_exposed: bool,
-    /// The engine whose formats routers receive.
+    /// The engine that `/v1/models` and `/get_load` imitate.
     pub drop_in: DropIn,
     /// Stored responses, for requests that continue them; `None` if none are stored.
     pub transcripts: Option<Arc<Transcripts>>,
@@ -42,15 +42,15 @@ pub struct App {
     pub batches: Option<Batches>,
     /// Limits of a request.
     pub limits: Limits,
-    /// The feed of the engine's cache events.
+    /// The readers of the engine's KV feed, and the feed itself.
     pub readers: Arc<Readers>,
-    /// Locates requests' documents in the same way as the gateway.
+    /// Finds the ends of a prompt's documents from the gateway's path header.
     pub locator: Locator,
     /// Retrieves documents for requests without any.
     pub retriever: Arc<Retriever>,
     /// Permits to parse, render and tokenise requests: one per core.
     pub preparing: Arc<Semaphore>,
-    /// Admission of grammars, separate from other work.
+    /// Bounds the preparation of grammars, apart from `preparing`.
     pub grammars: grammars::Admission,
     /// Measures how long a probe waits for a permit of `preparing`, to detect a stall.
     pub canary: Canary,
@@ -59,13 +59,13 @@ pub struct App {
 }
 
 impl App {
-    /// Returns the model, or the failure while it is loading.
+    /// Returns the model, or [`Failure::Loading`] before it is loaded.
     pub(crate) fn model(&self) -> Result<Arc<Model>, Failure> {
         self.model.get().cloned().ok_or(Failure::Loading)
     }
 }
 
-/// Limits of a request.
+/// Limits of a request's body and time.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Longest body, in bytes.
@@ -76,7 +76,7 @@ pub struct Limits {
     pub request_timeout: Duration,
 }
 
-/// The engine whose formats routers receive, where engines differ.
+/// The engine that the server imitates in responses on which vLLM and SGLang differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DropIn {
     /// `owned_by` is `vllm`, and `/get_load` an object with `load`.

@@ -1,4 +1,4 @@
-//! Permits to block a thread, and a probe that detects whether they are still given back.
+//! Runs blocking work under a semaphore, and detects whether its permits are still given back.
 
 use crate::failure::Failure;
 use parking_lot::Mutex;
@@ -7,13 +7,12 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-/// A pending probe for a permit, which shows whether permits are still given out. There is at most one: the next probe asks
-/// how long it has waited.
+/// A pending request for a permit, which is granted only when a permit is given back. There is at most one.
 #[derive(Debug, Default)]
 pub struct Canary(Arc<Mutex<Option<Instant>>>);
 
 impl Canary {
-    /// Returns how long the pending probe has waited; starts one if no permit is available.
+    /// Returns how long the pending probe has waited for a permit, or zero. Starts a probe if no permit is free.
     pub fn waits(&self, permits: &Arc<Semaphore>) -> Duration {
         let mut since = self.0.lock();
         if let Some(since) = *since {
@@ -22,7 +21,7 @@ impl Canary {
         if permits.available_permits() == 0 {
             *since = Some(Instant::now());
             let (since, permits) = (Arc::clone(&self.0), Arc::clone(permits));
-            // It ends when it gets a permit, since every holder gives its permit back, or with the runtime.
+            // It ends with a permit, since every holder gives its permit back, or with the runtime.
             tokio::spawn(async move {
                 let _permit = permits.acquire().await;
                 *since.lock() = None;
@@ -32,8 +31,8 @@ impl Canary {
     }
 }
 
-/// Runs `work` on a thread that may block, with one of `permits`. Work continues, and keeps its permit, if its caller is
-/// dropped.
+/// Runs `work` on a blocking thread, while holding one of `permits`. If the caller is dropped, the work continues and
+/// keeps its permit until it ends.
 pub(crate) async fn blocking<T: Send + 'static>(
     permits: &Arc<Semaphore>,
     work: impl FnOnce() -> Result<T, Failure> + Send + 'static,

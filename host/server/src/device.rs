@@ -1,9 +1,9 @@
-//! Opens the device for computation, with the sizes of its pools, before the engine starts.
+//! Opens the device that computes, with the sizes of its page pools, before the engine starts.
 //!
 //! ```text
-//!   auto    the first CUDA device, if there is one and it computes such models; otherwise the CPU
+//!   auto    the first CUDA device, if it is usable and supports the model; otherwise the CPU
 //!   cpu     the CPU
-//!   cuda:N  this CUDA device, or an error with the reason
+//!   cuda:N  this CUDA device, or an error with the reason; `cuda` is `cuda:0`
 //! ```
 
 use anyhow::{Context, bail};
@@ -18,12 +18,12 @@ use std::str::FromStr;
 /// The requested device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Device {
-    /// The first CUDA device if there is one, otherwise the CPU.
+    /// The first CUDA device if it is usable and supports the model, otherwise the CPU.
     #[default]
     Auto,
     /// The CPU.
     Cpu,
-    /// A CUDA device by its number.
+    /// The CUDA device of this number.
     Cuda(u32),
 }
 
@@ -43,17 +43,17 @@ impl FromStr for Device {
     }
 }
 
-/// The size of a pool of KV state.
+/// The size of a page pool, which holds KV state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvSize {
-    /// This many tokens.
+    /// Room for this many tokens.
     Tokens(u32),
     /// This many bytes.
     Bytes(u64),
 }
 
 impl KvSize {
-    /// Returns the number of pages of `page_tokens` tokens and `page_bytes` bytes that fit.
+    /// Returns the number of whole pages, each of `page_tokens` tokens and `page_bytes` bytes, that fit.
     fn pages(self, page_tokens: u32, page_bytes: u64) -> u32 {
         match self {
             Self::Tokens(tokens) => tokens / page_tokens,
@@ -61,7 +61,7 @@ impl KvSize {
         }
     }
 
-    /// Returns the number of pages; an error if not even one fits.
+    /// Returns the number of pages; an error if the size is in bytes and smaller than one page.
     fn some_pages(self, page_tokens: u32, page_bytes: u64) -> anyhow::Result<u32> {
         match (self.pages(page_tokens, page_bytes), self) {
             (0, Self::Bytes(bytes)) => bail!(
@@ -72,27 +72,28 @@ impl KvSize {
     }
 }
 
-/// A device and its sizes. `None` means a default that depends on the device.
+/// The requested device and the sizes of its pools. `None` means a default.
 #[derive(Clone, Debug)]
 pub struct DeviceConfig {
     /// The device.
     pub device: Device,
-    /// KV state in device memory; by default 65,536 tokens on the CPU, and a fraction of a CUDA device's memory.
+    /// Size of the pool in device memory; by default 65,536 tokens on the CPU, and `kv_memory_fraction` on a CUDA
+    /// device.
     pub kv: Option<KvSize>,
-    /// Fraction of a CUDA device's memory, after the weights, for KV state.
+    /// Fraction of a CUDA device's memory, after the weights, for the pool. Used only if `kv` is `None`.
     pub kv_memory_fraction: f32,
-    /// KV state in host memory.
+    /// Size of the pool in host memory, for pages evicted from the device.
     pub kv_host: KvSize,
     /// Tokens in a page.
     pub page_tokens: u32,
     /// Most tokens of a step; by default 512 on the CPU (2,048 with AMX while no answer is generated), and 8,192 on a CUDA
     /// device.
     pub max_step_tokens: Option<u32>,
-    /// Number of worker threads on the CPU.
+    /// Number of worker threads on the CPU; by default chosen by the backend.
     pub threads: Option<u32>,
-    /// How the CPU multiplies bf16 weights.
+    /// How the CPU multiplies weights.
     pub precision: Precision,
-    /// Seed of random weights, which replace the checkpoint's.
+    /// Seed of random weights; `None` to read the checkpoint's weights.
     pub random_weights: Option<u64>,
 }
 
@@ -102,7 +103,7 @@ pub struct Opened {
     pub backend: Box<dyn Backend>,
     /// Hash of everything on which a page's bytes depend, except its tokens.
     pub identity: u128,
-    /// Description of the machine, for which measured costs are valid.
+    /// Description of the hardware; measured costs are valid only for the same description.
     pub machine: String,
     /// Most tokens of a step.
     pub max_step_tokens: u32,
@@ -112,12 +113,12 @@ pub struct Opened {
 
 const CPU_KV_TOKENS: u32 = 65_536;
 const CPU_STEP_TOKENS: u32 = 512;
-/// Most tokens of a CPU step without decoding, with AMX: it takes about as long as one of 512 without AMX.
+/// Default of [`Opened::max_prefill_step_tokens`] with AMX: such a step takes about as long as 512 tokens without AMX.
 const CPU_TILES_PREFILL_STEP_TOKENS: u32 = 2_048;
 const CUDA_STEP_TOKENS: u32 = 8_192;
 
 impl DeviceConfig {
-    /// Returns the number of the CUDA device, or `None` for the CPU.
+    /// Returns the number of the CUDA device to use; `None` for the CPU.
     ///
     /// # Errors
     /// Returns an error if the requested CUDA device is not available.
@@ -145,10 +146,11 @@ impl DeviceConfig {
         }
     }
 
-    /// Returns `ordinal`, or `None` for the CPU where `auto` found a device that does not compute models like `model`.
+    /// Returns `ordinal` if that CUDA device supports `model`. Otherwise returns `None`, the CPU, if the device is
+    /// `auto`.
     ///
     /// # Errors
-    /// Returns an error if the requested CUDA device does not compute such models.
+    /// Returns an error if the configured CUDA device does not support the model.
     pub fn suited(&self, ordinal: Option<u32>, model: &ModelConfig) -> anyhow::Result<Option<u32>> {
         match (ordinal, cuda::refuses(model)) {
             (Some(ordinal), Some(reason)) if self.device == Device::Auto => {

@@ -9,14 +9,14 @@
 //! | 404 | `file_not_found`, `batch_not_found` | the file or the batch is not stored, or not this client's |
 //! | 404 | `model_not_found`, `unknown_url` | another model, another path, a path of the internal listener |
 //! | 405 | `method_not_allowed` | the path exists, the method does not |
-//! | 403 | `feed_key_required` | the KV feed is unsealed and was requested on an address other than loopback |
-//! | 403 | `operators_key_required` | a request to empty the cache, and no operators' key is configured |
+//! | 403 | `feed_key_required` | the KV feed has no key and was requested on an address other than loopback |
+//! | 403 | `operators_key_required` | emptying the cache needs a key here, and none is configured |
 //! | 408 | `body_timeout` | the request's body did not arrive in time, or too slowly |
 //! | 413 | `body_too_large` | the body exceeds the limit |
 //! | 413 | `storage_full` | the limit of files, bytes or batches is reached |
 //! | 415 | `unsupported_media_type` | the content type is not JSON |
 //! | 429 | `push_rate` | a gateway pushes more than it may |
-//! | 429 | `queue_full` | the limit of waiting requests is reached; see `retry-after` |
+//! | 429 | `queue_full` | the limit of requests in flight or waiting is reached; see `retry-after` |
 //! | 500 | `internal_error` | a fault of the server; the log has the cause, with the request's id |
 //! | 503 | `loading`, `stopping` | not yet, or no longer, serving |
 //! | 503 | `retriever_unavailable` | embedder or index are not available; everything else is served |
@@ -51,44 +51,44 @@ pub enum Failure {
         /// Tokens that fit.
         limit: u32,
     },
-    /// The request has no known key.
+    /// The request has none of the accepted API keys.
     #[error("a valid API key is required, as `Authorization: Bearer KEY` or `x-api-key: KEY`")]
     Unauthorized,
     /// The request names a model that is not served.
     #[error("the model `{asked}` does not exist here; this server serves `{served}`")]
     UnknownModel {
-        /// The name sent, clipped.
+        /// The name sent, shortened by [`clip`].
         asked: String,
         /// The name served.
         served: String,
     },
-    /// No such response, file or batch is stored for this client.
+    /// No such response, file or batch is stored, or it belongs to another client.
     #[error("the {what} `{id}` is not kept here, or no longer")]
     Unkept {
         /// `response`, `file` or `batch`.
         what: &'static str,
-        /// The id sent, clipped.
+        /// The id sent, shortened by [`clip`].
         id: String,
-        /// The field with the id; `None` for the path.
+        /// The field with the id; `None` if the id is in the path.
         param: Option<&'static str>,
     },
-    /// A limit on files and batches is reached.
+    /// A limit on stored files, bytes or batches is reached.
     #[error("the limit of {limit} {what} is reached: remove what is no longer needed")]
     StorageFull {
-        /// The limited resource.
+        /// Name of the limited resource, such as `files`.
         what: &'static str,
         /// The limit.
         limit: u64,
     },
-    /// No such path.
+    /// The server has no such path.
     #[error("unknown URL: {method} {path}")]
     UnknownUrl {
         /// The request's method.
         method: String,
-        /// The request's path, clipped.
+        /// The request's path, shortened by [`clip`].
         path: String,
     },
-    /// The path belongs to the internal listener.
+    /// The path exists only on the internal listener.
     #[error("unknown URL: {method} {path}; it is served on the address of --internal-listen")]
     Elsewhere {
         /// The request's method.
@@ -96,12 +96,12 @@ pub enum Failure {
         /// The request's path, without query.
         path: String,
     },
-    /// The unsealed feed would reveal documents to anyone who reaches it.
+    /// The KV feed has no key, and its listener would show other machines which documents are cached.
     #[error(
         "without a key of its own the feed is read on loopback only, and gateways tell each other nothing: give --feed-key-file"
     )]
     FeedKeyRequired,
-    /// Emptying the cache costs every tenant.
+    /// No key is configured for emptying the cache, and the listener can be reached by others than the operator.
     #[error(
         "without keys the cache is emptied on the internal listener alone, and there on loopback: give --kv-key-file or --api-key-file"
     )]
@@ -111,16 +111,16 @@ pub enum Failure {
     Method {
         /// The request's method.
         method: String,
-        /// The request's path, clipped.
+        /// The request's path, shortened by [`clip`].
         path: String,
     },
-    /// The body did not arrive in time.
+    /// The body was not complete within the time limit.
     #[error("the request's body did not arrive within {} s", limit.as_secs())]
     BodyTimeout {
         /// Time allowed.
         limit: Duration,
     },
-    /// The body arrived too slowly.
+    /// The body arrived below the minimum rate.
     #[error("the request's body arrived at less than {rate} bytes per second")]
     BodySlow {
         /// Required rate, in bytes a second.
@@ -129,7 +129,7 @@ pub enum Failure {
     /// The body exceeds the limit.
     #[error("the request's body has {}, more than the limit of {limit} bytes", size_words(*size, *limit))]
     BodyTooLarge {
-        /// Declared length in bytes; `None` if there was none.
+        /// Length by `content-length`, in bytes; `None` if there was no such header.
         size: Option<u64>,
         /// Longest body, in bytes.
         limit: u64,
@@ -137,18 +137,18 @@ pub enum Failure {
     /// The content type is not JSON.
     #[error("the content type must be `application/json`, got {}", found.as_deref().map_or("none".into(), |f| format!("`{f}`")))]
     MediaType {
-        /// The declared content type, clipped.
+        /// The declared content type, shortened by [`clip`]; `None` if there was none.
         found: Option<String>,
     },
-    /// The queue is full; the request may be sent again later.
+    /// A limit on requests in flight or waiting is reached; the client may retry.
     #[error("the server is at its limit of {limit} requests; try again later")]
     QueueFull {
         /// Most requests at once.
         limit: u32,
-        /// Time after which there may be room; [`SOON`] if it is unknown.
+        /// Time after which there may be room; [`SOON`] if unknown.
         retry_after: Duration,
     },
-    /// A key's holder pushes too much to other gateways.
+    /// A gateway pushes more updates to other gateways than its key's rate allows.
     #[error("more than {limit} bytes a second are pushed with this key; try again later")]
     PushRate {
         /// Most bytes a second.
@@ -162,7 +162,7 @@ pub enum Failure {
     /// The server accepts no more requests.
     #[error("the server is stopping")]
     Stopping,
-    /// Retrieval is not available now. The cause is logged and not shown.
+    /// The embedder or the index is not available. The cause is logged, not sent.
     #[error("the retriever is not available; the server's log says why")]
     Retriever {
         /// The cause, for the log.
@@ -174,7 +174,7 @@ pub enum Failure {
         /// Time allowed.
         limit: Duration,
     },
-    /// The server failed. The cause is logged and not shown.
+    /// The server failed. The cause is logged, not sent.
     #[error("internal error")]
     Internal {
         /// The cause, for the log.
@@ -205,7 +205,7 @@ impl Failure {
         }
     }
 
-    /// Renames fields for an API with other names: at the beginning of the field's path, and of the message.
+    /// Replaces the field name that begins `param` and the message by another API's; `names` are pairs of old and new.
     #[must_use]
     pub fn renamed(self, names: &[(&str, &str)]) -> Self {
         let Self::Invalid {
@@ -230,21 +230,21 @@ impl Failure {
         }
     }
 
-    /// Returns a fault of the server.
+    /// Returns the failure for a fault of the server, with a cause for the log.
     pub fn internal(cause: impl std::fmt::Display) -> Self {
         Self::Internal {
             cause: cause.to_string(),
         }
     }
 
-    /// Returns the failure of unavailable retrieval.
+    /// Returns the failure for unavailable retrieval, with a cause for the log.
     pub fn retriever(cause: impl std::fmt::Display) -> Self {
         Self::Retriever {
             cause: cause.to_string(),
         }
     }
 
-    /// Returns the failure for the engine's refusal of a request with up to `max_tokens` answer tokens.
+    /// Returns the failure for a request that the engine refused; `max_tokens` is the request's maximum answer length.
     pub fn from_submit(error: SubmitError, max_tokens: u32) -> Self {
         match error {
             SubmitError::QueueFull { limit, retry_after }
@@ -265,7 +265,7 @@ impl Failure {
         }
     }
 
-    /// Returns the failure for a request that the engine aborted; `limit` is its time limit.
+    /// Returns the failure for a request that the engine aborted; `limit` is the time limit to report if it expired.
     pub fn from_engine(failure: engine::Failure, limit: Duration) -> Self {
         match failure {
             engine::Failure::Expired => Self::Timeout { limit },
@@ -276,7 +276,7 @@ impl Failure {
         }
     }
 
-    /// Returns status, OpenAI's error type and our code. Everything else follows from this table.
+    /// Returns the HTTP status, OpenAI's error type, and the code.
     fn kind(&self) -> (StatusCode, &'static str, &'static str) {
         const REQUEST: &str = "invalid_request_error";
         const SERVER: &str = "server_error";
@@ -344,7 +344,7 @@ impl Failure {
         self.kind().0
     }
 
-    /// Returns the code, one word.
+    /// Returns the error's `code`, such as `queue_full`.
     pub fn code(&self) -> &'static str {
         self.kind().2
     }
@@ -361,7 +361,7 @@ impl Failure {
         json!({"error": {"message": self.to_string(), "type": kind, "param": param, "code": code}})
     }
 
-    /// Logs the cause that the client does not see. It contains no text of a request.
+    /// Logs the cause that the client does not see: of a server fault, or of unavailable retrieval.
     pub fn log(&self) {
         match self {
             Self::Internal { cause } => tracing::error!(cause, "internal error"),
@@ -387,7 +387,7 @@ impl IntoResponse for Failure {
             Self::Unauthorized => {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
-            // The connection is of no more use to the client, which may find another server.
+            // Closing the connection lets the client try another server.
             Self::Stopping | Self::BodyTimeout { .. } | Self::BodySlow { .. } => {
                 headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
@@ -397,20 +397,20 @@ impl IntoResponse for Failure {
     }
 }
 
-/// A failure's public message, for layers that format it for another API.
+/// The public message of a failure, attached to its response so that outer layers can rewrite the body for another API.
 #[derive(Clone, Debug)]
 pub(crate) struct Wording(pub(crate) String);
 
-/// The `retry-after` when the time until there is room is unknown.
+/// The `retry-after` of failures for which no better time is known.
 pub const SOON: Duration = Duration::from_secs(1);
 
-/// Returns the value of `retry-after`: rounded up, at least one.
+/// Returns the value of `retry-after` in whole seconds, rounded up, at least 1.
 fn whole_seconds(time: Duration) -> HeaderValue {
     let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
     HeaderValue::from(seconds.max(1))
 }
 
-/// Returns the first 100 characters of a client's text, for an error message.
+/// Returns the first 100 characters of a client's text, with `…` if it was longer, for an error message.
 pub fn clip(text: &str) -> String {
     const CHARACTERS: usize = 100;
     match text.char_indices().nth(CHARACTERS) {

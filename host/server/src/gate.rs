@@ -1,4 +1,4 @@
-//! The gate: the server's phase and the number of requests inside, which change together.
+//! The gate: the phase of the server's life cycle, and the number of requests in flight, changed together.
 //!
 //! ```text
 //!   Loading ──▶ Open ──▶ Stopping ──▶ Cut ──▶ Closed
@@ -7,10 +7,11 @@
 //!                         those inside inside
 //! ```
 //!
-//! The gate knows nothing of HTTP or of the engine. Its bound limits memory: a request holds a place from the arrival of
-//! its complete body until its answer is complete or dropped. While its body arrives it holds none, so a client that does
-//! not send its announced body takes no place. [`connections`](crate::connections) bounds the memory of such bodies. The
-//! gate counts such requests and admits them even if the server begins to stop meanwhile.
+//! The gate knows nothing of HTTP or of the engine. Its limit bounds memory: a request takes a place when its body is
+//! complete and frees it when its answer is complete or dropped. While the body arrives, the request only counts as
+//! *arriving* and takes no place, so a client that does not send its body blocks no other;
+//! [`connections`](crate::connections) bounds the memory of such bodies. A request that arrived in phase `Open` may
+//! still enter in `Stopping`.
 
 use crate::connections::Closing;
 use crate::failure::{Failure, SOON};
@@ -48,7 +49,7 @@ struct GateState {
     inside: u32,
     /// Number of requests whose bodies are arriving.
     arriving: u32,
-    /// Time when a place was last taken or freed.
+    /// Time when a place was last taken or freed, or of the gate's creation.
     moved: Instant,
 }
 
@@ -66,17 +67,17 @@ impl Gate {
         })
     }
 
-    /// Returns the phase.
+    /// Returns the current phase.
     pub fn phase(&self) -> Phase {
         self.state.borrow().phase
     }
 
-    /// Returns the number of requests inside.
+    /// Returns the number of requests in flight.
     pub fn inside(&self) -> u32 {
         self.state.borrow().inside
     }
 
-    /// Returns whether all places are taken and none was freed for `time`.
+    /// Returns whether all places are taken and none was taken or freed within the last `time`.
     pub fn is_exhausted(&self, time: Duration) -> bool {
         let state = self.state.borrow();
         state.inside >= self.limit && state.moved.elapsed() >= time
@@ -93,7 +94,7 @@ impl Gate {
         });
     }
 
-    /// Admits a request.
+    /// Admits a request whose body is complete.
     ///
     /// # Errors
     /// Returns [`Failure::Loading`], [`Failure::Stopping`], or [`Failure::QueueFull`] if all places are taken.
@@ -101,10 +102,10 @@ impl Gate {
         self.arrive()?.enter()
     }
 
-    /// Registers a request whose body is still to arrive; it can enter afterwards.
+    /// Registers a request whose body is still to arrive; [`Arrival::enter`] admits it afterwards.
     ///
     /// # Errors
-    /// Returns the errors of [`Gate::enter`], so that the body of a refused request is not read.
+    /// Returns the errors of [`Gate::enter`], so that the body of a refused request need not be read.
     pub fn arrive(self: &Arc<Self>) -> Result<Arrival, Failure> {
         let mut outcome = Err(Failure::Stopping);
         self.state.send_if_modified(|state| {
@@ -142,7 +143,7 @@ impl Gate {
             .await;
     }
 
-    /// Waits until no request is inside or arriving.
+    /// Waits until no request is in flight or arriving.
     pub async fn emptied(&self) {
         let _ = self
             .state
@@ -158,7 +159,7 @@ impl Closing for Gate {
     }
 }
 
-/// A request whose body is arriving. It holds no place.
+/// A registered request whose body is arriving. It holds no place.
 #[derive(Debug)]
 pub struct Arrival {
     gate: Arc<Gate>,
@@ -166,15 +167,15 @@ pub struct Arrival {
 }
 
 impl Arrival {
-    /// Waits until the request must be aborted.
+    /// Waits until phase `Cut`, when the request must be aborted.
     pub async fn cut(&mut self) {
         let _ = self.state.wait_for(|state| state.phase >= Phase::Cut).await;
     }
 
-    /// Enters, after the body has arrived.
+    /// Takes a place, after the body has arrived.
     ///
     /// # Errors
-    /// Returns [`Failure::Stopping`] if it is too late, or [`Failure::QueueFull`] if all places are taken.
+    /// Returns [`Failure::Stopping`] from phase `Cut` on, and [`Failure::QueueFull`] if all places are taken.
     pub fn enter(self) -> Result<Pass, Failure> {
         let gate = &self.gate;
         let mut outcome = Err(Failure::Stopping);
@@ -206,7 +207,7 @@ impl Drop for Arrival {
     }
 }
 
-/// A place inside, freed on drop.
+/// A request's place, freed on drop.
 #[derive(Debug)]
 pub struct Pass {
     gate: Arc<Gate>,
@@ -214,7 +215,7 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// Waits until the request must be aborted.
+    /// Waits until phase `Cut`, when the request must be aborted.
     pub async fn cut(&mut self) {
         let _ = self.state.wait_for(|state| state.phase >= Phase::Cut).await;
     }

@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// 128 unguessable bits: std seeds its hashers at random.
+/// Returns 128 bits in hexadecimal that a client cannot guess, from std's randomly seeded hasher.
 pub(crate) fn random_id() -> String {
     let half = || RandomState::new().hash_one(());
     format!("{:016x}{:016x}", half(), half())

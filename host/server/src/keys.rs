@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A set of accepted keys. The time of a look-up reveals nothing about the keys: the set's hasher is seeded at random, so
-/// no prefix of a guess is better than another.
+/// A set of accepted keys. The duration of a look-up reveals nothing about the keys: the set's hasher is seeded at
+/// random, so a guess that shares a prefix with a key takes no longer.
 #[derive(Clone)]
 pub struct ApiKeys(Arc<HashMap<Vec<u8>, usize>>);
 
@@ -34,7 +34,7 @@ impl ApiKeys {
         Self::of(keys.map(str::as_bytes))
     }
 
-    /// Returns a set of these keys, numbered from 0, each once.
+    /// Returns a set of these keys, without duplicates, numbered from 0 in their order.
     pub fn of<'k>(keys: impl IntoIterator<Item = &'k [u8]>) -> Self {
         let mut numbered = HashMap::new();
         for key in keys {
@@ -63,26 +63,26 @@ impl ApiKeys {
         self.holder(headers).is_some()
     }
 
-    /// Returns the number of the key in `headers`.
+    /// Returns the number of the key in `headers`; `None` without an accepted key.
     pub fn holder(&self, headers: &HeaderMap) -> Option<usize> {
         self.0.get(sent(headers)?).copied()
     }
 
-    /// Returns a name for the key in `headers` that does not change when keys are added or removed: 128 bits of its
-    /// SHA-256.
+    /// Returns a name for the key in `headers` that does not change when other keys are added or removed: 128 bits of
+    /// its SHA-256. `None` without an accepted key.
     pub fn name(&self, headers: &HeaderMap) -> Option<String> {
         let (key, _) = self.0.get_key_value(sent(headers)?)?;
         Some(name(key))
     }
 
-    /// Returns the number of the key with this name.
+    /// Returns the number of the key with this [name](Self::name); `None` if it is no longer accepted.
     pub fn number_of(&self, owner: &str) -> Option<usize> {
         let mut keys = self.0.iter();
         keys.find_map(|(key, number)| (name(key) == owner).then_some(*number))
     }
 }
 
-/// Returns the key in `headers`, accepted or not.
+/// Returns the key in `headers`, accepted or not; `None` if there is none, or `authorization` has another scheme.
 fn sent(headers: &HeaderMap) -> Option<&[u8]> {
     let Some(value) = headers.get(header::AUTHORIZATION) else {
         return Some(headers.get("x-api-key")?.as_bytes().trim_ascii());

@@ -10,8 +10,8 @@
 //!  client ◀─JSON/SSE─ api ─┘ errors -> status and message: failure
 //! ```
 //!
-//! This package converts HTTP requests to engine requests and engine events to HTTP responses. The engine decides how
-//! prompts are cached, scheduled and computed, and the gateway how documents are ordered.
+//! This package converts HTTP requests to engine requests and engine events to HTTP responses. How prompts are cached,
+//! scheduled and computed is up to the engine; how documents are ordered is up to the gateway.
 
 pub mod answer;
 pub mod api;

@@ -1,4 +1,4 @@
-//! The listeners of a server, for clients and for operators, from the first connection to the last.
+//! The listeners of a server, for clients and for internal use, from binding to closing.
 
 use crate::connections::{self, Book, Listening};
 use crate::gate::{Gate, Phase};
@@ -11,13 +11,13 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
-/// Listeners whose connections wait to be served.
+/// Bound listeners that do not serve yet.
 pub(crate) struct Listeners {
     clients: (TcpListener, SocketAddr),
     internal: Option<(TcpListener, SocketAddr)>,
 }
 
-/// Listeners whose connections are served.
+/// Listeners whose connections are being served.
 pub(crate) struct Serving {
     pub(crate) address: SocketAddr,
     pub(crate) internal: Option<SocketAddr>,
@@ -26,7 +26,7 @@ pub(crate) struct Serving {
 }
 
 impl Listeners {
-    /// Listens; port 0 picks a free port. `whom` says for an error who connects to `clients`.
+    /// Binds the listeners; port 0 picks a free port. `whom` describes the users of `clients`, for an error.
     ///
     /// # Errors
     /// Returns an error if an address cannot be listened on.
@@ -48,7 +48,7 @@ impl Listeners {
         self.internal.as_ref().map(|(_, address)| *address)
     }
 
-    /// Serves the routes of both listeners, with the books of their connections, until the gate is closed.
+    /// Serves each listener's routes until the gate is closed; each book limits its listener's connections.
     pub(crate) fn serve(
         self,
         gate: &Arc<Gate>,
@@ -74,8 +74,8 @@ impl Listeners {
 }
 
 impl Serving {
-    /// Admits no more requests, waits for those inside up to `grace`, aborts the rest, awaits `ended`, which must need no
-    /// request, and closes the connections.
+    /// Admits no more requests, waits up to `grace` for those in flight, aborts the rest, waits for `ended`, which must
+    /// not need a new request, and closes the connections.
     pub(crate) async fn stop(mut self, grace: Duration, ended: impl Future<Output = ()>) {
         let gate = &self.gate;
         let deadline = Instant::now() + grace;
@@ -91,7 +91,7 @@ impl Serving {
         gate.emptied().await;
         ended.await;
         gate.advance(Phase::Closed);
-        // All answers are complete and only need to be written, but a client may not read.
+        // All answers are complete and only need to be written, but a client may not read them.
         let writing = deadline.max(Instant::now() + WRITING);
         let written = async { while self.connections.join_next().await.is_some() {} };
         if timeout_at(writing, written).await.is_err() {
@@ -100,9 +100,9 @@ impl Serving {
     }
 }
 
-/// The clients of the internal listener, for the error if its address cannot be listened on.
+/// Describes the users of the internal listener, for the error if its address cannot be listened on.
 const INTERNAL: &str =
     "probes, metrics and the KV feed; --internal-listen gives another address, or none";
 
-/// Minimum time for writing the last responses.
+/// Minimum time for writing the last responses, even if the grace period is over.
 const WRITING: Duration = Duration::from_secs(1);

@@ -1,7 +1,7 @@
 //! The served model: its name, its conversion between text and tokens, and its engine.
 //!
-//! This module checks a parsed request against the model: whether its messages fit the chat template, and whether prompt
-//! and answer fit the model's positions. It knows nothing of HTTP responses.
+//! This module checks a parsed request against the model: whether its messages fit the chat template, and whether
+//! prompt and answer fit the model's context. It knows nothing of HTTP.
 
 use crate::device::DeviceConfig;
 use crate::failure::{Failure, clip};
@@ -31,8 +31,7 @@ pub struct Model {
     tokenizer: Tokenizer,
     token_cache: TokenCache,
     template: Option<ChatTemplate>,
-    /// Grammars, created for the first answer that needs one, since that takes some tenths of a second, and many servers
-    /// need none.
+    /// Grammars for constrained answers. Created on first use, because that takes some tenths of a second.
     grammars: OnceLock<Result<Grammars, String>>,
     /// Tokens that end an answer.
     eos_tokens: Vec<TokenId>,
@@ -52,8 +51,8 @@ pub enum Calls {
 }
 
 impl Model {
-    /// Loads the checkpoint in `folder` onto a device and starts an engine on it, with the cache of `tiers` and the
-    /// device's step sizes. Slow: it reads the weights, and may measure the machine.
+    /// Loads the checkpoint in `folder` onto a device and starts an engine with the cache tiers of `tiers` and the
+    /// device's step sizes. Slow: it reads the weights, and may measure the cost of computing.
     ///
     /// # Errors
     /// Returns an error if the device is missing, or a file of the checkpoint or of the tiers is missing, malformed or not
@@ -119,7 +118,7 @@ impl Model {
         })
     }
 
-    /// Returns the model with a token cache of this many bytes, for repeated texts.
+    /// Returns the model with a token cache of `bytes` bytes, for the tokens of repeated texts.
     #[must_use]
     pub fn with_token_cache(self, bytes: usize) -> Self {
         Self {
@@ -138,7 +137,7 @@ impl Model {
         self.created_s
     }
 
-    /// Returns the dimensions of the model and of its pools.
+    /// Returns the dimensions of the model and of its page pools.
     pub fn shape(&self) -> BackendShape {
         self.shape
     }
@@ -158,8 +157,9 @@ impl Model {
         &self.engine
     }
 
-    /// Returns the engine's request for a chat with the documents that `placer` locates, and where tool calls occur in the
-    /// answer. It blocks for rendering and tokenising, so do not call it on an async worker.
+    /// Returns the engine's request for a chat with the documents that `placer` finds, where tool calls occur in the
+    /// answer, and the grammar still to be prepared, if the answer needs one. Renders and tokenises, so do not call it
+    /// on an async worker.
     ///
     /// A forced call uses the model's own format if its template has one: the prompt then ends with the tag that opens a
     /// call, and the answer is the call.
@@ -182,7 +182,7 @@ impl Model {
         Ok((request, calls, Wanted::of(&chat.options.format).or(forced)))
     }
 
-    /// Returns the tokens of a chat's prompt. Costs as [`Model::chat_request`].
+    /// Returns the tokens of a chat's prompt. Blocks as [`Model::chat_request`] does.
     ///
     /// # Errors
     /// Returns an error if the chat does not fit the template.
@@ -227,8 +227,8 @@ impl Model {
         Ok((prompt, calls, forced))
     }
 
-    /// Returns the engine's request to prefill the text that all chats with these opening messages share. Costs as
-    /// [`Model::chat_request`].
+    /// Returns the engine's request to prefill the text that all chats with these opening messages share. Blocks as
+    /// [`Model::chat_request`] does.
     ///
     /// # Errors
     /// Returns an error if the messages do not fit the model.
@@ -239,8 +239,8 @@ impl Model {
                 "this model has no chat template",
             ));
         };
-        // Templates require alternating turns, and close messages in their own ways. The common beginning of two different
-        // continuations is the text that is always written.
+        // Some templates require alternating roles, and each closes messages in its own way. So the chat is rendered
+        // with two different next messages; what both prompts begin with is written for any continuation.
         let next = match last_role(&chat.messages) {
             Some("user") => "assistant",
             _ => "user",
@@ -272,7 +272,7 @@ impl Model {
         })
     }
 
-    /// Returns the engine's request for a text completion. Costs as [`Model::chat_request`].
+    /// Returns the engine's request for a text completion. Blocks as [`Model::chat_request`] does.
     ///
     /// # Errors
     /// Returns an error if the prompt does not fit the model.
@@ -297,7 +297,7 @@ impl Model {
         Ok(request)
     }
 
-    /// Returns the tokens of `text`; `special` adds the tokenizer's own, such as BOS. Blocks, as [`Model::chat_request`] does.
+    /// Returns the tokens of `text`; `special` adds the tokenizer's own, such as BOS. Blocks the thread.
     ///
     /// # Errors
     /// Returns an error if the tokenizer fails.
@@ -306,10 +306,10 @@ impl Model {
         tokens.map_err(Failure::internal)
     }
 
-    /// Returns the text of `tokens`, special ones by their names.
+    /// Returns the text of `tokens`, with U+FFFD for invalid UTF-8. Special tokens appear by their names.
     ///
     /// # Errors
-    /// Returns an error for an unknown token.
+    /// Returns [`Failure::Invalid`] for a token outside the vocabulary.
     pub fn text_of(&self, tokens: &[TokenId]) -> Result<String, Failure> {
         let bytes: Vec<Vec<u8>> = (tokens.iter().enumerate())
             .map(|(index, token)| {
@@ -323,7 +323,7 @@ impl Model {
         Ok(String::from_utf8_lossy(&bytes.concat()).into_owned())
     }
 
-    /// Returns a token's bytes, possibly part of a character, or a special token's name.
+    /// Returns a token's bytes, perhaps part of a character, or a special token's name; `None` for an unknown token.
     pub fn bytes_of(&self, token: TokenId) -> Option<Vec<u8>> {
         let special = || self.tokenizer.special_name(token).map(String::into_bytes);
         self.tokenizer.bytes(token).or_else(special)
@@ -343,7 +343,8 @@ impl Model {
             .map_err(Failure::internal)
     }
 
-    /// Returns the engine's request. `default` is the answer's length if the request has none; `None` for as long as fits.
+    /// Returns the engine's request. `field` names the prompt in errors. `default` is the answer's length if the
+    /// request sets none; `None` for as long as the context allows.
     fn request(
         &self,
         prompt: Vec<TokenId>,
@@ -389,12 +390,12 @@ impl Model {
         Ok(request)
     }
 
-    /// Prepares the grammar for an answer. It takes milliseconds, or as long as its bounds allow, so do not call it on an
-    /// async worker.
+    /// Prepares the grammar for an answer. This takes milliseconds, or up to the bounds of a large schema, so do not
+    /// call it on an async worker.
     ///
     /// # Errors
-    /// Returns an error if the schema is not supported or exceeds a bound, or [`Failure::Stopping`] if it was cancelled,
-    /// when the request is already over.
+    /// Returns [`Failure::Invalid`] if the schema is not supported or exceeds a bound, and [`Failure::Stopping`] if
+    /// `cancel` was called because the request is over.
     pub fn constraint(&self, wanted: &Wanted, cancel: &Cancel) -> Result<Constraint, Failure> {
         let grammars = self.grammars()?;
         let Some(schema) = &wanted.schema else {
@@ -417,7 +418,7 @@ impl Model {
         grammars.as_ref().map_err(Failure::internal)
     }
 
-    /// Returns an error for a request that names another model.
+    /// Returns [`Failure::UnknownModel`] if `asked` is not the served model's name.
     pub(crate) fn check_name(&self, asked: Option<&str>) -> Result<(), Failure> {
         match asked.filter(|asked| *asked != self.name()) {
             None => Ok(()),
@@ -431,7 +432,7 @@ impl Model {
     /// Submits a request to the engine.
     ///
     /// # Errors
-    /// Returns the engine's refusal.
+    /// Returns the engine's refusal, see [`Failure::from_submit`].
     pub fn submit(&self, request: Request) -> Result<Generation, Failure> {
         let max_tokens = request.max_tokens;
         self.engine
@@ -469,7 +470,7 @@ fn common_beginning<'t>(one: &'t str, other: &str) -> &'t str {
 /// Default size of the token cache: the tokens of about ten megabytes of text.
 const TOKEN_CACHE_BYTES: usize = 64 << 20;
 
-/// Returns an error if a request's prompt log-probabilities would be too many for a response.
+/// Returns an error if a request's prompt log-probabilities would exceed [`MAX_PROMPT_ENTRIES`].
 fn check_scored(request: &Request, options: &Options) -> Result<(), Failure> {
     let Some(top) = request.prompt_logprobs else {
         return Ok(());
@@ -495,17 +496,17 @@ const MAX_PROMPT_ENTRIES: u64 = 1 << 17;
 /// Default length of a text completion, the same as OpenAI's.
 const COMPLETION_TOKENS: u32 = 16;
 
-/// A grammar for an answer, still to be prepared.
+/// A grammar that an answer must follow, not yet prepared.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// The request's field that requires it.
+    /// The request's field that requires the grammar, for errors.
     field: &'static str,
     /// The schema; `None` for any JSON object.
     schema: Option<Value>,
 }
 
 impl Wanted {
-    /// Returns the grammar for `response_format`, if it needs one.
+    /// Returns the grammar for `response_format`; `None` for plain text.
     #[must_use]
     pub fn of(format: &Format) -> Option<Self> {
         let (field, schema) = match format {

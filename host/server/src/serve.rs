@@ -30,35 +30,36 @@ use tokio::task::JoinSet;
 pub struct Config {
     /// Address to listen on for clients; port 0 picks a free one.
     pub listen: SocketAddr,
-    /// Address for probes, scrapers and gateways that follow the feed; `None` for no internal listener.
+    /// Address for probes, scrapers and gateways that read the KV feed; `None` for no internal listener.
     pub internal: Option<SocketAddr>,
     /// Limits on clients' connections.
     pub connections: Bounds,
-    /// Keys required under `/v1`; `None` if no key is required.
+    /// Keys that clients must send, on all routes that need one (see [`crate::api`]); `None` if no key is required.
     pub keys: Option<ApiKeys>,
     /// Collector of spans, see [`crate::spans`]; `None` for no spans.
     pub otlp_endpoint: Option<String>,
     /// Limits of a request.
     pub limits: Limits,
-    /// The engine whose formats routers receive.
+    /// The engine that `/v1/models` and `/get_load` imitate.
     pub drop_in: DropIn,
     /// Limits on stored responses; `None` if none are stored.
     pub store: Option<transcripts::Bounds>,
     /// Configuration of batches; `None` if they are off.
     pub batches: Option<batches::Config>,
-    /// Keys required under `/v1/kv`; `None` for those of the API, unless the feed itself has a key.
+    /// Keys required under `/v1/kv`. `None`: those of the API without a `feed_key`, and only the token derived from it
+    /// with one.
     pub kv_keys: Option<ApiKeys>,
-    /// Key that seals the feed.
+    /// Key that encrypts the hashes of the KV feed; `None` for an unencrypted feed, which is served on loopback only.
     pub feed_key: Option<FeedKey>,
-    /// The gateway's ordering configuration, by which it finds documents.
+    /// The gateway's ordering configuration: its document formats are used to find documents in prompts.
     pub ordering: OrderingConfig,
     /// Configuration of retrieval.
     pub retrieval: retrieval::Config,
     /// Configuration of vLLM's KV events; `None` if they are not published.
     pub kv_events: Option<publisher::Config>,
-    /// Most requests in flight at once, from the arrival of their complete bodies to the end of their answers.
+    /// Most requests in flight at once, each from the arrival of its complete body to the end of its answer.
     pub max_inside: u32,
-    /// Time that [`Server::stop`] gives requests inside to finish.
+    /// Time that [`Server::stop`] gives requests in flight to finish.
     pub grace: Duration,
 }
 
@@ -83,10 +84,10 @@ pub struct KvEvents {
 }
 
 impl Server {
-    /// Listens and responds; until [`Server::open`], requests that need the model get 503.
+    /// Listens on all addresses and serves; until [`Server::open`], requests that need the model get 503.
     ///
     /// # Errors
-    /// Returns an error if the address cannot be listened on.
+    /// Returns an error if it cannot listen or open the batches' folder, or the OTLP endpoint is no `http://` URL.
     pub async fn bind(config: Config) -> anyhow::Result<Self> {
         let listeners = Listeners::bind(config.listen, "clients", config.internal).await?;
         let internal = listeners.internal_address();
@@ -191,7 +192,7 @@ impl Server {
         &self.app
     }
 
-    /// Serves `model` from now on. A server opens once; a second model is ignored.
+    /// Serves `model` from now on, and continues unfinished batches. A second model is ignored.
     pub fn open(&self, model: Model) {
         let (name, feed) = (model.name().to_owned(), model.engine().feed().clone());
         if self.app.model.set(Arc::new(model)).is_ok() {
@@ -208,8 +209,8 @@ impl Server {
         }
     }
 
-    /// Admits no more requests, waits for those inside up to the grace period, aborts the rest, and closes. The engine has
-    /// ended when this returns.
+    /// Admits no more requests, waits up to the grace period for those in flight, aborts the rest, and closes the
+    /// connections. Returns after the engine's thread has ended.
     pub async fn stop(self) {
         let Self {
             app,
@@ -227,7 +228,7 @@ impl Server {
         let mut publishing = publishing.into_inner();
         while publishing.join_next().await.is_some() {}
         if let Some(model) = app.model.get().cloned() {
-            // It blocks until the engine's thread has ended; without requests inside, that is at once.
+            // This blocks until the engine's thread has ended, which without requests in flight is at once.
             let _ = tokio::task::spawn_blocking(move || model.engine().shutdown()).await;
         }
         if app.spans.is_some() {
@@ -238,14 +239,14 @@ impl Server {
     }
 }
 
-/// Returns the access to the feed on the internal listener, and logs it.
+/// Returns the access rules of the KV feed on the internal listener, and logs how the feed is protected.
 pub(crate) fn access(
     kv_keys: Option<ApiKeys>,
     keys: Option<&ApiKeys>,
     seal: Option<FeedKey>,
     internal: Option<SocketAddr>,
 ) -> Access {
-    // A feed with its own key has its own readers: clients' keys give no access.
+    // If the feed has a key of its own, clients' keys give no access to it.
     let keys = kv_keys.or_else(|| keys.cloned().filter(|_| seal.is_none()));
     let access = Access::new(keys, seal, internal);
     if internal.is_some() {
@@ -254,8 +255,8 @@ pub(crate) fn access(
     access
 }
 
-/// Returns the limits on the internal listener's connections: few except for readers', and no bodies except for pushes
-/// between gateways.
+/// Returns the limits on the internal listener's connections: enough for all readers of the feed and a few more, with
+/// bodies of at most 8 MiB in all for pushes between gateways.
 pub(crate) fn internal_bounds(access: &Access) -> Bounds {
     Bounds {
         connections: access.readers() * CONNECTIONS_OF_A_READER + INTERNAL_CONNECTIONS,
@@ -265,8 +266,8 @@ pub(crate) fn internal_bounds(access: &Access) -> Bounds {
     }
 }
 
-/// Connections of a gateway: one of its workers reads the feed and listens to other gateways, and each of eight pushes.
-/// With more workers, the connections idle longest are closed.
+/// Connections reserved for each reading gateway: two by which one worker reads the feed and the other gateways'
+/// pushes, and one for each of eight workers that push. With more workers, the connections idle longest are closed.
 pub const CONNECTIONS_OF_A_READER: u32 = 2 + 8;
 /// Connections of the internal listener other than the feed's readers: probes and scrapers.
 pub const INTERNAL_CONNECTIONS: u32 = 64;

@@ -7,10 +7,11 @@
 //!   └── decode    first token ▶ last token
 //! ```
 //!
-//! Attributes are counts, names that the server chose, and the request's id: no text from a client. Spans wait in a bounded
-//! queue and are dropped if the collector does not keep up; no request waits for it. Probes and scrapes have no spans.
+//! Attributes are counts, names that the server chose, and the request's id, which may come from the client; no text of
+//! a prompt or an answer. Spans wait in a bounded queue and are dropped if the collector does not keep up, so no
+//! request waits. Probes and scrapes have no spans.
 //!
-//! The endpoint is plain HTTP: a collector runs near the server, and TLS begins at it.
+//! The endpoint must be plain HTTP, so it should be a collector on the same machine or network.
 
 use anyhow::{Context as _, bail};
 use async_trait::async_trait;
@@ -61,7 +62,7 @@ impl Spans {
         Ok(Self { provider, tracer })
     }
 
-    /// Starts the span of a new request for `route` with `headers`. `None` for routes without spans.
+    /// Starts the span of a request; a `traceparent` in `headers` is its parent. `None` unless `route` is under `/v1/`.
     pub fn begin(
         &self,
         method: &str,
@@ -88,7 +89,7 @@ impl Spans {
         })))
     }
 
-    /// Sends the waiting spans. Blocks for some seconds at most.
+    /// Sends the waiting spans. Blocks for at most 5 s.
     pub fn shutdown(&self) {
         if let Err(error) = self.provider.shutdown_with_timeout(SHUTDOWN) {
             tracing::warn!(%error, "spans were lost");
@@ -106,7 +107,7 @@ struct Inner {
 }
 
 impl RequestSpan {
-    /// Records the response's status. For a stream, the span continues.
+    /// Records the response's status; 5xx marks the span as failed. The span goes on, as a stream may follow.
     pub fn status(&self, status: StatusCode) {
         let span = self.0.context.span();
         let code = i64::from(status.as_u16());
@@ -116,17 +117,17 @@ impl RequestSpan {
         }
     }
 
-    /// Records attributes, known at the end.
+    /// Adds attributes, such as token counts.
     pub fn set(&self, attributes: impl IntoIterator<Item = KeyValue>) {
         self.0.context.span().set_attributes(attributes);
     }
 
-    /// Records that the answer failed after a successful status.
+    /// Marks the span as failed, for an answer that failed after a successful status.
     pub fn fail(&self) {
         self.0.context.span().set_status(Status::error(""));
     }
 
-    /// Records a finished part of the request.
+    /// Adds a finished part of the request as a child span, such as `prefill`.
     pub fn part(&self, name: &'static str, from: SystemTime, to: SystemTime) {
         use opentelemetry::trace::Span;
         let builder = SpanBuilder::from_name(name).with_start_time(from);
@@ -141,7 +142,7 @@ impl Drop for Inner {
     }
 }
 
-/// The exporter's HTTP client. It runs on the exporter's own thread, so it may block.
+/// The exporter's HTTP client. It blocks, since it runs on the exporter's own thread.
 #[derive(Debug)]
 struct Client(ureq::Agent);
 

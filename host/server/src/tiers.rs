@@ -1,6 +1,6 @@
-//! Opens the cache's configured lower tiers: their files, and measured costs, before the engine starts.
+//! Opens the cache's disk tier and the measured cost of computing, before the engine starts.
 //!
-//! This module knows the files' paths and what to log; the engine owns their content.
+//! This module chooses the files' paths and logs what was found; the engine owns their content.
 
 use crate::device::Opened;
 use anyhow::{Context, ensure};
@@ -19,13 +19,13 @@ use std::time::{Duration, Instant};
 pub struct Tiers {
     /// The eviction policy.
     pub policy: EvictionPolicy,
-    /// Number of a prompt's documents to cache, from the first on; `None` for all.
+    /// Number of leading documents of a prompt whose pages are cached; `None` for all.
     pub max_documents: Option<u32>,
-    /// The disk tier; needs host pages.
+    /// The disk tier; `None` for none. It needs host memory for at least one page.
     pub disk: Option<DiskFile>,
-    /// File for the measured cost of computing. `None`: beside the disk tier, or else in the user's cache folder.
+    /// File for the measured cost of computing. `None`: next to the disk tier's file, else in the user's cache folder.
     pub profile: Option<PathBuf>,
-    /// Time to spend on measuring the cost, for a policy that weighs it.
+    /// Time limit for measuring the cost of computing, if the eviction policy depends on it.
     pub profile_budget: Duration,
 }
 
@@ -36,19 +36,19 @@ pub struct DiskFile {
     pub path: PathBuf,
     /// Largest size of the file, in bytes.
     pub capacity: u64,
-    /// Bytes of the file for copies of pages that are still in memory; 0 for none.
+    /// Bytes of the file for replicas of pages that are still in memory; 0 for none.
     pub replica_bytes: u64,
-    /// Average bytes written in a second for `replica_bytes`.
+    /// Average rate of writing replicas, in bytes a second; 0 for no replicas.
     pub replica_bytes_per_second: u64,
 }
 
-/// Most bytes copied for the disk before one step, unless a single page has more. The engine's thread copies them, at
-/// several gigabytes a second.
+/// Most bytes of replicas copied for the disk before one step, or one page if that is larger. The engine's thread
+/// copies them, at several gigabytes a second.
 const REPLICA_BYTES_PER_STEP: u64 = 4 << 20;
 
 impl Tiers {
-    /// Returns the cache configuration for a device on which nothing runs yet. Without `caching` nothing is evicted, so that
-    /// no costs are measured.
+    /// Returns the cache configuration for a device on which nothing runs yet, because measuring uses it. Without
+    /// `caching` nothing is evicted, so no cost is measured.
     ///
     /// # Errors
     /// Returns an error if a file cannot be read or created; the chain names it.
@@ -80,7 +80,7 @@ impl Tiers {
         Ok(config)
     }
 
-    /// Returns the cost of computing on `device`, measured now unless a file has it.
+    /// Returns the cost of computing on `device`: from its file, or else measured now.
     fn cost(&self, device: &mut Opened) -> anyhow::Result<Arc<Cost>> {
         let max_step_tokens = device.max_step_tokens;
         let key = ProfileKey {
@@ -118,7 +118,7 @@ impl Tiers {
         Ok(Arc::new(move |cached, new| profile.seconds(cached, new)))
     }
 
-    /// Returns the file of the cost profile. `None`: the user has no cache folder, so that each start measures the cost.
+    /// Returns the file of the cost profile; `None` if there is no folder for it, so that each start measures the cost.
     fn profile_path(&self, key: &ProfileKey) -> Option<PathBuf> {
         if let Some(path) = &self.profile {
             return Some(path.clone());

@@ -4,8 +4,9 @@
 //!   owner (key, salt) ──▶ id ──▶ response, and the items before it     visible to its owner only
 //! ```
 //!
-//! Limited in number, bytes and time, over all owners. Beyond a limit, the oldest response of the owner with most bytes is
-//! dropped, so one owner's flood evicts no other's. All state is in memory and ends with the process. Times are arguments.
+//! Number, bytes and lifetime are limited over all owners. Beyond a limit, the oldest response of the owner with the
+//! most bytes is dropped, so one owner's flood does not evict another's. All state is in memory and is lost with the
+//! process. The current time is an argument.
 
 use parking_lot::Mutex;
 use serde_json::Value;
@@ -20,14 +21,14 @@ pub struct Bounds {
     pub responses: usize,
     /// Most bytes of all owners, as JSON.
     pub bytes: usize,
-    /// Lifetime, from a response's end.
+    /// Lifetime, counted from the end of the response.
     pub time: Duration,
 }
 
-/// The owner of a response: the number of the API key of its request, and the salt.
+/// The owner of a response. Only requests with the same key and salt can read or continue it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Owner {
-    /// The key's number; `None` if no keys are configured.
+    /// Number of the request's API key; `None` if no keys are configured.
     pub key: Option<usize>,
     /// The request's `cache_salt`; empty if it had none.
     pub salt: String,
@@ -37,7 +38,7 @@ pub struct Owner {
 #[derive(Debug)]
 pub struct Transcripts {
     bounds: Bounds,
-    /// The state in memory; a change is made under one lock.
+    /// The stored responses; every change is made under one lock.
     kept: Mutex<Kept>,
 }
 
@@ -46,7 +47,7 @@ pub struct Transcripts {
 pub struct Transcript {
     /// The response as its client received it.
     pub response: Value,
-    /// The input items, from the beginning of the chat.
+    /// The input items of the whole chat so far, including those of the responses that this one continued.
     pub input: Vec<Value>,
 }
 
@@ -68,12 +69,12 @@ struct Shelf {
 struct Entry {
     id: String,
     ended: Instant,
-    /// Response and items as one text: JSON values take many times its memory.
+    /// Response and items as JSON text, since parsed values take many times its memory.
     json: String,
 }
 
 impl Entry {
-    /// Bytes that the entry counts for: its texts and overhead.
+    /// Bytes that the entry counts for in [`Bounds::bytes`]: its texts and a constant.
     fn bytes(&self) -> usize {
         self.id.len() + self.json.len() + 128
     }
@@ -88,7 +89,7 @@ impl Transcripts {
         }
     }
 
-    /// Stores a response that ended at `now`, unless it alone exceeds the limit.
+    /// Stores a response that ended at `now`, unless it alone exceeds [`Bounds::bytes`].
     pub fn keep(&self, owner: &Owner, id: &str, transcript: &Transcript, now: Instant) {
         let json = serde_json::json!([transcript.response, transcript.input]).to_string();
         let entry = Entry {
@@ -114,7 +115,7 @@ impl Transcripts {
         kept.responses += 1;
     }
 
-    /// Returns the response of this id, if it is this owner's and has not expired.
+    /// Returns the response of this id; `None` if it has expired or is another owner's.
     pub fn get(&self, owner: &Owner, id: &str, now: Instant) -> Option<Transcript> {
         let json = {
             let kept = &mut *self.kept.lock();
@@ -126,7 +127,7 @@ impl Transcripts {
         Some(Transcript { response, input })
     }
 
-    /// Removes a response; `false` if there is none.
+    /// Removes a response; returns false if this owner has none of that id.
     pub fn forget(&self, owner: &Owner, id: &str, now: Instant) -> bool {
         let kept = &mut *self.kept.lock();
         kept.expire(now, self.bounds.time);
@@ -172,7 +173,7 @@ impl Kept {
         self.responses -= responses;
     }
 
-    /// Drops the oldest response of the owner with most bytes.
+    /// Drops the oldest response of the owner with the most bytes; returns false if there are no responses.
     fn drop_one(&mut self) -> bool {
         let most = self.owners.iter().max_by_key(|(_, shelf)| shelf.bytes);
         let Some(owner) = most.map(|(owner, _)| owner.clone()) else {

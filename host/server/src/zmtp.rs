@@ -1,5 +1,4 @@
-//! ZeroMQ's protocol over one connection, as far as KV events need it: ZMTP 3 (rfc.zeromq.org/spec/23, and 37 for the
-//! additions of 3.1) without authentication.
+//! ZeroMQ's protocol over one connection: ZMTP 3 (rfc.zeromq.org/spec/23, and 37 for 3.1), without authentication.
 //!
 //! ```text
 //!   greeting, 64 bytes    ff 0 0 0 0 0 0 0 0 7f │ 3, 0 │ "NULL", 20 bytes │ 32 zeros
@@ -8,17 +7,17 @@
 //!   then                  messages of frames; subscriptions as commands (3.1) or as messages that begin with 0 or 1
 //! ```
 //!
-//! Nothing is reserved for an announced length: memory grows with the bytes that arrive, and a frame beyond the bound is
-//! refused when its length is read. A peer has no queue. A sender waits until the connection accepts the bytes, so
-//! publishers store batches, drop old ones, and limit the wait. Time limits are the caller's too.
+//! Memory grows with the bytes that arrive, not with an announced length; a frame longer than the limit is refused when
+//! its length is read. A peer has no send queue: a sender waits until the connection accepts the bytes. Publishers must
+//! therefore store and drop batches, and callers must limit the time.
 //!
-//! The existing crate reserves the announced length, before any handshake, and the four sockets need few frames.
+//! Rust's ZeroMQ crate is not used, since it reserves memory for the announced length even before the handshake.
 
 use axum::body::Bytes;
 use std::io;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 
-/// A kind of socket.
+/// A kind of ZeroMQ socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Socket {
     /// A socket that publishes to subscribers.
@@ -31,17 +30,17 @@ pub enum Socket {
     Dealer,
 }
 
-/// The other end of a connection, after the handshake.
+/// The other end of a connection, after the handshake as a socket of one kind.
 #[derive(Debug)]
 pub struct Peer<S> {
     stream: BufReader<S>,
     socket: Socket,
-    /// Most bytes of a message.
+    /// Longest message, in bytes.
     limit: usize,
-    /// The bytes received so far of a frame's flags and length, and of its body.
+    /// Received bytes of a frame's flags and length, and of its body.
     head: Vec<u8>,
     body: Vec<u8>,
-    /// The frames of an incomplete message, and their bytes.
+    /// Received frames of an incomplete message, and the bytes of their bodies.
     frames: Vec<Bytes>,
     held: usize,
     /// Bytes to send, and how many of them are sent.
@@ -49,14 +48,14 @@ pub struct Peer<S> {
     sent: usize,
 }
 
-/// Received from a peer.
+/// A message or a change of subscriptions, received from a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Received {
     /// The frames of a message.
     Message(Vec<Bytes>),
-    /// A subscription to messages whose first frame begins with these bytes.
+    /// A PUB socket's peer subscribes to messages whose first frame begins with these bytes.
     Subscribe(Bytes),
-    /// The cancellation of such a subscription.
+    /// A PUB socket's peer cancels such a subscription.
     Cancel(Bytes),
 }
 
@@ -69,21 +68,21 @@ pub enum Error {
     /// The peer closed the connection.
     #[error("the peer closed the connection")]
     Closed,
-    /// The peer does not speak the protocol.
+    /// The peer violated the protocol, or requires authentication.
     #[error("not ZMTP 3 without authentication: {0}")]
     Protocol(&'static str),
-    /// The peer's socket is of an incompatible kind.
+    /// The peer's socket kind cannot be connected to ours.
     #[error("the peer's socket must be {expected}")]
     Socket {
-        /// The compatible kinds.
+        /// The kinds that can.
         expected: &'static str,
     },
-    /// A command or message is too long.
+    /// A command or message exceeds the limit.
     #[error("the peer sends {bytes} bytes, more than the limit of {limit}")]
     TooLong {
         /// Announced length, in bytes.
         bytes: u64,
-        /// Most bytes still allowed.
+        /// Most bytes that were allowed for this frame.
         limit: usize,
     },
 }
@@ -98,7 +97,7 @@ impl Socket {
         }
     }
 
-    /// Returns the kinds of sockets compatible with this one.
+    /// Returns the kinds of sockets that can be connected to this one, for errors.
     fn peers(self) -> &'static str {
         match self {
             Self::Pub => "SUB or XSUB",
@@ -115,10 +114,11 @@ impl Socket {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
-    /// Performs the handshake as `socket`. The peer's messages may have `limit` bytes.
+    /// Performs the handshake as a socket of kind `socket`. `limit` is the longest message to receive, in bytes.
     ///
     /// # Errors
-    /// Returns an error if the peer does not speak ZMTP 3, requires authentication, or has an incompatible socket.
+    /// Returns an error if the peer does not speak ZMTP 3, requires authentication, or has an incompatible socket, and
+    /// [`Error::Io`] or [`Error::Closed`] if the connection fails.
     pub async fn meet(stream: S, socket: Socket, limit: usize) -> Result<Self, Error> {
         let mut peer = Self {
             stream: BufReader::with_capacity(READ_BYTES, stream),
@@ -154,11 +154,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
         }
     }
 
-    /// Returns the next message or subscription, and answers pings meanwhile. Cancel-safe: if the future is dropped, the
-    /// next call continues.
+    /// Returns the next message or subscription; answers pings meanwhile. Cancel-safe.
     ///
     /// # Errors
-    /// Returns an error after which the connection is unusable.
+    /// Returns an error if the connection fails or the peer violates the protocol; the connection is then unusable.
     pub async fn receive(&mut self) -> Result<Received, Error> {
         loop {
             self.flush().await?;
@@ -203,8 +202,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
         }
     }
 
-    /// Sends a message, and waits until the connection has accepted it. If the future is dropped, the next call sends the
-    /// rest first.
+    /// Sends a message; returns when it is handed to the connection. If dropped, the next call first sends the rest.
     ///
     /// # Errors
     /// Returns an error if the connection fails.
@@ -217,7 +215,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
         self.flush().await
     }
 
-    /// Subscribes to messages whose first frame begins with `topic`, in the form that every version understands.
+    /// Subscribes to messages whose first frame begins with `topic`, in ZMTP 3.0's form, which later versions accept.
     ///
     /// # Errors
     /// Returns an error if the connection fails.
@@ -249,7 +247,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
         Ok(())
     }
 
-    /// Reads a frame: its flags and its body. Received bytes are kept if the future is dropped.
+    /// Reads a frame's flags and body. Cancel-safe.
     async fn frame(&mut self) -> Result<(u8, Bytes), Error> {
         fill(&mut self.stream, &mut self.head, 1).await?;
         let flags = self.head.first().copied().unwrap_or_default();
@@ -275,7 +273,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
     }
 }
 
-/// Reads until `bytes` has `length` bytes. Its memory grows with the received bytes.
+/// Reads until `bytes` has `length` bytes; its memory grows with the received bytes.
 async fn fill(
     stream: &mut (impl AsyncRead + Unpin),
     bytes: &mut Vec<u8>,
@@ -307,13 +305,13 @@ fn check_greeting(greeting: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns a command's name and content.
+/// Returns the name and content of a command; `None` if the frame is no command or malformed.
 fn command(flags: u8, body: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = body.split_first().filter(|_| flags & COMMAND != 0)?;
     rest.split_at_checked((*length).into())
 }
 
-/// Returns the value of a property of READY, by its name in any case.
+/// Returns the value of READY's property `wanted`, whose case does not matter; `None` if it is absent.
 fn property<'a>(mut properties: &'a [u8], wanted: &[u8]) -> Option<&'a [u8]> {
     loop {
         let (length, rest) = properties.split_first()?;
@@ -328,7 +326,7 @@ fn property<'a>(mut properties: &'a [u8], wanted: &[u8]) -> Option<&'a [u8]> {
     }
 }
 
-/// Signature, version 3.0 (so that subscriptions may be sent as messages), mechanism, and zeros.
+/// Our greeting: signature, version 3.0 (so that peers send subscriptions as messages), mechanism, and zeros.
 const GREETING: [u8; 64] = {
     let mut greeting = [0; 64];
     (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
@@ -343,9 +341,9 @@ const GREETING: [u8; 64] = {
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
-/// Longest command, in bytes: READY with its properties, or a subscription.
+/// Longest command to receive, in bytes: READY with its properties, or a subscription.
 const COMMAND_BYTES: usize = 4096;
-/// Most frames of a message, since an empty one takes memory too.
+/// Most frames of a message. Bounded, since an empty frame takes memory too.
 const MAX_FRAMES: usize = 16;
 const READ_BYTES: usize = 8 << 10;
 

@@ -1,23 +1,24 @@
-//! The client for endpoints that serve models: connections, key, time limit, bounded bodies, and further attempts.
+//! The HTTP client of all tools: connections, API key, time limits, bounded bodies, and retries.
 //!
 //! | response | meaning | [`Verdict`] |
 //! | --- | --- | --- |
 //! | 2xx | the request is served | `Served` |
-//! | 401, 403; a redirection; a certificate that is not trusted | the endpoint serves nothing to this client | `Denied` |
+//! | 401, 403; 1xx, 3xx; an untrusted certificate | no request of this client will be served | `Denied` |
 //! | another 4xx | this request is refused | `Refused` |
-//! | 408, 425, 429, 5xx; refused, broken or slow connections | another attempt may succeed, after a wait that doubles | `Again` |
+//! | 408, 425, 429, 5xx; refused, broken or slow connections | a retry may succeed, after a wait that doubles | `Again`
+//! |
 //!
-//! `Retry-After` is in seconds or a date. Each tool bounds it, and says which bodies count as answers.
+//! `Retry-After` is in seconds or a date. Each tool limits it, and decides which bodies count as answers.
 
 use crate::tls;
 use std::io::Read;
 use std::time::{Duration, SystemTime};
 use ureq::http::{HeaderMap, Request};
 
-/// A response whose body is not read yet.
+/// A response whose body has not been read.
 pub(crate) type Response = ureq::http::Response<ureq::Body>;
 
-/// A client that reuses connections, follows no redirections, and returns refusals as responses.
+/// A client that reuses connections, follows no redirects, and returns error statuses as responses.
 pub(crate) struct Client {
     agent: ureq::Agent,
     key: Option<String>,
@@ -25,7 +26,7 @@ pub(crate) struct Client {
     backoff: Duration,
 }
 
-/// A response that was read whole.
+/// A response with its whole body.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) status: u16,
@@ -33,27 +34,28 @@ pub(crate) struct Reply {
     pub(crate) body: Vec<u8>,
 }
 
-/// The reason why a request was not served.
+/// Why a request was not served.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Fault {
-    /// The endpoint serves nothing to this client: the URL or a header is wrong, its certificate is not trusted, or it says so.
+    /// No request of this client will be served: the URL or a header is invalid, the certificate is not trusted, or the
+    /// endpoint refuses the client.
     #[error("{0}")]
     Denied(String),
-    /// The endpoint does not serve this request.
+    /// The endpoint refuses this request.
     #[error("{0}")]
     Refused(String),
-    /// The attempt failed, or every one did; another may succeed after the endpoint's `Retry-After`.
+    /// The attempt failed, or all attempts did; another may succeed.
     #[error("{reason}")]
     Failed {
         reason: String,
-        /// The response, if there was one.
+        /// The last response, if there was one.
         last: Option<Box<Reply>>,
-        /// The wait that the endpoint asked for.
+        /// The wait that the response's `Retry-After` states.
         asked: Option<Duration>,
     },
 }
 
-/// The meaning of a status.
+/// What a response's status means for the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Served,
@@ -62,18 +64,18 @@ pub(crate) enum Verdict {
     Again,
 }
 
-/// The options of a client.
+/// The configuration of a client.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Access {
-    /// Bearer token.
+    /// API key, sent as a bearer token; `None` for none.
     pub(crate) key: Option<String>,
     /// Time limit of each attempt.
     pub(crate) timeout: Duration,
-    /// Most attempts after the first one.
+    /// Most retries of a request.
     pub(crate) retries: u32,
-    /// The first wait between two attempts.
+    /// Wait before the first retry; it doubles with each further one.
     pub(crate) backoff: Duration,
-    /// Most idle connections; `None` for `ureq`'s default.
+    /// Most idle connections to keep; `None` for `ureq`'s default.
     pub(crate) connections: Option<usize>,
 }
 
@@ -97,10 +99,10 @@ impl Client {
         }
     }
 
-    /// Posts JSON to `url`, or sends a GET if there is no body. `headers` come on top of the key's and the body's.
+    /// Posts the JSON `body` to `url`, or sends a GET without one; `headers` are added to those for key and body.
     ///
     /// # Errors
-    /// Returns a [`Fault`] if there was no response.
+    /// Returns a [`Fault`] if there was no response. An error status is a response.
     pub(crate) fn send(
         &self,
         url: &str,
@@ -128,11 +130,11 @@ impl Client {
             .map_err(|error| unanswered(url, &error))
     }
 
-    /// Calls `attempt` until it succeeds, its failure is final, or there were enough attempts. Calls `rest` between two, with
-    /// the wait that doubles and the one that the endpoint asked for.
+    /// Calls `attempt` until it succeeds, its fault is final, or the retries are used up. Before each retry, calls
+    /// `rest` with the wait, which doubles, and with the endpoint's `Retry-After`.
     ///
     /// # Errors
-    /// Returns the [`Fault`] of the last attempt.
+    /// Returns the last attempt's [`Fault`].
     pub(crate) fn retry<T>(
         &self,
         mut attempt: impl FnMut() -> Result<T, Fault>,
@@ -157,10 +159,10 @@ impl Client {
 }
 
 impl Reply {
-    /// Reads a response whole; `None` if its body has more than `limit` bytes.
+    /// Reads a response's body; `None` if it has more than `limit` bytes.
     ///
     /// # Errors
-    /// Returns a [`Fault`] if the connection broke.
+    /// Returns a [`Fault`] if the connection fails.
     pub(crate) fn read(
         url: &str,
         mut response: Response,
@@ -182,12 +184,12 @@ impl Reply {
         self.headers.get(name)?.to_str().ok()
     }
 
-    /// Returns the wait that `Retry-After` states.
+    /// Returns the wait that `Retry-After` states; `None` if the header is absent or malformed.
     pub(crate) fn pause(&self) -> Option<Duration> {
         pause(&self.headers)
     }
 
-    /// Returns the status and the beginning of the body, as a refusal is shown.
+    /// Returns the status and the beginning of the body, for an error message.
     pub(crate) fn words(&self) -> String {
         format!("{} {}", self.status, on_one_line(&self.body))
     }
@@ -213,7 +215,7 @@ pub(crate) fn verdict(status: u16) -> Verdict {
     }
 }
 
-/// Returns the wait that a `Retry-After` header states.
+/// Returns the wait that `retry-after` in `headers` states; `None` if it is absent or malformed.
 pub(crate) fn pause(headers: &HeaderMap) -> Option<Duration> {
     pause_of(
         headers.get("retry-after")?.to_str().ok()?,
@@ -229,7 +231,7 @@ fn pause_of(value: &str, now: SystemTime) -> Option<Duration> {
     Some(date.duration_since(now).unwrap_or_default())
 }
 
-/// Returns why a request to `url` got no response.
+/// Returns the fault of a request to `url` that got no response.
 fn unanswered(url: &str, error: &ureq::Error) -> Fault {
     if matches!(error, ureq::Error::BadUri(_) | ureq::Error::Http(_)) {
         return Fault::Denied(format!("{url}: {error}"));
@@ -240,10 +242,10 @@ fn unanswered(url: &str, error: &ureq::Error) -> Fault {
     }
 }
 
-/// Returns the root of an endpoint whose URL is its root or its `/v1`.
+/// Returns the root of an endpoint, which may be given as its root or its `/v1`.
 ///
 /// # Errors
-/// Returns what is wrong if it is no URL of HTTP or HTTPS.
+/// Returns a message if it is no HTTP or HTTPS URL.
 pub(crate) fn root(endpoint: &str) -> Result<String, String> {
     let root = endpoint.trim_end_matches('/');
     let root = root.strip_suffix("/v1").unwrap_or(root);
@@ -251,10 +253,10 @@ pub(crate) fn root(endpoint: &str) -> Result<String, String> {
     Ok(root.to_owned())
 }
 
-/// Returns the chat route of an endpoint that is given as its root, its `/v1`, or the route itself.
+/// Returns the chat route of an endpoint, which may be given as its root, its `/v1`, or the route itself.
 ///
 /// # Errors
-/// Returns what is wrong if it is no URL of HTTP or HTTPS.
+/// Returns a message if it is no HTTP or HTTPS URL.
 pub(crate) fn chat_url(endpoint: &str) -> Result<String, String> {
     let route = endpoint.trim_end_matches('/');
     if route.ends_with(CHAT) {
@@ -264,7 +266,7 @@ pub(crate) fn chat_url(endpoint: &str) -> Result<String, String> {
     Ok(format!("{}/v1{CHAT}", root(endpoint)?))
 }
 
-/// Checks that `url`, parsed from the option `endpoint`, is a plain URL of HTTP or HTTPS.
+/// Returns a message with the option's value `endpoint` unless `url` is HTTP(S) without query and fragment.
 fn check_url(url: &str, endpoint: &str) -> Result<(), String> {
     let host = ["http://", "https://"]
         .iter()
@@ -278,17 +280,17 @@ fn check_url(url: &str, endpoint: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the first [`MAX_SHOWN`] bytes of a refusal's body, on one line.
+/// Returns the first [`MAX_SHOWN`] bytes of a response's body on one line.
 pub(crate) fn on_one_line(body: &[u8]) -> String {
     let body = String::from_utf8_lossy(body.get(..MAX_SHOWN).unwrap_or(body));
     body.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Most bytes of a refusal that are shown.
+/// Most bytes of a response's body in an error message.
 pub(crate) const MAX_SHOWN: usize = 600;
-/// Longest wait between two attempts, unless a tool waits as long as the endpoint asks.
+/// Longest wait between two attempts, except that a tool may follow a longer `Retry-After`.
 pub(crate) const MAX_WAIT: Duration = Duration::from_secs(30);
-/// The filter's default `report_header`.
+/// Default name of the header in which the gateway's filter reports its decision.
 pub(crate) const REPORT_HEADER: &str = "x-foreword";
 const CHAT: &str = "/chat/completions";
 

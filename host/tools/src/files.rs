@@ -1,4 +1,4 @@
-//! Files to which results are appended line by line, and which a stopped run continues.
+//! Files to which a run appends results line by line, so that a stopped run can continue.
 
 use anyhow::{Context, Result, bail};
 use std::fs::{File, OpenOptions, TryLockError};
@@ -6,14 +6,14 @@ use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Opens a file for appending, or creates one that only its owner may read.
+/// Opens a file for reading and appending; a new file is readable by its owner only.
 pub(crate) fn open_appended(path: &Path) -> std::io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).append(true).create(true).mode(0o600);
     options.open(path)
 }
 
-/// Locks a file, which another run may have locked.
+/// Locks a file until it is closed; returns an error if another run has locked it.
 pub(crate) fn lock(file: &File, path: &Path) -> Result<()> {
     match file.try_lock() {
         Ok(()) => Ok(()),
@@ -24,7 +24,7 @@ pub(crate) fn lock(file: &File, path: &Path) -> Result<()> {
     }
 }
 
-/// Reads the lines of a file, and removes a last one that a crash cut short.
+/// Returns a file's complete lines, and cuts off a last line without its end, left by a crash.
 pub(crate) fn whole_lines(mut file: &File) -> std::io::Result<Vec<u8>> {
     let mut text = Vec::new();
     file.read_to_end(&mut text)?;

@@ -5,8 +5,7 @@
 //!  FILE… ──lines──▶ newest distinct contexts ──cluster──▶ index ──▶ FILE: the gateway's `ordering`, with a history
 //! ```
 //!
-//! The file is a configuration for every `--ordering` option, and for the gateway's `ordering`. It contains documents'
-//! fingerprints, and no text.
+//! The output is valid for every `--ordering` option and as the gateway's `ordering`; it contains no documents' text.
 
 use anyhow::Result;
 use foreword_ordering::document::Fingerprint;
@@ -20,7 +19,7 @@ use serde_json::json;
 use std::collections::VecDeque;
 use std::path::PathBuf;
 
-/// The largest number of contexts to keep.
+/// Largest `--contexts`.
 const MOST_CONTEXTS: u32 = MAX_CONTEXTS as u32;
 
 const HELP: &str = "Lines of a log are those of `foreword replay`. The file that is written is an `ordering` \
@@ -52,19 +51,20 @@ pub struct Options {
     json: bool,
 }
 
-/// Reads the log, writes the configuration, and prints the figures of the index to standard output.
+/// Reads the log, writes the configuration, and prints figures about the index to standard output.
 ///
 /// # Errors
-/// Returns an error if a file cannot be read or written, for a bad line when strict, or [`BadInput`](log::BadInput).
+/// Returns an error if a file cannot be read or written, for a bad line with `--strict`, and
+/// [`BadInput`](log::BadInput) if no request has documents.
 pub fn run(options: &Options) -> Result<()> {
     let mut newest = Newest::new(options.contexts.clamp(1, MOST_CONTEXTS) as usize);
-    // Tokens are not needed, because an index consists of documents.
+    // Tokens do not matter, since an index consists of documents only.
     let reader = LogReader::new(1);
     let on_bad = OnBad::when(options.strict);
     let (mut requests, mut rankings) = (0_u64, 0_u64);
     let counts = log::read(&options.files, "reading", on_bad, |_, line| {
         let logged = Logged::read(line)?;
-        // Documents of later turns follow text of their chat, so they cannot be at the beginning of another prompt.
+        // In later turns the chat precedes the documents, so they cannot begin another prompt.
         let opening = reader.requests(logged.body.as_bytes())?.into_iter().next();
         if let Some(opening) = opening.filter(|opening| !opening.documents.is_empty()) {
             requests += 1;
@@ -95,12 +95,12 @@ pub fn run(options: &Options) -> Result<()> {
     files::show(options.json, || figures.to_json(), || figures.to_table())
 }
 
-/// The newest distinct contexts, at most `most`, each in the order in which its documents were ranked.
+/// The newest distinct contexts, at most `most`. A context is a request's documents in rank order.
 struct Newest {
     most: usize,
-    /// Contexts in the order of their last use, with the number of that use.
+    /// Contexts in the order of their uses, each with the number of the use. Outdated if `used` has a later number.
     queue: VecDeque<(Vec<Fingerprint>, u64)>,
-    /// The number of a context's last use.
+    /// For each context, the number of its last use.
     used: FxHashMap<Vec<Fingerprint>, u64>,
     uses: u64,
 }
@@ -130,7 +130,7 @@ impl Newest {
         }
     }
 
-    /// Returns the contexts, least recently used first.
+    /// Returns the contexts, the least recently used first.
     fn contexts(self) -> Vec<Vec<Fingerprint>> {
         let Self { queue, used, .. } = self;
         let newest = queue.into_iter();
@@ -139,16 +139,16 @@ impl Newest {
     }
 }
 
-/// The figures of an index.
+/// Figures about an index, for the output.
 struct Figures {
     requests: u64,
     contexts: usize,
     documents: usize,
-    /// Contexts whose first documents are also the first of another context.
+    /// Number of contexts that begin with the same documents as another one.
     sharing: usize,
-    /// Share (0 to 1) of all contexts' documents that lie in a beginning common with another context.
+    /// Fraction (0 to 1) of all contexts' documents that lie in a beginning shared with another context.
     shared_documents: f64,
-    /// Number of contexts at each depth of the index, from depth 1.
+    /// Number of contexts at each depth of the index; the first entry is for depth 1.
     depths: Vec<usize>,
 }
 

@@ -1,4 +1,4 @@
-//! Reports what Foreword saved, from the access log of a gateway.
+//! `foreword ledger`: reports what Foreword saved, from the access log of a gateway.
 //!
 //! ```text
 //!   access log ─▶ groups, by fields such as tenant and model ─▶ tokens and money saved
@@ -6,8 +6,8 @@
 //!                  └ otherwise: what the clients' own order would have found, which the filter simulates beside
 //! ```
 //!
-//! Only the order of documents counts here. What stabilised heads, de-duplication and cache markers save is in the control
-//! arm's share, but not in the estimate.
+//! The estimate covers the order of documents only. Savings by stable heads, de-duplication and cache markers are
+//! included if there is a control arm.
 
 use crate::replay::prices;
 use anyhow::Result;
@@ -56,24 +56,24 @@ pub struct Options {
 /// Most groups; the requests of further ones are counted together.
 const MAX_GROUPS: usize = 1_000;
 
-/// Fewest requests of each arm by which an experiment is believed.
+/// Fewest requests in each arm for which an experiment's result is used.
 const LEAST_COUNTED: u64 = 100;
 
-/// The name of the group of all further requests.
+/// Name of the group for all requests beyond [`MAX_GROUPS`] groups.
 const OTHERS: &str = "(others)";
 
-/// The sums of some requests.
+/// Sums over requests.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sum {
     requests: u64,
-    /// The filter's estimate for all prompts.
+    /// Estimated prompt tokens.
     estimated_tokens: u64,
-    /// Requests whose responses tell the tokens of the prompt and the cached ones; the next three are theirs.
+    /// Requests whose responses report prompt tokens and cached tokens; the next three fields are sums over these.
     counted: u64,
     prompt_tokens: u64,
     cached_tokens: u64,
     counted_estimated_tokens: u64,
-    /// Estimated tokens found in the cache, and those that the clients' order would have found.
+    /// Estimated tokens that the sent order found cached, and those that the clients' order would have found.
     matched_tokens: u64,
     client_matched_tokens: u64,
 }
@@ -81,34 +81,33 @@ struct Sum {
 /// Sums over a group's requests, by arm.
 #[derive(Clone, Debug, Default)]
 struct Group {
-    /// Requests of an experiment's arms, and those outside an experiment.
+    /// Requests of an experiment's two arms, and those outside an experiment.
     control: Sum,
     ordered: Sum,
     others: Sum,
-    /// Requests of dry runs, in which nothing is saved.
+    /// Requests of dry runs, whose order was not sent.
     dry: Sum,
-    /// The model of all requests; `None` if there are several.
+    /// The model of all requests in the group; `None` if there are several.
     model: Option<String>,
 }
 
 /// A row of the ledger.
 #[derive(Debug, Serialize)]
 struct Row {
-    /// The row's name in the table: the values of the group's fields, in the order of `--by`, with spaces between them;
-    /// `all` without `--by`.
+    /// The values of the `--by` fields, joined with spaces; `all` without `--by`.
     #[serde(skip)]
     name: String,
     group: BTreeMap<String, String>,
     requests: u64,
-    /// Requests whose responses tell what was cached.
+    /// Requests whose responses report cached tokens.
     counted: u64,
     prompt_tokens: u64,
     cached_tokens: u64,
-    /// The source of `saved_tokens`: `control`, an experiment's control arm, or `estimate`, the filter's simulation.
+    /// Source of `saved_tokens`: `control`, an experiment's control arm, or `estimate`, the filter's simulation.
     basis: &'static str,
-    /// Below zero if ordering costs reuse.
+    /// Prompt tokens that ordering saved; negative if it cost reuse.
     saved_tokens: i64,
-    /// Saved tokens as a share of all prompts' tokens.
+    /// `saved_tokens` as a fraction (0 to 1) of all prompt tokens.
     saved_share: f64,
     /// Tokens that dry runs would have saved.
     would_save_tokens: i64,
@@ -121,14 +120,15 @@ struct Ledger {
     rows: Vec<Row>,
     #[serde(skip_serializing_if = "Option::is_none")]
     currency: Option<String>,
-    /// Number of lines that are not requests which the filter read.
+    /// Number of lines without a request whose documents the filter read.
     skipped: u64,
 }
 
 /// Reads access logs, and prints the tokens and money that ordering saved, by group.
 ///
 /// # Errors
-/// Returns an error if a file cannot be read or the prices are invalid, and [`BadInput`](log::BadInput) if no line has Foreword's fields.
+/// Returns an error if a file cannot be read or the prices are invalid, and [`BadInput`](log::BadInput) if no line has
+/// Foreword's fields.
 pub fn run(options: &Options) -> Result<()> {
     let ledger = read(options)?;
     let to_json = || json!(ledger).to_string();
@@ -177,8 +177,8 @@ fn read(options: &Options) -> Result<Ledger> {
     })
 }
 
-/// Returns what a million tokens cost less when they are cached than when they are computed, by the longest name in the
-/// file that `model` contains.
+/// Returns how much less a million cached tokens cost than computed ones. If several names in the file are contained in
+/// `model`, the longest counts; `None` if none is.
 fn price(prices: &CachePrices, model: &str) -> Option<f64> {
     let listed = prices.models.iter();
     let listed = listed.filter(|(_, name, _)| model.contains(&**name));
@@ -190,7 +190,7 @@ fn price(prices: &CachePrices, model: &str) -> Option<f64> {
 struct LoggedRequest(Map<String, Value>);
 
 impl LoggedRequest {
-    /// Returns the request of a line; `None` if the filter did not look at its documents.
+    /// Parses a line; `None` if it is no request whose documents the filter read.
     fn of(line: &[u8]) -> Result<Option<Self>, BadLine> {
         let request: Map<String, Value> =
             serde_json::from_slice(line).map_err(|error| BadLine::NotAnObject {
@@ -201,7 +201,7 @@ impl LoggedRequest {
         Ok(is_read.then_some(request))
     }
 
-    /// Returns a field as text; empty if it is absent.
+    /// Returns a field's value as text; empty if it is absent.
     fn text(&self, field: &str) -> String {
         match self.0.get(field) {
             Some(Value::String(text)) => text.clone(),
@@ -210,7 +210,7 @@ impl LoggedRequest {
         }
     }
 
-    /// Returns a number, which Envoy writes as text.
+    /// Returns a field's value as a number, which Envoy may write as a string; `None` if it is none.
     fn number(&self, field: &str) -> Option<u64> {
         match self.0.get(field)? {
             Value::String(text) => text.parse().ok(),
@@ -268,7 +268,7 @@ impl Group {
             all.iter()
                 .fold(0, |total: u64, sum| total.saturating_add(of(sum)))
         };
-        // The engine's tokens for an estimated one.
+        // The engine's tokens per estimated token.
         let scale = match total(|sum| sum.counted_estimated_tokens) {
             0 => 1.0,
             estimated => total(|sum| sum.prompt_tokens) as f64 / estimated as f64,
@@ -308,13 +308,12 @@ impl Group {
 }
 
 impl Sum {
-    /// Returns the share of prompts' tokens that was cached.
+    /// Returns the cached fraction (0 to 1) of the counted prompts' tokens.
     fn share(&self) -> f64 {
         self.cached_tokens as f64 / self.prompt_tokens.max(1) as f64
     }
 
-    /// Returns the tokens of all prompts, of which only some are counted; `scale` is the engine's tokens for an estimated
-    /// one.
+    /// Returns the tokens of all prompts: reported, plus estimated times `scale`, the engine's per estimated one.
     fn prompts(&self, scale: f64) -> f64 {
         let uncounted = self
             .estimated_tokens

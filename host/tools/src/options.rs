@@ -1,4 +1,4 @@
-//! Options that several commands have: how they are parsed, and the environment and files that they name.
+//! Command-line options that several tools have: parsers, and the variables and files that the options name.
 
 use anyhow::{Context, Result, bail};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -20,12 +20,12 @@ pub(crate) fn backoff() -> impl TypedValueParser<Value = Duration> {
         .map(Duration::from_millis)
 }
 
-/// Parses a number of requests in flight.
+/// Parses a number of requests in flight, from 1 to 1,024.
 pub(crate) fn concurrency() -> impl TypedValueParser<Value = usize> {
     value_parser!(u16).range(1..=1_024).map(usize::from)
 }
 
-/// Parses the order of a batch's requests.
+/// Parses the order of a batch's requests, `plan` or `input`.
 #[must_use]
 pub fn batch_order() -> impl TypedValueParser<Value = BatchOrder> {
     PossibleValuesParser::new(["plan", "input"]).map(|name| match &*name {
@@ -34,7 +34,7 @@ pub fn batch_order() -> impl TypedValueParser<Value = BatchOrder> {
     })
 }
 
-/// Returns the key in the environment variable `name`, which `option` gives.
+/// Returns the key in the variable `name`, the value of `option`; `None` without a name, an error if unset or empty.
 pub(crate) fn api_key(option: &str, name: Option<&String>) -> Result<Option<String>> {
     let Some(name) = name else { return Ok(None) };
     match std::env::var(name) {
@@ -43,10 +43,10 @@ pub(crate) fn api_key(option: &str, name: Option<&String>) -> Result<Option<Stri
     }
 }
 
-/// Reads and validates the gateway's configuration of documents in `file`.
+/// Reads and validates the gateway's ordering configuration in `file`; the default configuration without a file.
 ///
 /// # Errors
-/// Returns an error that names the file if it cannot be read, or is no valid configuration.
+/// Returns an error that names the file if it cannot be read or is invalid.
 pub fn ordering(file: Option<&Path>) -> Result<RawConfig> {
     let Some(file) = file else {
         return Ok(RawConfig::default());
@@ -58,7 +58,7 @@ pub fn ordering(file: Option<&Path>) -> Result<RawConfig> {
     Ok(raw)
 }
 
-/// Returns what failed if the gateway's configuration in `file` cannot be used.
+/// Returns the error context for reading the gateway's configuration in `file`.
 pub(crate) fn gateway_configuration(file: &Path) -> String {
     let file = file.display();
     format!("cannot read the gateway's configuration in {file}")

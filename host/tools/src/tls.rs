@@ -1,7 +1,8 @@
-//! HTTPS: the certificates that the client trusts, and its errors for others.
+//! TLS of the tools' HTTP client: the certificates that it trusts, and messages for others.
 //!
-//! The roots are the machine's own, so that a company's authority needs no option here; on Linux `SSL_CERT_FILE` names
-//! others. Verification cannot be switched off, since a party that can read the answers can read the key.
+//! The trusted roots are the machine's own, so a company's certificate authority needs no option; on Linux
+//! `SSL_CERT_FILE` names other roots. Verification cannot be switched off, since a party in the middle could read the
+//! API key.
 
 use rustls::crypto::ring;
 use rustls::{CertificateError, Error};
@@ -15,12 +16,11 @@ pub(crate) fn config() -> TlsConfig {
         .build()
 }
 
-/// Returns why TLS failed, if another attempt would fail the same way: the certificate, the protocol, the roots. Returns
-/// `None` for other errors.
+/// Returns a message if TLS failed for good, such as on an untrusted certificate; `None` for other errors.
 pub(crate) fn mistrust(error: &ureq::Error) -> Option<String> {
     let error = match error {
         ureq::Error::Rustls(error) => error,
-        // Errors of the handshake are wrapped.
+        // Errors of the handshake arrive wrapped.
         ureq::Error::Io(error) => error.get_ref()?.downcast_ref()?,
         ureq::Error::Tls(words) => return Some((*words).to_owned()),
         _ => return None,
@@ -40,7 +40,7 @@ fn words_for(wrong: &CertificateError) -> String {
         CertificateError::UnknownIssuer => "this machine does not know who issued it \
             (add the authority to the machine's roots, or name its file in SSL_CERT_FILE)"
             .to_owned(),
-        // rustls states the times, and the certificate's names.
+        // rustls's messages state the times and the certificate's names.
         wrong => wrong.to_string(),
     }
 }

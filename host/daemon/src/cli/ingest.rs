@@ -1,4 +1,4 @@
-//! `foreword ingest`: makes an index file from a folder of texts.
+//! `foreword ingest`: makes or updates an index file from a folder of texts.
 
 use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
@@ -47,7 +47,7 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// Returns the index's settings.
+    /// Returns the settings for a new index.
     fn tuning(&self) -> Tuning {
         Tuning {
             clusters: self.ivf_clusters,
@@ -58,7 +58,7 @@ impl Arguments {
         }
     }
 
-    /// Returns an error when a setting belongs to another kind of index.
+    /// Returns an error if a setting is given for another kind of index than `kind`.
     fn check(&self, kind: Kind) -> anyhow::Result<()> {
         let ivf = self.ivf_clusters.is_some() || self.ivf_probes.is_some();
         let tuning = Tuning {
@@ -107,7 +107,7 @@ enum By {
     L2,
 }
 
-/// Creates or updates the index, and prints a summary.
+/// Creates or updates the index file, and prints a summary.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     match ingest(arguments) {
         Ok((summary, documents)) => {
@@ -153,7 +153,7 @@ fn ingest(arguments: &Arguments) -> anyhow::Result<(Summary, usize)> {
     Ok((summary, collection.len()))
 }
 
-/// Opens the collection in the file; a new one if there is no file.
+/// Opens the collection in the index file, or makes a new one if there is no file.
 fn collection(arguments: &Arguments, embedder: &dyn Embedder) -> anyhow::Result<Collection> {
     let exists = arguments.index.try_exists();
     if exists.with_context(|| arguments.index.display().to_string())? {

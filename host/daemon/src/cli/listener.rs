@@ -1,4 +1,4 @@
-//! The arguments for a server's listeners, and the limits of their connections.
+//! The arguments for a server's listeners and for the limits of their connections.
 
 use anyhow::{Context, bail};
 use foreword_ordering::feed::FeedKey;
@@ -47,8 +47,8 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// Returns the internal listener's address for a public listener at `listen`. The default is derived from `listen`,
-    /// so several hosts on one machine have different ones.
+    /// Returns the address of the internal listener; `None` if there must be none. The default is on loopback, 1,000
+    /// ports above `listen`, so several servers on one machine have different ones.
     pub(crate) fn internal(&self, listen: SocketAddr) -> anyhow::Result<Option<SocketAddr>> {
         let port = match (self.internal_listen, listen.port()) {
             (Some(InternalListen(address)), _) => return Ok(address),
@@ -63,7 +63,7 @@ impl Arguments {
         Ok(Some((Ipv4Addr::LOCALHOST, port).into()))
     }
 
-    /// Returns the limits of clients' connections. Raises the process's limit of open files.
+    /// Returns the limits of clients' connections. Raises the process's limit of open files as needed.
     pub(crate) fn bounds(&self, max_body_bytes: u64) -> Bounds {
         let connections = within_open_files(self.max_connections, FILES);
         if connections < self.max_connections {
@@ -88,7 +88,7 @@ impl Arguments {
         Duration::from_secs(self.body_timeout_s)
     }
 
-    /// Returns the key that seals the feed, if there is one.
+    /// Returns the key that seals the KV feed, from its file or the environment; `None` if there is neither.
     pub(crate) fn feed_key(&self) -> anyhow::Result<Option<FeedKey>> {
         const EXPECTED: &str = "64 to 256 hexadecimal digits (try `openssl rand -hex 32`)";
         if let Some(file) = &self.feed_key_file {
@@ -116,5 +116,5 @@ pub(crate) fn announce(address: SocketAddr, internal: Option<SocketAddr>) {
 
 const PORTS_ABOVE: u16 = 1000;
 const KEY_VARIABLE: &str = "FOREWORD_FEED_KEY";
-/// Number of files besides clients' connections: the internal listener's connections, the model, the index and the log.
+/// Number of open files other than clients' connections: internal connections, the model, the index, the log.
 const FILES: u32 = INTERNAL_CONNECTIONS + 128;

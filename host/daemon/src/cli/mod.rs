@@ -1,4 +1,4 @@
-//! The subcommands, one file each, and code that several of them share: exit codes, the gateway's configuration.
+//! The subcommands, and what several of them share: exit codes, and runs until a signal.
 
 pub(crate) mod device;
 pub(crate) mod ingest;
@@ -20,7 +20,7 @@ use std::process::ExitCode;
 pub(crate) const LOG_HELP: &str = "Environment:
   FOREWORD_LOG  Level of the log: warn, say, or foreword=debug [default: info]";
 
-/// Runs a subcommand that continues until a signal.
+/// Starts the log and runs a subcommand that ends with a signal. Returns its exit code.
 pub(crate) fn until_signal(
     log: LogFormat,
     mode: impl Future<Output = anyhow::Result<ExitCode>>,
@@ -36,12 +36,12 @@ pub(crate) fn until_signal(
     }
 }
 
-/// Returns the exit code of a command of [`foreword_tools`], which is 2 for files that it cannot work on.
+/// Returns the exit code of a tool; 2 for [`BadInput`], 1 for other errors, which are printed.
 pub(crate) fn ended(result: anyhow::Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| failed(&error, if error.is::<BadInput>() { 2 } else { 1 }))
 }
 
-/// Prints an error with its causes, and returns the exit code.
+/// Prints an error with its causes, and returns `code` as an exit code.
 pub(crate) fn failed(error: &anyhow::Error, code: u8) -> ExitCode {
     eprintln!("error: {error:#}");
     ExitCode::from(code)
@@ -58,7 +58,7 @@ fn block_on(mode: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Res
     code
 }
 
-/// Returns the folder's own name, even for `.` or `models/..`.
+/// Returns the name of a folder, also of one given as `.` or `models/..`.
 fn folder_name(folder: &Path) -> String {
     let absolute = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
     absolute.file_name().map_or_else(

@@ -1,5 +1,5 @@
-//! Subcommands that are separate programs, as in git and cargo: `rehearse` contains a WebAssembly compiler, and
-//! `ext-proc` all of Envoy's messages, which no server needs.
+//! Subcommands that are separate programs, as in git and cargo, because of their size: `rehearse` contains a
+//! WebAssembly compiler, and `ext-proc` all of Envoy's protobuf messages.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -38,7 +38,7 @@ pub(crate) struct Arguments {
 }
 
 impl Program {
-    /// Replaces this process by the program; returns only if that fails.
+    /// Replaces this process by the program. Returns only if that fails.
     pub(crate) fn run(self, arguments: Arguments) -> ExitCode {
         let Self { subcommand, name } = self;
         let (program, looked) = self.path();
@@ -52,8 +52,8 @@ impl Program {
         ExitCode::FAILURE
     }
 
-    /// Returns the path of the program next to this one, or its name to be found on the path; and the folder searched
-    /// before the path, in words.
+    /// Returns the path of the program next to this one, or its bare name if it is not there. The text names the folder
+    /// that was searched, for an error.
     fn path(self) -> (PathBuf, String) {
         let folder = std::env::current_exe();
         let folder = folder.ok().and_then(|path| Some(path.parent()?.to_owned()));

@@ -1,6 +1,6 @@
 //! Sizes in bytes as arguments.
 
-/// Units with their bytes. Single letters are omitted on purpose: `1G` is 10⁹ bytes to Kubernetes and 2³⁰ to vLLM.
+/// Units and their bytes. Without single letters on purpose: `1G` is 10⁹ bytes to Kubernetes and 2³⁰ to vLLM.
 const UNITS: [(&str, u64); 13] = [
     ("B", 1),
     ("kB", 1_000),

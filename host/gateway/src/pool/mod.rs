@@ -9,12 +9,11 @@
 //!   request, its subset ─▶ EnginePool ─▶ the filter chooses ─▶ x-gateway-destination-endpoint
 //! ```
 //!
-//! An endpoint keeps its place while it is in the pool, and gets it back when it returns. The place is the engine id
-//! under which the filter records cache contents, so other endpoints' arrivals and departures lose nothing. A new
-//! endpoint takes an unused place. If there is none, it takes the place vacated longest ago, after the filter has
-//! forgotten what it recorded there.
+//! An endpoint keeps its place while it is in the pool, and gets it back if it returns. A place's number is the engine
+//! id under which the filter records cache contents, so changes of other endpoints lose nothing. A new endpoint takes
+//! an unused place, or else the one vacated longest ago, after the filter has forgotten its contents.
 //!
-//! The core chooses the endpoint; this module does not.
+//! The core chooses the endpoint for a request.
 
 pub(crate) mod scrape;
 pub mod source;
@@ -30,7 +29,7 @@ use tokio::sync::watch;
 use self::source::Source;
 use self::subset::Subset;
 
-/// Most endpoints of a pool: as many engines as the core keeps trees for.
+/// Most endpoints of a pool: the number of engines for which the core keeps trees.
 pub const MAX_ENDPOINTS: usize = MAX_ENGINES as usize;
 
 /// The configuration of an endpoint picker.
@@ -38,22 +37,22 @@ pub const MAX_ENDPOINTS: usize = MAX_ENGINES as usize;
 pub struct PoolOptions {
     /// The source of the endpoint list.
     pub source: Source,
-    /// Most fallback addresses named after the chosen one, for retries.
+    /// Most further addresses named after the chosen one, for the gateway's retries.
     pub fallbacks: usize,
-    /// Path of the endpoints' metrics; `None` disables scraping.
+    /// Path of the endpoints' metrics; `None` if they are not scraped.
     pub metrics_path: Option<String>,
     /// Interval between scrapes; a load expires after five intervals.
     pub scrape_interval: Duration,
-    /// Most waiting requests of an endpoint that is not saturated.
+    /// An endpoint with more waiting requests is saturated.
     pub max_waiting: u64,
-    /// Largest used share of the KV cache, 0 to 1, of an endpoint that is not saturated.
+    /// An endpoint that uses a larger fraction (0 to 1) of its KV cache is saturated.
     pub max_kv_usage: f64,
-    /// Objectives whose requests are refused while all endpoints are saturated.
+    /// Names of objectives whose requests are refused while all endpoints are saturated.
     pub sheddable: Vec<String>,
 }
 
 impl PoolOptions {
-    /// Returns the defaults for this source.
+    /// Returns the default options for `source`.
     pub fn new(source: Source) -> Self {
         Self {
             source,
@@ -67,7 +66,7 @@ impl PoolOptions {
     }
 }
 
-/// An endpoint, as a source lists it.
+/// An endpoint of the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Endpoint {
     /// Address for requests.
@@ -86,14 +85,14 @@ impl Endpoint {
     }
 }
 
-/// An endpoint's load, from its metrics.
+/// The load that an endpoint's metrics report.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Load {
     /// Requests waiting at the endpoint.
     pub(crate) waiting: u64,
     /// Requests running on the endpoint.
     pub(crate) running: u64,
-    /// The used share of the KV cache, 0 to 1.
+    /// The used fraction of the KV cache, 0 to 1.
     pub(crate) kv_usage: f64,
 }
 
@@ -106,7 +105,7 @@ pub struct Pool {
 
 #[derive(Debug, Default)]
 struct Places {
-    /// Current and former places of endpoints, at most [`MAX_ENDPOINTS`].
+    /// Current and former endpoints, at most [`MAX_ENDPOINTS`]; the index is the engine id.
     places: Vec<Place>,
     /// Number of changes so far.
     changes: u64,
@@ -115,14 +114,14 @@ struct Places {
 #[derive(Debug, Clone, Copy)]
 struct Place {
     endpoint: Endpoint,
-    /// Number of the change in which the endpoint left; `None` while it is in the pool.
+    /// Value of [`Places::changes`] when the endpoint left; `None` while it is in the pool.
     left: Option<u64>,
-    /// Number of requests sent here.
+    /// Number of requests sent to the endpoint.
     picks: u64,
     load: Option<Measured>,
 }
 
-/// A load, and when its scrape began.
+/// A load, with the time when its scrape began.
 #[derive(Debug, Clone, Copy)]
 struct Measured {
     load: Load,
@@ -131,27 +130,27 @@ struct Measured {
     picks: u64,
 }
 
-/// A planned change of the pool.
+/// A planned change of the pool's endpoints.
 #[derive(Debug)]
 pub(crate) struct Change {
     places: Vec<Place>,
-    /// Whether any endpoint's metrics address changed.
+    /// Whether the address of any endpoint's metrics changed.
     moved: bool,
-    /// Places reused by other endpoints. The filter must forget what it recorded for them before the change is made.
+    /// Engine ids reused for other endpoints. Before the change, the filter must forget what it recorded under them.
     pub(crate) renewed: Vec<EngineId>,
     pub(crate) joined: usize,
     pub(crate) left: usize,
 }
 
 impl Change {
-    /// Returns whether the endpoints stay as they are.
+    /// Returns whether the change changes nothing.
     pub(crate) fn is_none(&self) -> bool {
         !self.moved && self.joined == 0 && self.left == 0
     }
 }
 
 impl Pool {
-    /// Returns a pool with no known endpoints yet.
+    /// Returns a pool whose endpoints are not known yet.
     pub fn new(options: PoolOptions) -> Self {
         Self {
             options,
@@ -164,13 +163,12 @@ impl Pool {
         &self.options
     }
 
-    /// Returns a receiver that becomes true once the endpoints are known.
+    /// Returns a receiver of whether the endpoints are known; they stay known.
     pub(crate) fn is_known(&self) -> watch::Receiver<bool> {
         self.is_known.subscribe()
     }
 
-    /// Plans the change to these endpoints; those beyond [`MAX_ENDPOINTS`] are left out. Only one task may plan and
-    /// make changes.
+    /// Plans the change to these endpoints, without those beyond [`MAX_ENDPOINTS`]. Only one task may make changes.
     pub(crate) fn plan(&self, endpoints: &[Endpoint]) -> Change {
         let endpoints = endpoints.get(..MAX_ENDPOINTS).unwrap_or(endpoints);
         let state = self.places.read();
@@ -228,11 +226,11 @@ impl Pool {
         change
     }
 
-    /// Applies a change. The endpoints then count as known.
+    /// Applies a planned change. The endpoints are known from then on.
     pub(crate) fn make(&self, change: Change) {
         let mut state = self.places.write();
         let mut places = change.places;
-        // Loads may have been reported and requests sent since the plan.
+        // Keep loads and counts that changed since the plan.
         for (place, old) in places.iter_mut().zip(&state.places) {
             if place.endpoint.address == old.endpoint.address && old.left.is_none() {
                 place.load = old.load;
@@ -245,14 +243,14 @@ impl Pool {
         self.is_known.send_replace(true);
     }
 
-    /// Returns the endpoints in the pool, each with the number of requests sent to it.
+    /// Returns the current endpoints, each with the number of requests sent to it.
     pub(crate) fn endpoints(&self) -> Vec<(Endpoint, u64)> {
         let state = self.places.read();
         let members = state.places.iter().filter(|place| place.left.is_none());
         members.map(|place| (place.endpoint, place.picks)).collect()
     }
 
-    /// Records an endpoint's load. `at` and `picks` are the time and the number of requests sent when the scrape began.
+    /// Records an endpoint's load; `at` and `picks` are the time and its number of requests when the scrape began.
     pub(crate) fn report(&self, address: SocketAddr, load: Load, at: Instant, picks: u64) {
         self.change(address, |place| {
             place.load = Some(Measured { load, at, picks });
@@ -273,7 +271,7 @@ impl Pool {
         }
     }
 
-    /// Returns the pool's endpoints and loads at `now`, with eligibility by `subset`.
+    /// Returns the endpoints with their loads at `now`, for the core's choice. Those outside `subset` are not eligible.
     pub(crate) fn view(&self, subset: Option<&Subset>, now: Instant) -> EnginePool {
         let state = self.places.read();
         let stale = self.options.scrape_interval.saturating_mul(STALE_INTERVALS);
@@ -285,7 +283,7 @@ impl Pool {
             let measured = measured.filter(|it| now.saturating_duration_since(it.at) <= stale);
             // An endpoint with an unknown load counts as idle.
             let load = measured.map_or(Load::default(), |it| it.load);
-            // Without this, all requests until the next scrape would go to the least loaded endpoint.
+            // Requests sent since the scrape count as running; otherwise one endpoint would get all until the next.
             let since = measured.map_or(0, |it| place.picks.wrapping_sub(it.picks));
             PoolEngine {
                 engine,

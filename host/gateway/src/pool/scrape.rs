@@ -1,4 +1,4 @@
-//! Reads endpoints' load from their Prometheus metrics.
+//! Parses endpoints' load from their Prometheus metrics.
 //!
 //! | | vLLM, `foreword serve` | SGLang |
 //! | --- | --- | --- |
@@ -6,11 +6,11 @@
 //! | running | `vllm:num_requests_running` | `sglang:num_running_reqs` |
 //! | KV cache in use | `vllm:kv_cache_usage_perc`, before 0.10 `vllm:gpu_cache_usage_perc` | `sglang:token_usage` |
 //!
-//! A process may report several series of a name, one per engine. Requests are summed; for caches, the fullest counts.
+//! An endpoint may report a series for each of its engines. Requests are summed; of caches, the fullest counts.
 
 use super::Load;
 
-/// Returns the load in these metrics; `None` if they have no queue length, so they are not an engine's.
+/// Returns the load in `metrics`; `None` if they have no number of waiting requests and so are not an engine's.
 pub(crate) fn load(metrics: &[u8]) -> Option<Load> {
     let mut load = Load::default();
     let mut is_engine = false;
@@ -38,7 +38,7 @@ enum Kind {
     KvUsage,
 }
 
-/// Returns the kind of a line's metric, and the rest of the line after the name.
+/// Returns the kind of a line's metric, and the line after the metric's name; `None` for another metric.
 fn kind(line: &[u8]) -> Option<(Kind, &[u8])> {
     // Most lines belong to other metrics.
     if !matches!(line.first(), Some(b'v' | b's')) {
@@ -50,7 +50,7 @@ fn kind(line: &[u8]) -> Option<(Kind, &[u8])> {
     })
 }
 
-/// Returns a series' value, the word after its labels. A label may contain a brace, or an escaped quote.
+/// Returns the value of a series from the line after its name. Labels may contain braces and escaped quotes.
 fn value(rest: &[u8]) -> Option<f64> {
     let mut rest = rest;
     if let Some(labels) = rest.strip_prefix(b"{") {
@@ -89,7 +89,7 @@ const NAMES: [(&str, Kind); 7] = [
     ("sglang:token_usage", Kind::KvUsage),
 ];
 
-/// Most bytes of metrics read. vLLM serves some hundred thousand.
+/// Most bytes of metrics that are read. vLLM serves some hundred thousand.
 pub(crate) const MAX_BYTES: usize = 8 << 20;
 
 #[cfg(test)]

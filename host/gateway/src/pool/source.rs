@@ -8,10 +8,10 @@
 //! - { name: vllm-2, address: 10.0.0.3, port: "8000" }   # as llm-d-router's file-discovery has it
 //! ```
 //!
-//! A DNS name is that of a headless Service. Its records are the ready pods that its selector matches: the pods of an
-//! `InferencePool` with the same selector. So no client of the Kubernetes API is needed, and no permission to use it.
+//! A DNS name should be that of a headless Service, whose records are the ready pods of its selector: those of an
+//! `InferencePool` with the same selector. So the Kubernetes API and permissions for it are not needed.
 //!
-//! Such a client (`kube`) would add 42 crates and save some seconds of delay.
+//! A client of that API (`kube`) would add 42 crates, and save some seconds of delay.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -32,11 +32,11 @@ use super::{Endpoint, MAX_ENDPOINTS};
 pub enum Source {
     /// A file in JSON or YAML.
     File(PathBuf),
-    /// The addresses of a DNS name, with each of its ports.
+    /// The addresses to which a DNS name resolves, each with every port of the name.
     Dns(Name),
 }
 
-/// A DNS name, and the ports of the endpoints behind it.
+/// A DNS name, and the ports of the endpoints at its addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Name {
     host: String,
@@ -80,7 +80,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// The unparsed content of a source. Equal content is not parsed again.
+/// The content of a source before parsing, so that unchanged content is noticed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Listing {
     File(Vec<u8>),
@@ -89,19 +89,19 @@ pub(crate) enum Listing {
 }
 
 impl Source {
-    /// Returns the interval between checks of the source.
+    /// Returns the interval between readings of the source.
     pub(crate) fn interval(&self) -> Duration {
         match self {
             Self::File(_) => Duration::from_secs(1),
-            // Kubernetes' DNS caches an answer for this long.
+            // Kubernetes' DNS caches records for this long.
             Self::Dns(_) => Duration::from_secs(5),
         }
     }
 
-    /// Fetches the source's content.
+    /// Reads the file, or resolves the name.
     ///
     /// # Errors
-    /// Fails when the file cannot be read or is too long, or the name cannot be resolved in time.
+    /// Fails if the file cannot be read or is too long, or if the name does not resolve in time.
     pub(crate) async fn look(&self) -> anyhow::Result<Listing> {
         match self {
             Self::File(path) => Ok(Listing::File(file(path)?)),
@@ -122,10 +122,10 @@ impl Source {
 }
 
 impl Listing {
-    /// Returns the endpoints. A name's addresses beyond the bound are left out, with a line in the log.
+    /// Parses the endpoints. A name's addresses beyond [`MAX_ENDPOINTS`] are left out, with a warning.
     ///
     /// # Errors
-    /// Fails when the file's text is not a list of endpoints.
+    /// Fails if the file is not a valid list of endpoints.
     pub(crate) fn endpoints(&self) -> anyhow::Result<Vec<Endpoint>> {
         match self {
             Self::File(text) => parse(text),
@@ -204,7 +204,7 @@ enum RawPort {
 fn parse(text: &[u8]) -> anyhow::Result<Vec<Endpoint>> {
     let text = str::from_utf8(text).context("it is not UTF-8")?;
     let list: RawList = serde_saphyr::from_str(text).map_err(|error| {
-        // Only the first line: the others quote the file.
+        // Only the first line, since the others quote the file.
         let error = error.to_string();
         let line = error.lines().next().unwrap_or_default();
         anyhow::anyhow!("{}", line.trim_start_matches("error: ").to_owned())
@@ -260,7 +260,7 @@ fn endpoint(raw: RawEndpoint) -> anyhow::Result<Endpoint> {
     Ok(Endpoint { address, metrics })
 }
 
-/// Most ports of a pool, the same as in an `InferencePool`.
+/// Most ports of a name, as in an `InferencePool`.
 const MAX_PORTS: usize = 8;
 const MAX_FILE_BYTES: u64 = 1 << 20;
 const LOOKUP: Duration = Duration::from_secs(5);

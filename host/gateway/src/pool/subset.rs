@@ -1,5 +1,5 @@
-//! The endpoints that the gateway allows for a request, and the one that answered it. Both are in dynamic metadata,
-//! with the endpoint picker protocol's names.
+//! The endpoints that the gateway allows for a request, and the endpoint that served it, in dynamic metadata under the
+//! endpoint picker protocol's names.
 //!
 //! ```text
 //!   request    envoy.lb.subset_hint   x-gateway-destination-endpoint-subset   ["10.0.0.1:8000", …]
@@ -12,17 +12,17 @@ use std::net::{IpAddr, SocketAddr};
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Struct, Value};
 
-/// The endpoints allowed for a request. No other endpoint may be chosen, even if none of them is in the pool.
+/// The endpoints that may be chosen for a request, even if none of them is in the pool.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Subset {
     addresses: Vec<SocketAddr>,
-    /// Hosts from entries without a port: all their endpoints are allowed.
+    /// Hosts of entries without a port; all their ports are allowed.
     hosts: Vec<IpAddr>,
 }
 
 impl Subset {
-    /// Returns the subset in a request's metadata; `None` if there is none, so every endpoint is allowed. The value is
-    /// a list, or a text with commas. Entries that are not addresses, and values of other types, allow no endpoint.
+    /// Parses a request's metadata; `None` if it has no subset, so that every endpoint is allowed. The value is a list
+    /// of strings, or a string with commas. Entries that are not addresses are ignored.
     pub(crate) fn of(metadata: &BTreeMap<String, Struct>) -> Option<Self> {
         let value = metadata.get(SUBSET_NAMESPACE)?.fields.get(SUBSET_KEY)?;
         let mut subset = Self::default();
@@ -55,7 +55,7 @@ impl Subset {
     }
 }
 
-/// Returns the endpoint that answered, as the gateway reports it.
+/// Returns the address of the endpoint that served the request, as the gateway reports it; `None` if it does not.
 pub(crate) fn served(metadata: &BTreeMap<String, Struct>) -> Option<&str> {
     let value = metadata
         .get(DESTINATION_NAMESPACE)?
@@ -67,7 +67,7 @@ pub(crate) fn served(metadata: &BTreeMap<String, Struct>) -> Option<&str> {
     }
 }
 
-/// The namespace of metadata about destinations.
+/// The metadata namespace of chosen and serving endpoints.
 pub(crate) const DESTINATION_NAMESPACE: &str = "envoy.lb";
 const SUBSET_NAMESPACE: &str = "envoy.lb.subset_hint";
 const SUBSET_KEY: &str = "x-gateway-destination-endpoint-subset";

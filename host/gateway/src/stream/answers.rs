@@ -1,4 +1,4 @@
-//! Builds the processor's messages, one function per kind of answer.
+//! Builds messages to the gateway, with a function for each kind.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ pub(super) enum Side {
 /// Header changes: the new value by name; `None` removes the header.
 pub(super) type Changes = BTreeMap<String, Option<String>>;
 
-/// Returns the answer that forwards headers with `changes`.
+/// Returns the message that forwards headers with `changes`.
 pub(super) fn headers(side: Side, changes: Changes) -> ProcessingResponse {
     let answer = HeadersResponse {
         response: Some(CommonResponse {
@@ -47,7 +47,7 @@ pub(super) fn headers(side: Side, changes: Changes) -> ProcessingResponse {
     })
 }
 
-/// Returns the answer that forwards a body, or a piece of one: `new`, or the original if `None`.
+/// Returns the message that forwards a body or a piece of it: `new`, or the original if it is `None`.
 pub(super) fn body(side: Side, changes: Changes, new: Option<Vec<u8>>) -> ProcessingResponse {
     of_body(
         side,
@@ -61,7 +61,7 @@ pub(super) fn body(side: Side, changes: Changes, new: Option<Vec<u8>>) -> Proces
     )
 }
 
-/// Returns a piece of a body that is streamed in both directions.
+/// Returns the message with a piece of a body that is streamed in both directions.
 pub(super) fn piece(side: Side, body: Vec<u8>, end_of_stream: bool) -> ProcessingResponse {
     let piece = StreamedBodyResponse {
         body,
@@ -79,7 +79,7 @@ pub(super) fn piece(side: Side, body: Vec<u8>, end_of_stream: bool) -> Processin
     )
 }
 
-/// Returns the answer that forwards trailers.
+/// Returns the message that forwards trailers.
 pub(super) fn trailers(side: Side) -> ProcessingResponse {
     let answer = TrailersResponse::default();
     of(match side {
@@ -88,7 +88,7 @@ pub(super) fn trailers(side: Side) -> ProcessingResponse {
     })
 }
 
-/// Returns the answer that ends the request with this response to the client.
+/// Returns the message that answers the client with `reply`, which ends the request.
 pub(super) fn immediate(reply: Reply) -> ProcessingResponse {
     let headers = reply.headers.into_iter();
     let headers = headers.map(|(name, value)| (name, Some(value))).collect();
@@ -103,8 +103,8 @@ pub(super) fn immediate(reply: Reply) -> ProcessingResponse {
     }))
 }
 
-/// Returns a mode override that stops the sending of bodies. Gateways apply it only with `allow_mode_override`, and
-/// never to bodies streamed in both directions.
+/// Returns the mode in which the gateway sends no more bodies. Gateways apply it only with `allow_mode_override`, and
+/// never to bodies that are streamed in both directions.
 pub(super) fn without_bodies(wants_response_headers: bool) -> ProcessingMode {
     let response_headers = match wants_response_headers {
         true => HeaderSendMode::Send,
@@ -120,7 +120,7 @@ pub(super) fn without_bodies(wants_response_headers: bool) -> ProcessingMode {
     }
 }
 
-/// Adds texts, by name, to an answer's dynamic metadata under one namespace.
+/// Adds texts, by name, to a message's dynamic metadata under `namespace`.
 pub(super) fn add_metadata(
     answer: &mut ProcessingResponse,
     namespace: &str,
@@ -140,8 +140,8 @@ pub(super) fn add_metadata(
     metadata.fields.insert(namespace.to_owned(), inner);
 }
 
-/// Adds the request's destinations to the answer's metadata, and makes the gateway recompute the route, which may
-/// depend on the header.
+/// Adds the request's destinations to a message's metadata. Makes the gateway choose the route again, which may depend
+/// on the destination header.
 pub(super) fn direct(answer: &mut ProcessingResponse, destinations: &str) {
     let fields = vec![(DESTINATION_HEADER.to_owned(), destinations.to_owned())];
     add_metadata(answer, DESTINATION_NAMESPACE, fields);
@@ -191,5 +191,5 @@ fn mutation(changes: Changes) -> Option<HeaderMutation> {
     (!mutation.set_headers.is_empty() || !mutation.remove_headers.is_empty()).then_some(mutation)
 }
 
-/// The response-code details of the filter's own responses, the same as in the dynamic module.
+/// Response-code details of the filter's own responses, as in the dynamic module.
 const DETAILS: &str = "foreword";

@@ -1,4 +1,4 @@
-//! Handles one request and its response: translates protocol messages for the filter, and its decisions into answers.
+//! Handles one request and its response: translates messages for the filter, and its decisions into messages.
 //!
 //! ```text
 //!   gateway                     BUFFERED                               FULL_DUPLEX_STREAMED
@@ -10,16 +10,16 @@
 //!   the last of them ▶   ◀─ and dynamic metadata for access logs   ◀─ and dynamic metadata for access logs
 //! ```
 //!
-//! With a pool of endpoints, the answer that forwards a request names its destination in a header and in metadata,
-//! whatever the filter decided. A request without an eligible endpoint is answered with 503, a shed one with 429.
+//! With a pool of endpoints, the message that forwards a request names its destination in a header and in metadata. A
+//! request without an eligible endpoint is answered with 503, and a shed one with 429.
 //!
-//! A request that the filter refuses is answered immediately (`ImmediateResponse`). Requests that the filter does not
-//! watch or no longer needs cost as little as the mode allows: the stream is closed if that loses nothing, otherwise
-//! the gateway is asked to send no more bodies (`mode_override`).
+//! If the filter refuses a request, it is answered at once (`ImmediateResponse`). If the filter does not need a request
+//! or its response any more, the stream is closed if no data is lost by that; otherwise the gateway is asked to send no
+//! more bodies (`mode_override`).
 //!
 //! `content-length` is right or absent. If the gateway buffers, the filter sets it with the body. With bodies streamed
-//! in both directions the gateway does not check it, and a stale length would let a body's tail pass for the next
-//! request; so each change of the body removes it.
+//! in both directions the gateway does not check it, and with a wrong length the body's end could pass for the next
+//! request; so the header is removed whenever the body changes.
 
 mod answers;
 mod mode;
@@ -54,13 +54,13 @@ pub(crate) struct ProcessingStream {
     state: RefCell<RequestState>,
     modes: Option<Modes>,
     request: RequestPhase,
-    /// Whether the filter has handled the end of the stream.
+    /// Whether the filter was told that the stream has ended.
     is_done: bool,
-    /// Answers not sent yet.
+    /// Messages to the gateway that were not sent yet.
     out: VecDeque<ProcessingResponse>,
-    /// Whether the stream closes once `out` is sent.
+    /// Whether the stream closes when `out` is empty.
     is_closed: bool,
-    /// Bytes reserved from the processor's memory limit.
+    /// Bytes reserved with [`Processor::hold`].
     held: usize,
 }
 
@@ -71,25 +71,25 @@ enum RequestPhase {
     New,
     /// The body is being collected.
     Collecting,
-    /// The whole request has arrived, and the filter waits for responses to its calls or for another request.
+    /// The whole request has arrived, and the filter waits: for responses to its calls, or to be resumed.
     Waiting(End),
-    /// The request has been forwarded; later pieces are forwarded unchanged.
+    /// The request was forwarded. Later pieces of it are forwarded unchanged.
     Passing,
 }
 
-/// The message with which a request was forwarded.
+/// How far a request had arrived when it was forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// The request's body, or its last piece.
+    /// To the end of its body.
     Body,
-    /// The request's trailers, which follow its body.
+    /// To its trailers, which follow the body.
     Trailers,
-    /// A piece before the last one: the filter stopped reading before the body's end.
+    /// Not to the end of its body, because the filter does not need more of it.
     Open,
 }
 
 impl ProcessingStream {
-    /// Returns a stream without messages yet.
+    /// Returns a stream that has received no message.
     pub(crate) fn new(processor: Arc<Processor>) -> Self {
         let exchange = Exchange::new(processor.plugin());
         Self {
@@ -108,13 +108,13 @@ impl ProcessingStream {
     /// Handles a message from the gateway.
     ///
     /// # Errors
-    /// Returns the status to end the stream with. The gateway then forwards or refuses the request, by its
+    /// Returns the status that ends the stream. The gateway then forwards or refuses the request, by its
     /// `failure_mode_allow`.
     pub(crate) fn on_message(&mut self, message: ProcessingRequest) -> Result<(), Status> {
         self.guarded(|stream| stream.handle(message))
     }
 
-    /// Handles the result of a call.
+    /// Passes the result of a call to the filter.
     ///
     /// # Errors
     /// Returns the status to end the stream with, like [`ProcessingStream::on_message`].
@@ -129,7 +129,7 @@ impl ProcessingStream {
         })
     }
 
-    /// Forwards a held request that is resumed.
+    /// Forwards a request that the filter has held and now resumes.
     ///
     /// # Errors
     /// Returns the status to end the stream with, like [`ProcessingStream::on_message`].
@@ -141,8 +141,9 @@ impl ProcessingStream {
         })
     }
 
-    /// Returns a future that ends when a held request is resumed, or when its wait should have been over by some ticks: a
-    /// plugin that was replaced has none. It never ends for a request that is not held.
+    /// Returns a future that completes when the filter resumes this held request. It also completes some ticks after
+    /// the longest wait, since a plugin that a reload has replaced has no ticks to resume it. Never completes if the
+    /// request is not held.
     pub(crate) fn resumed(&self) -> impl Future<Output = ()> + use<> {
         let held = self.exchange.is_held();
         let woken = held.then(|| Arc::clone(&self.state.borrow().woken));
@@ -166,12 +167,12 @@ impl ProcessingStream {
         }
     }
 
-    /// Returns the next answer to send.
+    /// Takes the next message to the gateway; `None` if there is none.
     pub(crate) fn next_answer(&mut self) -> Option<ProcessingResponse> {
         self.out.pop_front()
     }
 
-    /// Returns whether to close the stream, now that all answers are sent.
+    /// Returns whether the stream must be closed, once no message is left to send.
     pub(crate) fn is_closed(&self) -> bool {
         self.is_closed
     }
@@ -186,8 +187,8 @@ impl ProcessingStream {
         self.exchange.max_answer_bytes()
     }
 
-    /// Catches a panic in the filter, which would otherwise end the connection with all its streams. A request that has
-    /// not been forwarded is answered with 500.
+    /// Runs `work` and catches a panic, which would otherwise end the connection with all its streams. Answers a
+    /// request that was not forwarded yet with 500.
     fn guarded(
         &mut self,
         work: impl FnOnce(&mut Self) -> Result<(), Status>,
@@ -209,7 +210,7 @@ impl ProcessingStream {
         })
     }
 
-    /// Calls the filter with the request's proxy.
+    /// Calls the filter with this request's host.
     fn with<T>(&mut self, call: impl FnOnce(&mut Exchange, &Proxy<'_>) -> T) -> T {
         let proxy = self.processor.proxy(Scope::Request(&self.state));
         call(&mut self.exchange, &proxy)
@@ -290,7 +291,7 @@ impl ProcessingStream {
         let changes = self.request_changes();
         let mut answer = self.directed(changes, |changes| answers::headers(Side::Request, changes));
         let wants_response = self.exchange.wants_response_headers();
-        // Pieces of a streamed body may be in flight, and those not sent back would be lost.
+        // Pieces of a streamed body may be on their way, and would be lost if they were not sent back.
         let is_over = ends || modes.request != BodyMode::Duplex;
         self.is_closed = is_over && !wants_response && modes.may_close();
         if wants_response && modes.request != BodyMode::Duplex {
@@ -360,8 +361,8 @@ impl ProcessingStream {
         }
     }
 
-    /// Forwards or refuses a request that has arrived up to `end`, by the filter's decision. Returns without an answer
-    /// if the filter needs more of the body or waits for responses to its calls.
+    /// Forwards or refuses a request that has arrived up to `end`, as the filter decides. Does neither while the filter
+    /// needs more of the body or waits.
     fn go_on(&mut self, end: End) {
         if self.refuse() {
             return;
@@ -418,7 +419,7 @@ impl ProcessingStream {
         }
     }
 
-    /// Closes the stream after the request's last answer if the response is not needed.
+    /// After the request was forwarded, closes the stream if the filter does not need the response.
     fn after_request(&mut self) {
         let may_close = self.modes.is_some_and(Modes::may_close);
         if may_close && !self.exchange.wants_response_headers() {
@@ -464,7 +465,7 @@ impl ProcessingStream {
         }
     }
 
-    /// Sends the filter's own response, if there is one, and closes the stream. Returns whether there was one.
+    /// If the filter has its own response, sends it, closes the stream and returns true.
     fn refuse(&mut self) -> bool {
         let Some(reply) = self.state.get_mut().reply.take() else {
             return false;
@@ -477,7 +478,7 @@ impl ProcessingStream {
         true
     }
 
-    /// Refuses a request that has no eligible endpoint in the pool, or that is shed. Returns whether it did.
+    /// Refuses a request without an eligible endpoint in the pool, or one to be shed. Returns whether it did.
     fn refuse_for_pool(&mut self) -> bool {
         let Some(pool) = &self.processor.pool else {
             return false;
@@ -501,8 +502,7 @@ impl ProcessingStream {
         false
     }
 
-    /// Refuses a request that would be forwarded without a destination because its endpoints left the pool while its
-    /// body arrived. Returns whether it did.
+    /// Refuses a request whose destinations all left the pool while its body arrived. Returns whether it did.
     fn refuse_undirected(&mut self) -> bool {
         let is_directed = |stream: &mut Self| {
             let request = &stream.state.get_mut().request;
@@ -515,8 +515,8 @@ impl ProcessingStream {
         true
     }
 
-    /// Builds an answer with these header changes. If they set a destination, the answer's metadata names it too, and
-    /// the pool counts the request.
+    /// Returns the message that `answer` builds with `changes`. If these set a destination, the message's metadata
+    /// names it too, and the pool counts the request.
     fn directed(
         &self,
         changes: answers::Changes,
@@ -570,14 +570,14 @@ impl ProcessingStream {
         }
     }
 
-    /// Sends the stream's last answer, with the access-log metadata.
+    /// Sends the last message of the stream, with the access-log metadata.
     fn answer_last(&mut self, mut answer: ProcessingResponse) {
         self.finish();
         self.describe(&mut answer);
         self.out.push_back(answer);
     }
 
-    /// Closes the stream after the pending answers; the last one gets the access-log metadata.
+    /// Ends the stream after the pending messages, the last of which gets the access-log metadata.
     fn close(&mut self) {
         self.finish();
         self.is_closed = true;
@@ -587,14 +587,14 @@ impl ProcessingStream {
         }
     }
 
-    /// Ends the filter's exchange, once.
+    /// Tells the filter that the stream has ended, unless that was done.
     fn finish(&mut self) {
         if !std::mem::replace(&mut self.is_done, true) {
             self.with(|exchange, proxy| exchange.on_done(proxy));
         }
     }
 
-    /// Adds access-log metadata to an answer, if any has not been sent.
+    /// Adds the access-log metadata to a message, unless it was sent.
     fn describe(&mut self, answer: &mut ProcessingResponse) {
         let fields = std::mem::take(&mut self.state.get_mut().log_fields);
         if !fields.is_empty() {
@@ -609,7 +609,7 @@ impl ProcessingStream {
 
 impl Drop for ProcessingStream {
     fn drop(&mut self) {
-        // The client or the gateway disconnected early.
+        // If the client or the gateway has disconnected, the filter does not know yet.
         let _ = catch_unwind(AssertUnwindSafe(|| self.finish()));
         self.processor.release(self.held);
     }
@@ -622,7 +622,7 @@ enum Refusal {
     Shed,
 }
 
-/// Converts headers for the filter.
+/// Converts the protocol's headers to the filter's.
 fn fields(headers: Option<HeaderMap>) -> Headers {
     let headers = headers.unwrap_or_default().headers.into_iter();
     let field = headers.map(|header| {
@@ -635,9 +635,9 @@ fn fields(headers: Option<HeaderMap>) -> Headers {
     Headers::new(field.collect())
 }
 
-/// Most bytes of a piece sent back, as Envoy recommends.
+/// Longest piece of a body to send back, in bytes, as Envoy recommends.
 const PIECE_BYTES: usize = 62_000;
-/// The header that names a request's objective; the pool's options list the sheddable ones.
+/// The header with the name of a request's objective, see [`PoolOptions::sheddable`](crate::pool::PoolOptions).
 const OBJECTIVE_HEADER: &str = "x-gateway-inference-objective";
 /// The namespace of the access-log metadata: `%DYNAMIC_METADATA(foreword:outcome)%`.
 const NAMESPACE: &str = "foreword";

@@ -2,11 +2,11 @@
 //!
 //! | mode | of a request | of a response |
 //! | --- | --- | --- |
-//! | NONE | only what has no body is served | nothing is read |
+//! | NONE | only requests that need no body are accepted | no body is read |
 //! | BUFFERED | the default: one message, one answer | one message, one answer |
-//! | BUFFERED_PARTIAL | as BUFFERED while the whole body came, else too large | as BUFFERED |
-//! | FULL_DUPLEX_STREAMED | pieces; all of it is held, then sent back | each piece is sent back at once |
-//! | STREAMED | refused: the whole is never held, so nothing can be ordered | each piece is answered |
+//! | BUFFERED_PARTIAL | as BUFFERED if the whole body arrived; otherwise it counts as too large | as BUFFERED |
+//! | FULL_DUPLEX_STREAMED | pieces, which are collected, then sent back | each piece is sent back at once |
+//! | STREAMED | refused: the body is never complete here, so nothing can be ordered | each piece is answered |
 //! | GRPC | refused | each piece is sent back at once |
 
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
@@ -25,18 +25,18 @@ pub(super) enum BodyMode {
     None,
     /// One message has the whole body.
     Buffered,
-    /// One message has the body's beginning, possibly all of it.
+    /// One message has the body, or only its beginning if the body exceeds the gateway's buffer.
     Partial,
     /// The body arrives in pieces, each of which waits for its answer.
     Streamed,
-    /// The body arrives in pieces without waiting; the pieces sent back replace them.
+    /// The body arrives in pieces that do not wait for answers; the pieces sent back replace it.
     Duplex,
     /// An unsupported mode.
     Unknown,
 }
 
 impl Modes {
-    /// Returns a stream's modes. If the gateway does not state them, it is assumed to buffer requests.
+    /// Returns the modes that `config` states. Without `config`, assumes that the gateway buffers requests.
     pub(super) fn of(config: Option<&ProtocolConfiguration>) -> Self {
         let mode = |mode| match BodySendMode::try_from(mode) {
             Ok(BodySendMode::None) => BodyMode::None,
@@ -59,9 +59,9 @@ impl Modes {
         }
     }
 
-    /// Returns whether a stream may be closed before its response has passed. It may not if responses are streamed in
-    /// both directions: pieces in flight would be lost. The request's end is no indication, since a gateway may respond
-    /// before it has read the whole request.
+    /// Returns whether the stream may be closed before the response has passed. False if responses are streamed in both
+    /// directions, because pieces on their way would be lost. The end of the request does not matter, since a gateway
+    /// may respond before it.
     pub(super) fn may_close(self) -> bool {
         !matches!(self.response, BodyMode::Duplex | BodyMode::Unknown)
     }

@@ -1,4 +1,4 @@
-//! The book of a listener's connections: which connections have a place, and which one is closed when all places are
+//! The book of a listener's connections: which connections hold a place, and which one is closed if all places are
 //! taken. It does not depend on sockets or HTTP.
 
 use parking_lot::Mutex;
@@ -27,11 +27,11 @@ pub struct Bounds {
     pub head_time: Duration,
     /// Time limit for an idle connection between two requests.
     pub idle_time: Duration,
-    /// Least bytes per second that a client must send of a body, or accept of a pending response. 0 for no limit.
+    /// Fewest bytes per second that a client must send of a body, and accept of a pending response; 0 for no limit.
     pub rate: u32,
-    /// Time window in which the rate is measured.
+    /// Length of the windows in which the rate is measured.
     pub window: Duration,
-    /// Most bytes of incomplete bodies in memory.
+    /// Most bytes of bodies that are still arriving, over all connections.
     pub body_bytes: u64,
 }
 
@@ -50,15 +50,14 @@ impl Default for Bounds {
 }
 
 impl Bounds {
-    /// Returns the bytes that must pass in each window.
+    /// Returns the fewest bytes that must pass in each window, by `rate`.
     pub fn bytes_in_window(&self) -> u64 {
         let bytes = u128::from(self.rate) * self.window.as_millis() / 1000;
         u64::try_from(bytes).unwrap_or(u64::MAX)
     }
 }
 
-/// The stage of a connection. When places are needed, connections are closed in this order; [`Stage::Busy`] ones never
-/// are.
+/// The stage of a connection. If a place is needed, connections are closed in this order, but never in [`Stage::Busy`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
     /// Waiting for a request's head, or receiving it.
@@ -76,10 +75,9 @@ enum Stage {
 pub struct Book {
     name: &'static str,
     bounds: Bounds,
-    /// The lock is never held across a wait. If a panic leaves `order` and the entries inconsistent, only entries in
-    /// both count.
+    /// Never locked across an `.await`. If they differ after a panic, connections only in one of them are ignored.
     state: Mutex<State>,
-    /// Signals that a connection ended, or may be closed.
+    /// Notified when a connection has ended or may be closed.
     changed: Notify,
     counts: Counts,
 }
@@ -94,7 +92,7 @@ struct State {
     by_address: HashMap<Address, BTreeSet<Rank>>,
     /// Bytes of incomplete bodies.
     body_bytes: u64,
-    /// Time since which no connection could be admitted.
+    /// The time since when no connection could be admitted; `None` if one can.
     full_since: Option<Instant>,
     is_failing: bool,
 }
@@ -110,12 +108,12 @@ struct Entry {
     evicted: Arc<Notify>,
 }
 
-/// The part of an address that identifies a client.
+/// The part of an IP address that identifies a client: all of an IPv4 address, or an IPv6 /64 network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Address(IpAddr);
 
 impl Address {
-    /// Returns `None` for loopback, which all local clients share.
+    /// Returns the client's address; `None` for loopback, which all local clients share.
     fn of(address: IpAddr) -> Option<Self> {
         let address = address.to_canonical();
         if address.is_loopback() {
@@ -123,7 +121,7 @@ impl Address {
         }
         Some(Self(match address {
             IpAddr::V6(address) => {
-                // A client with one address of an IPv6 network has them all.
+                // A client that has one address of a /64 network can usually use all.
                 let [a, b, c, d, ..] = address.segments();
                 Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
             }
@@ -132,10 +130,10 @@ impl Address {
     }
 }
 
-/// Why there is no place.
+/// Why a connection cannot be admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Full {
-    /// All connections are busy.
+    /// All connections of the listener are busy.
     Everywhere,
     /// All connections of this address are busy.
     Address,
@@ -157,7 +155,7 @@ impl Book {
         self.name
     }
 
-    /// Returns the most connections that can be open at once.
+    /// Returns the most connections that may be open at once.
     pub(super) fn places(&self) -> usize {
         self.bounds.connections.max(1) as usize
     }
@@ -167,18 +165,18 @@ impl Book {
         self.state.lock().entries.len()
     }
 
-    /// Returns the bytes of incomplete bodies.
+    /// Returns the bytes of bodies that are still arriving.
     pub fn arriving_bytes(&self) -> u64 {
         self.state.lock().body_bytes
     }
 
-    /// Returns whether accepting fails now, or no connection could be admitted for `time`.
+    /// Returns whether accepting connections fails at present, or none could be admitted for `time`.
     pub fn is_exhausted(&self, time: Duration) -> bool {
         let state = self.state.lock();
         state.is_failing || (state.full_since).is_some_and(|since| since.elapsed() >= time)
     }
 
-    /// Waits until a connection can be admitted.
+    /// Waits until a connection can be admitted, possibly by closing another one.
     pub(super) async fn room(&self) {
         loop {
             let changed = self.changed.notified();
@@ -195,7 +193,7 @@ impl Book {
         }
     }
 
-    /// Admits a connection from this address, closing another one if necessary.
+    /// Admits a connection from `address`. If the listener or the address has no place left, closes another connection.
     pub(super) fn admit(self: &Arc<Self>, address: IpAddr) -> Result<Place, Full> {
         let address = Address::of(address);
         let mut state = self.state.lock();
@@ -237,7 +235,7 @@ impl Book {
         })
     }
 
-    /// Closes the connection that is first in the order of closing.
+    /// Closes the connection that is first in the order of closing, if any may be closed.
     pub(super) fn evict_one(&self) {
         let mut state = self.state.lock();
         if let Some(id) = first(&state.order) {
@@ -257,7 +255,7 @@ impl Book {
         self.state.lock().is_failing = false;
     }
 
-    /// Removes the entry at once; the connection's task ends when it notices.
+    /// Removes a connection's entry at once. Its task ends when it is notified.
     fn end(&self, state: &mut State, id: u64) {
         if let Some(entry) = state.remove(id) {
             entry.evicted.notify_one();
@@ -305,7 +303,7 @@ impl Book {
         true
     }
 
-    /// Returns the stage's deadline and the cause to report when it passes.
+    /// Returns the deadline of a connection's stage, and the cause to count if it passes; `None` if the stage has none.
     fn deadline(&self, id: u64) -> Option<(Instant, &'static str)> {
         let state = self.state.lock();
         let entry = state.entries.get(&id)?;
@@ -353,7 +351,7 @@ fn first(order: &BTreeSet<Rank>) -> Option<u64> {
     (*stage < Stage::Busy).then_some(*id)
 }
 
-/// A connection's place, freed on drop.
+/// The place of an open connection, freed on drop.
 #[derive(Debug)]
 pub(super) struct Place {
     book: Arc<Book>,
@@ -372,8 +370,8 @@ impl Place {
         }
     }
 
-    /// Polls `work`, which serves the connection, until it ends, a deadline passes, or the connection is closed for
-    /// another.
+    /// Polls `work`, which serves the connection, until it completes, a deadline passes, the client is too slow, or the
+    /// connection is closed for another.
     pub(super) async fn lend(self, work: impl Future<Output = ()>) {
         let mut work = pin!(work);
         let mut clock = self.clock();
@@ -405,17 +403,17 @@ impl Drop for Place {
     }
 }
 
-/// The traffic of a connection.
+/// The traffic of a connection, reported by its socket.
 #[derive(Debug, Default)]
 struct Traffic {
     is_idle: AtomicBool,
-    /// Number of bytes that the socket accepted.
+    /// Number of bytes that the socket has accepted so far.
     written: AtomicU64,
-    /// Whether bytes are waiting because the socket does not accept them.
+    /// Whether bytes to send are waiting because the socket does not accept them.
     is_stuck: AtomicBool,
 }
 
-/// A handle on a connection. Reports about a closed connection have no effect.
+/// A handle by which a connection's code reports to the book. Without effect once the connection was closed.
 #[derive(Clone, Debug)]
 pub struct Connection {
     book: Arc<Book>,
@@ -424,7 +422,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Records bytes received from the client.
+    /// Records that bytes arrived from the client, which begin a request if the connection was idle.
     pub(super) fn read(&self) {
         if self.traffic.is_idle.load(Ordering::Relaxed)
             && self.traffic.is_idle.swap(false, Ordering::Relaxed)
@@ -433,7 +431,7 @@ impl Connection {
         }
     }
 
-    /// Records bytes that the socket accepted.
+    /// Records that the socket accepted bytes.
     pub(super) fn wrote(&self, bytes: usize) {
         self.traffic
             .written
@@ -446,14 +444,14 @@ impl Connection {
         self.traffic.is_stuck.store(true, Ordering::Relaxed);
     }
 
-    /// Records that a request's head is complete. The response is complete when the result is dropped.
+    /// Records that a request's head is complete: the connection is busy until the result is dropped.
     pub fn busy(&self) -> Busy {
         self.traffic.is_idle.store(false, Ordering::Relaxed);
         self.book.enter(self.id, Stage::Busy);
         Busy(self.clone())
     }
 
-    /// Records that the request's body is being read, until the result is dropped.
+    /// Records that a request's body is being read, until the result is dropped.
     pub fn arriving(&self) -> Arriving {
         self.book.enter(self.id, Stage::Arriving);
         Arriving(self.clone())
@@ -465,7 +463,7 @@ impl Connection {
     }
 }
 
-/// A request being answered.
+/// A request that is being answered; when it is dropped, the connection is idle.
 #[derive(Debug)]
 pub struct Busy(Connection);
 
@@ -477,13 +475,13 @@ impl Drop for Busy {
     }
 }
 
-/// A request's body being received; its bytes count against the shared limit until this is dropped.
+/// A request's body that is being read. Its bytes count against [`Bounds::body_bytes`] until this is dropped.
 #[derive(Debug)]
 pub struct Arriving(Connection);
 
 impl Arriving {
-    /// Reserves memory for `bytes` more of the body. Beyond the limit, other connections whose bodies are arriving are
-    /// closed, the longest first. Returns false if this one has been closed or the limit is still exceeded.
+    /// Reserves memory for `bytes` more of the body. If the limit would be exceeded, closes other connections with
+    /// arriving bodies, the longest-arriving first. Returns false if that is not enough, or this one was closed.
     pub fn holds(&self, bytes: usize) -> bool {
         self.0.book.grow(self.0.id, bytes as u64)
     }
@@ -495,10 +493,10 @@ impl Drop for Arriving {
     }
 }
 
-/// Checks a connection's deadlines and rate.
+/// Checks a connection's deadlines and its client's rate of reading.
 struct Clock<'p> {
     place: &'p Place,
-    /// Start of the window, and the bytes written by then.
+    /// Start of the current window, and the bytes written before it.
     window: Instant,
     written: u64,
 }
@@ -528,13 +526,13 @@ impl Clock<'_> {
             book.counts.closed(book.name, cause);
             return None;
         }
-        // No change of stage can bring an earlier deadline.
+        // Whatever stage begins meanwhile, its deadline is not before this.
         let again = now + bounds.head_time.min(bounds.idle_time).min(bounds.window);
         Some(deadline.map_or(again, |(deadline, _)| deadline.min(again)))
     }
 }
 
-/// Numbers of open connections, and of closed ones by cause.
+/// Metrics of connections: open ones, and closed ones by cause.
 ///
 /// | name | kind | labels |
 /// | --- | --- | --- |
@@ -572,7 +570,7 @@ impl Counts {
         counts
     }
 
-    /// Returns the number of connections closed for this cause.
+    /// Returns how many connections of `listener` were closed for `cause`.
     pub fn closed_for(&self, listener: &'static str, cause: &'static str) -> u64 {
         self.closed.get_or_create(&Closed { listener, cause }).get()
     }

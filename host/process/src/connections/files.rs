@@ -1,9 +1,9 @@
-//! Computes how many connections the process's limit of open files allows.
+//! Fits the number of connections to the process's limit of open files.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the limit of open files as far as `wanted` connections and `reserved` other files need it. Returns the number
-/// of connections possible.
+/// Raises the process's limit of open files if `wanted` connections and `reserved` other files need it, as far as the
+/// system allows. Returns the number of connections that are then possible, at most `wanted`.
 pub fn within_open_files(wanted: u32, reserved: u32) -> u32 {
     let needed = u64::from(wanted) + u64::from(reserved);
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
@@ -25,7 +25,7 @@ pub fn within_open_files(wanted: u32, reserved: u32) -> u32 {
 }
 
 fn fitting(wanted: u32, reserved: u32, limit: u64) -> u32 {
-    // With a small limit, half of it is used; failures to accept are logged.
+    // If the limit is small, connections may use half of it; failures to accept are logged.
     let room = limit.saturating_sub(reserved.into()).max(limit / 2).max(1);
     u32::try_from(room).map_or(wanted, |room| room.min(wanted))
 }

@@ -4,13 +4,13 @@
 //!   accept ──▶ book: is there a place? ──▶ task: hyper's HTTP/1 connection, and a clock
 //!     │ EMFILE: log, pause                  head ──▶ busy ──▶ idle ──▶ head …
 //!     │                                       └ arriving ┘ while a body is read
-//!     └── no place: the connection goes that waits longest for a head, then the longest idle one, then the one whose
-//!         body has been arriving longest. One that is being answered never goes for another.
+//!     └── no place: closes the connection that waits longest for a head, else the longest idle one, else that
+//!         whose body has been arriving longest; never one that is being answered
 //! ```
 //!
-//! So clients that hold places without using them take them only from each other. Hyper's own time-out for heads also runs
-//! between two requests, so one value would serve for both; a place's clock distinguishes them. It also ends
-//! connections whose client does not read the response.
+//! So clients that hold places without using them take them only from each other. Hyper's time-out for heads also runs
+//! between two requests, so one value would have to serve for both; the place's clock has a limit for each, and also
+//! ends connections whose clients do not read their responses.
 
 mod book;
 mod files;
@@ -42,7 +42,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// A listener, its routes and the book of its connections.
+/// A bound listener, its routes, and the book of its connections.
 pub struct Listening {
     /// The bound socket.
     pub listener: TcpListener,
@@ -52,13 +52,13 @@ pub struct Listening {
     pub book: Arc<Book>,
 }
 
-/// Notifies connections when their server closes.
+/// A server whose connections end when it closes.
 pub trait Closing: Send + Sync + 'static {
     /// Completes when the server has closed.
     fn closed(&self) -> impl Future<Output = ()> + Send;
 }
 
-/// A server that closes only when its future is dropped.
+/// A server that closes only when the future that serves it is dropped.
 #[derive(Clone, Copy, Debug)]
 pub struct NeverClosing;
 
@@ -80,7 +80,7 @@ pub fn serve_all(
     tasks
 }
 
-/// Serves HTTP until the server closes and the last connection has ended. Dropping the future ends all connections.
+/// Serves HTTP until the server closes and its last connection has ended. Dropping the future ends all connections.
 pub async fn serve(listening: Listening, closing: Arc<impl Closing>) {
     let Listening {
         listener,
@@ -95,8 +95,8 @@ pub async fn serve(listening: Listening, closing: Arc<impl Closing>) {
     accept_each(listener, book, closing, answer).await;
 }
 
-/// Accepts connections until the server closes, then waits until the last one has ended. `work` serves an admitted
-/// connection; its future is dropped when a deadline passes or the connection is closed for another.
+/// Accepts connections until the server closes, then waits for the last one to end. `work` serves an admitted
+/// connection; its future is dropped if a deadline passes or the connection is closed for another.
 pub async fn accept_each<F: Future<Output = ()> + Send + 'static>(
     listener: TcpListener,
     book: Arc<Book>,
@@ -109,7 +109,7 @@ pub async fn accept_each<F: Future<Output = ()> + Send + 'static>(
         let mut trouble = Trouble::default();
         'accepting: loop {
             while tasks.try_join_next().is_some() {}
-            // A connection closed for another holds its file until its task has ended.
+            // A closed connection holds its file until its task has ended.
             while tasks.len() > book.places() {
                 tokio::select! {
                     biased;
@@ -135,7 +135,7 @@ pub async fn accept_each<F: Future<Output = ()> + Send + 'static>(
     while tasks.join_next().await.is_some() {}
 }
 
-/// Returns the next admitted connection; `None` if one was refused or accepting failed.
+/// Waits for a connection and admits it; `None` if it was refused or accepting failed.
 async fn accept(
     listener: &TcpListener,
     book: &Arc<Book>,
@@ -144,8 +144,8 @@ async fn accept(
     book.room().await;
     let accepted = poll_fn(|context| {
         let accepted = listener.poll_accept(context);
-        // `accept4` allocates the file descriptor before it looks for a client: without a free one it fails even if no
-        // client waits. Any other result shows that accepting works again.
+        // `accept4` allocates a file descriptor before it looks for a client, so without a free one it fails even if no
+        // client waits. Any result but an error shows that accepting works again.
         if !matches!(accepted, Poll::Ready(Err(_))) {
             trouble.is_over(book);
         }
@@ -159,7 +159,7 @@ async fn accept(
             return None;
         }
     };
-    // Without Nagle's algorithm, a token does not wait for the previous one's acknowledgement.
+    // Without Nagle's algorithm, a token is sent before the previous one is acknowledged.
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "TCP_NODELAY not set");
     }
@@ -176,8 +176,8 @@ async fn accept(
     }
 }
 
-/// Enables keep-alive probes: the system closes a connection whose peer has been silent for 90 seconds and does not
-/// answer them. So a dead machine's connection frees its place.
+/// Enables TCP keep-alive: the system closes a connection if the peer has been silent for 60 seconds and then does not
+/// answer three probes in 30 seconds. So connections of failed machines free their places.
 ///
 /// # Errors
 /// Returns the system's error.
@@ -189,17 +189,17 @@ pub fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// A failure to accept, such as too many open files.
+/// Repeated failures to accept connections, such as too many open files.
 #[derive(Default)]
 struct Trouble {
     pause: Duration,
-    /// Time of the last log line, and the failures since then.
+    /// Time of the last log line, and the number of failures since then.
     logged: Option<(Instant, u64)>,
 }
 
 impl Trouble {
     async fn wait(&mut self, error: &io::Error, book: &Book) {
-        // The client disconnected before it was accepted, which is not a failure.
+        // If the client disconnected before it was accepted, nothing has failed.
         if matches!(
             error.kind(),
             io::ErrorKind::ConnectionAborted
@@ -224,7 +224,7 @@ impl Trouble {
             self.logged.map(|(when, _)| (when, failures))
         };
         self.pause = (self.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
-        // An idle connection may use the resource that is lacking.
+        // An idle connection may hold the resource that is lacking.
         book.evict_one();
         tokio::time::sleep(self.pause).await;
     }
@@ -239,7 +239,7 @@ impl Trouble {
     }
 }
 
-/// Serves HTTP on one connection to its end.
+/// Serves HTTP on one connection until it ends.
 async fn drive(
     stream: Watched,
     connection: Connection,
@@ -258,7 +258,7 @@ async fn drive(
     let mut http = pin!(
         http1::Builder::new()
             .max_buf_size(MAX_HEAD_BYTES)
-            // The place's clock enforces this.
+            // The place's clock limits this time.
             .header_read_timeout(None)
             .serve_connection(TokioIo::new(stream), service)
     );
@@ -281,7 +281,7 @@ async fn drive(
     }
 }
 
-/// A response's body; its connection is busy until it is dropped.
+/// A response's body. The connection is busy until the body is dropped.
 struct Answer {
     body: Body,
     _busy: Busy,
@@ -307,7 +307,7 @@ impl HttpBody for Answer {
     }
 }
 
-/// Most bytes of a request's head, and of a connection's buffer: twice Envoy's default for heads.
+/// Longest head of a request, in bytes, which is also the size of a connection's buffer; twice Envoy's default.
 const MAX_HEAD_BYTES: usize = 128 << 10;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);

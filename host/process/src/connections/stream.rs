@@ -1,4 +1,4 @@
-//! A TCP stream that reports its traffic.
+//! A TCP stream that reports its traffic to the book.
 
 use super::book::Connection;
 use std::io::{self, IoSlice};
@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-/// A TCP stream that reports its reads and writes to its connection's entry in the book.
+/// A TCP stream that reports to its connection's entry in the book what it reads and writes.
 #[derive(Debug)]
 pub struct Watched {
     stream: TcpStream,

@@ -1,4 +1,4 @@
-//! Host calls on bodies and configurations.
+//! Host calls that read and change bodies, and read configurations.
 
 use super::{Calls, Failure, bytes, give, offset, refused, write_number};
 use crate::abi::status;
@@ -17,7 +17,7 @@ pub(super) fn define(calls: &mut Calls<'_>) -> Result<()> {
                 return refused(status::BAD_ARGUMENT);
             };
             let end = (end as usize).min(buffer.len());
-            // Nothing is there: the module's variables keep their values.
+            // If the range is empty, Envoy leaves the module's variables as they are.
             let part = buffer.get(start as usize..end).unwrap_or_default().to_vec();
             if part.is_empty() {
                 return Ok(());
@@ -54,8 +54,8 @@ pub(super) fn define(calls: &mut Calls<'_>) -> Result<()> {
     )
 }
 
-/// Changes a body as Envoy does. With `start` 0, the first `size` bytes are replaced; with `start` at or past the end,
-/// bytes are appended. Any other `start` changes nothing and returns false.
+/// Changes a body as Envoy does: with `start` 0, replaces its first `size` bytes; with `start` at or past its end,
+/// appends. Any other `start` changes nothing and returns false.
 fn set(body: &mut Vec<u8>, start: usize, size: usize, new: Vec<u8>) -> bool {
     if start == 0 {
         if size >= body.len() {

@@ -1,4 +1,4 @@
-//! Host calls on header maps. Names are compared in lower case, as Envoy stores them.
+//! Host calls that read and change headers and trailers. Names are compared in lower case, as Envoy stores them.
 
 use super::{Answered, Calls, Failure, Vm, bytes, give, refused, write_number};
 use crate::abi::{self, Headers, status};
@@ -62,7 +62,7 @@ pub(super) fn define(calls: &mut Calls<'_>) -> Result<()> {
     )
 }
 
-/// Returns a map that is available in this callback.
+/// Returns the headers with this number in the ABI, or `BAD_ARGUMENT` if the callback may not see them.
 fn this<'a>(vm: &'a mut Vm<'_>, map: i32) -> Answered<&'a mut Headers> {
     let map = vm.data_mut().map(map);
     map.ok_or(Failure::Status(status::BAD_ARGUMENT))
@@ -72,7 +72,7 @@ fn name(vm: &mut Vm<'_>, at: i32, size: i32) -> Answered<Vec<u8>> {
     Ok(bytes(vm, at, size)?.to_ascii_lowercase())
 }
 
-/// Sets a header: replaces its first value in place and removes the others, or appends it.
+/// Sets a header: replaces its first value in place and removes further ones; appends the header if there is none.
 fn replace(headers: &mut Headers, name: Vec<u8>, value: Vec<u8>) {
     let Some(first) = headers.iter().position(|(known, _)| *known == name) else {
         headers.push((name, value));

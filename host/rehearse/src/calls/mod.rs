@@ -2,14 +2,14 @@
 //!
 //! | module | calls |
 //! | --- | --- |
-//! | `headers` | maps of headers |
+//! | `headers` | headers and trailers |
 //! | `buffers` | bodies and configurations |
-//! | `properties` | what is known of proxy and request |
+//! | `properties` | properties of the proxy and the request |
 //! | `shared` | data and queues that VMs share, metrics |
-//! | `outside` | clusters called, requests let go, answered or closed; log, clock, tick |
-//! | `wasi` | the part of WASI that Envoy has; clock and random numbers are the same in every run |
+//! | `outside` | HTTP calls; resuming, answering and closing requests; log, clock, tick |
+//! | `wasi` | the part of WASI that Envoy has, with a fixed clock and fixed random numbers |
 //!
-//! A call with an address outside the module's memory returns `InvalidMemoryAccess` and has no effect.
+//! A call with an address outside the module's memory returns `INVALID_MEMORY_ACCESS` and has no effect.
 
 mod buffers;
 mod headers;
@@ -22,7 +22,7 @@ use crate::abi::status;
 use crate::state::State;
 use wasmtime::{Caller, FuncType, Linker, Result, Val, ValType};
 
-/// Defines all host calls in a linker.
+/// Defines all host calls in `linker`.
 pub(crate) fn define(linker: &mut Linker<State>) -> Result<()> {
     let calls = &mut Calls {
         linker,
@@ -42,7 +42,7 @@ const ENV: &str = "env";
 
 type Vm<'a> = Caller<'a, State>;
 
-/// Why a host call failed: a status for the module, or an error of wasmtime that ends the callback.
+/// Why a host call failed: with a status for the module, or with an error that ends the callback.
 enum Failure {
     Status(i32),
     Trap(wasmtime::Error),
@@ -64,12 +64,12 @@ fn refused<T>(status: i32) -> Answered<T> {
 struct Calls<'l> {
     linker: &'l mut Linker<State>,
     module: &'static str,
-    /// The status for an address outside the module's memory.
+    /// The status that reports an address outside the module's memory.
     memory_fault: i32,
 }
 
 impl Calls<'_> {
-    /// Defines a host call with `N` arguments, all of them `i32`.
+    /// Defines a host call with `N` arguments of type `i32`, which returns the status of `work`.
     fn define<const N: usize>(
         &mut self,
         name: &'static str,
@@ -83,7 +83,7 @@ impl Calls<'_> {
             name,
             kind,
             move |mut vm, arguments, results| {
-                // wasmtime checks number and types of the arguments.
+                // wasmtime has checked the number and types of the arguments.
                 let number = |at: usize| arguments.get(at).and_then(Val::i32).unwrap_or_default();
                 let numbers = std::array::from_fn(number);
                 let status = match call(&mut vm, name, |vm| work(vm, numbers))? {
@@ -98,7 +98,7 @@ impl Calls<'_> {
     }
 }
 
-/// Counts a call, and returns its status to the module.
+/// Counts a host call, does its work, and returns its status.
 fn call(
     vm: &mut Vm<'_>,
     name: &'static str,
@@ -112,7 +112,7 @@ fn call(
     }
 }
 
-/// Copies bytes from the module's memory.
+/// Copies `size` bytes from the module's memory, and counts them as passed to the proxy.
 fn bytes(vm: &mut Vm<'_>, at: i32, size: i32) -> Answered<Vec<u8>> {
     let (at, size) = (offset(at), offset(size));
     vm.data_mut().take(size)?;
@@ -126,7 +126,7 @@ fn bytes(vm: &mut Vm<'_>, at: i32, size: i32) -> Answered<Vec<u8>> {
         .ok_or(Failure::Status(status::INVALID_MEMORY_ACCESS))
 }
 
-/// Writes to the module's memory.
+/// Writes bytes to the module's memory.
 fn write(vm: &mut Vm<'_>, at: i32, bytes: &[u8]) -> Answered {
     let Some(memory) = vm.data().memory else {
         return refused(status::INVALID_MEMORY_ACCESS);
@@ -140,7 +140,7 @@ fn write_number(vm: &mut Vm<'_>, at: i32, number: u32) -> Answered {
     write(vm, at, &number.to_le_bytes())
 }
 
-/// Copies a value to memory that the module allocates, and writes its address and size.
+/// Copies a value to memory that the module allocates, and writes its address to `at` and its size to `size_at`.
 fn give(vm: &mut Vm<'_>, value: &[u8], at: i32, size_at: i32) -> Answered {
     let length = i32::try_from(value.len()).map_err(|_| Failure::Status(status::BAD_ARGUMENT))?;
     let mut place = 0;
@@ -158,7 +158,7 @@ fn give(vm: &mut Vm<'_>, value: &[u8], at: i32, size_at: i32) -> Answered {
     write(vm, size_at, &length.to_le_bytes())
 }
 
-/// Converts an address or a size, which are unsigned in Wasm.
+/// Converts an address or size, which Wasm passes as `i32` but means unsigned.
 fn offset(value: i32) -> usize {
     value.cast_unsigned() as usize
 }

@@ -1,5 +1,4 @@
-//! Host calls with effects outside the request's data: cluster calls, resuming, responding or closing; log, clock and
-//! tick.
+//! Host calls for HTTP calls, for resuming, answering and closing requests, and for log, clock and tick.
 
 use super::{Answered, Calls, Failure, Vm, bytes, give, refused, write, write_number};
 use crate::abi::{self, status};
@@ -48,7 +47,7 @@ fn streams(calls: &mut Calls<'_>) -> Result<()> {
             let body = bytes(vm, body, body_size)?;
             let headers = bytes(vm, headers, headers_size)?;
             let headers = abi::read(&headers).ok_or(Failure::Status(status::BAD_ARGUMENT))?;
-            // Envoy sends only the first response.
+            // Envoy sends only the first of several responses.
             vm.data_mut().stream.local.get_or_insert(LocalResponse {
                 status: status.cast_unsigned(),
                 headers,
@@ -124,7 +123,7 @@ fn environment(calls: &mut Calls<'_>) -> Result<()> {
     })
 }
 
-/// Defines gRPC and foreign functions, all of which report that they are unavailable.
+/// Defines the calls for gRPC and foreign functions, which return `UNIMPLEMENTED`.
 fn absent(calls: &mut Calls<'_>) -> Result<()> {
     calls.define("proxy_grpc_call", unimplemented::<12>)?;
     calls.define("proxy_grpc_stream", unimplemented::<9>)?;
@@ -145,5 +144,5 @@ fn unimplemented<const N: usize>(_: &mut Vm<'_>, _: [i32; N]) -> Answered {
 const REQUEST: i32 = 0;
 const RESPONSE: i32 = 1;
 const INFO: u32 = 2;
-/// Most cluster calls of one VM in flight.
+/// Most HTTP calls of a VM that wait for an answer.
 const PENDING: usize = 1024;

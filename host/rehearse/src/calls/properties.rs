@@ -1,4 +1,4 @@
-//! Properties of the proxy and the request, by paths whose parts end with a 0 byte.
+//! Host calls for properties of the proxy and the request, by path.
 
 use super::{Calls, bytes, give, refused};
 use crate::abi::{Headers, status};
@@ -20,7 +20,7 @@ pub(super) fn define(calls: &mut Calls<'_>) -> Result<()> {
         let path = bytes(vm, path, path_size)?;
         let value = bytes(vm, at, size)?;
         let properties = &mut vm.data_mut().stream.properties;
-        // Envoy's filter state can be written only once.
+        // A property, like Envoy's filter state, can be written only once.
         if properties.contains_key(without_end(&path)) {
             return refused(status::BAD_ARGUMENT);
         }
@@ -33,7 +33,7 @@ fn without_end(path: &[u8]) -> &[u8] {
     path.strip_suffix(&[0]).unwrap_or(path)
 }
 
-/// Returns a property's value. The names are Envoy's ("Attributes").
+/// Returns a property's value, by Envoy's attribute names; `None` if it is unknown.
 fn value(state: &State, path: &[u8]) -> Option<Vec<u8>> {
     let stream = &state.stream;
     if let Some(value) = stream.properties.get(path) {

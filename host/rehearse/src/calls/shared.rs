@@ -1,4 +1,4 @@
-//! Host calls on data and queues that VMs share, and on metrics.
+//! Host calls for data and queues that VMs share, and for metrics.
 
 use super::{Answered, Calls, ENV, Failure, Vm, bytes, call, give, refused, write, write_number};
 use crate::abi::status;
@@ -120,7 +120,7 @@ fn metrics(calls: &mut Calls<'_>) -> Result<()> {
     })
 }
 
-/// Passes a metric to `work`; fails with `NOT_FOUND` if there is none of this number.
+/// Calls `work` with the metric of this id; fails with `NOT_FOUND` if there is none.
 fn with_metric<T>(
     vm: &Vm<'_>,
     id: i32,

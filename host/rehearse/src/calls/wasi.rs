@@ -1,5 +1,4 @@
-//! The part of WASI that Envoy supports. Clock and random numbers are the same in every run; there are no files or
-//! arguments.
+//! The part of WASI that Envoy supports. The clock and random numbers are the same in every run. No files or arguments.
 
 use super::{Answered, Calls, Failure, Vm, bytes, call, offset, refused, write, write_number};
 use crate::limits::Exited;
@@ -57,7 +56,7 @@ pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
     files(calls)
 }
 
-/// Defines arguments, of which there are none, and the environment.
+/// Defines the calls for arguments, of which there are none, and for the environment.
 fn strings(calls: &mut Calls<'_>) -> Result<()> {
     calls.define("args_sizes_get", |vm, [count_at, size_at]| {
         write_number(vm, count_at, 0)?;
@@ -82,7 +81,7 @@ fn strings(calls: &mut Calls<'_>) -> Result<()> {
     })
 }
 
-/// Defines file calls. Standard output and error go to the log; no other file is open.
+/// Defines the file calls. Standard output and error go to the log; no other file is open.
 fn files(calls: &mut Calls<'_>) -> Result<()> {
     calls.define("fd_write", |vm, [file, parts, count, written_at]| {
         let level = match file {

@@ -1,4 +1,4 @@
-//! The results as numbers, for the JSON, the table and the page.
+//! The figures that the table, the JSON and the report show.
 
 use super::play::{Played, Row};
 use super::{Options, Plan, Version};
@@ -7,7 +7,7 @@ use foreword_report::log::{self, Place};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// The results shown in the table, the JSON and the page.
+/// All results.
 pub(super) struct Figures {
     files: Vec<PathBuf>,
     pub(super) log: String,
@@ -16,7 +16,7 @@ pub(super) struct Figures {
     pub(super) against: Option<Against>,
 }
 
-/// One version's results.
+/// The results of one version.
 pub(super) struct Of {
     pub(super) module: String,
     pub(super) config: String,
@@ -25,17 +25,17 @@ pub(super) struct Of {
     pub(super) calls: Quantiles,
 }
 
-/// The other version's results, and the requests on which the two differ.
+/// The results of the other version, and the requests on which the two differ.
 pub(super) struct Against {
     pub(super) old: Of,
     pub(super) differences: Vec<Difference>,
 }
 
-/// A request on which the two versions differ.
+/// A request for which the two versions differ.
 pub(super) struct Difference {
     pub(super) place: Place,
     pub(super) what: Vec<&'static str>,
-    /// Instructions of the old version and of the new one.
+    /// Instructions for the request in the old version and in the new one.
     pub(super) fuel: [u64; 2],
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Quantiles {
 }
 
 impl Quantiles {
-    /// Returns percentiles by nearest rank. `values` may be in any order.
+    /// Returns percentiles by nearest rank; `values` need not be sorted.
     fn of(mut values: Vec<u64>) -> Self {
         values.sort_unstable();
         let at = |percent: usize| {
@@ -62,7 +62,7 @@ impl Quantiles {
     }
 }
 
-/// A fault, with the file and line of its request.
+/// A fault, with the file and line of its request for the output.
 pub(super) struct Named<'a> {
     pub(super) at: String,
     pub(super) place: Option<Place>,
@@ -97,7 +97,7 @@ impl Figures {
         }
     }
 
-    /// Returns a line's place, with the file's name if there are several files.
+    /// Returns a line's place as text, with the file's name if there are several files.
     pub(super) fn at(&self, place: Place) -> String {
         match self.files.get(place.file) {
             Some(file) if self.files.len() > 1 => format!("{}:{}", file.display(), place.number),
@@ -105,7 +105,7 @@ impl Figures {
         }
     }
 
-    /// Returns the first faults of a version, those between requests last.
+    /// Returns the first [`LISTED`] faults of a version; those outside of requests come last.
     pub(super) fn faults<'a>(&'a self, of: &'a Of) -> Vec<Named<'a>> {
         let rows = of.played.rows.iter();
         let in_requests = rows.filter_map(|row| {
@@ -126,7 +126,7 @@ impl Figures {
         in_requests.chain(beside).take(LISTED).collect()
     }
 
-    /// Returns the old and the new version's numbers, by name; `fuel` is the word for instructions.
+    /// Returns the figures of the old and the new version, by name; `fuel` is the word for instructions.
     pub(super) fn compared(&self, against: &Against, fuel: &str) -> [(String, [u64; 2]); 6] {
         let both = |of: fn(&Of) -> u64| [of(&against.old), of(&self.new)];
         [
@@ -225,7 +225,7 @@ impl Of {
         }
     }
 
-    /// Returns the number of requests whose body was forwarded with changes.
+    /// Returns the number of requests that were forwarded with a changed body.
     pub(super) fn changed(&self) -> usize {
         self.played.rows.iter().filter(|row| row.is_changed).count()
     }
@@ -237,7 +237,7 @@ impl Of {
     }
 }
 
-/// Most faults listed; further ones are only counted.
+/// Most faults that are listed; further ones are only counted.
 const LISTED: usize = 100;
 
 #[cfg(test)]

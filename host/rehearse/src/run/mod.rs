@@ -1,12 +1,12 @@
-//! `foreword rehearse`: plays a log through a module, or through two for comparison.
+//! `foreword rehearse`: plays a log through a module, or through two modules to compare them.
 //!
 //! ```text
 //!   LOG… ──lines──▶ play: Proxy ──▶ rows ──┐
 //!   LOG… ──lines──▶ play: Proxy ──▶ rows ──┴─▶ figures ──▶ table, JSON, page
 //! ```
 //!
-//! Each of the two reads the log itself, on its own thread. Only counts and hashes of a request are kept, some 150
-//! bytes.
+//! If there are two, each reads the log itself, on its own thread. Only counts and hashes are kept of a request, about
+//! 150 bytes.
 
 mod figures;
 mod page;
@@ -99,17 +99,17 @@ pub struct Options {
     json: bool,
 }
 
-/// The files and settings of a run, read from the paths in its options.
+/// The files and settings of a run, derived from its options.
 pub struct Plan {
     /// The module to play, with its configuration.
     module: Version,
-    /// The version to compare with, if any.
+    /// The version to compare with; `None` for no comparison.
     against: Option<Version>,
-    /// How a proxy runs the module; each version has its own configuration.
+    /// How each version is run; `configuration` is set per version.
     setup: Setup,
 }
 
-/// A module and its configuration.
+/// A module with its configuration: one of the versions to play.
 struct Version {
     /// Path of the `.wasm` file.
     module: PathBuf,
@@ -118,10 +118,10 @@ struct Version {
 }
 
 impl Options {
-    /// Returns the plan of a run.
+    /// Returns the plan of a run, and reads the files with scripted answers.
     ///
     /// # Errors
-    /// Returns what is wrong with the options.
+    /// Returns a message if the options are unsuitable.
     pub fn plan(&self) -> Result<Plan, String> {
         let (config, old) = match &*self.config {
             [] => (None, None),
@@ -179,7 +179,7 @@ impl Options {
     }
 }
 
-/// Parses a header; its name may begin with a colon, as in `:path`.
+/// Parses a header, `NAME:VALUE`; the name may begin with a colon, as `:path` does.
 fn header(text: &str) -> Result<(String, String), String> {
     let start = usize::from(text.starts_with(':'));
     let (name, value) = text
@@ -204,11 +204,11 @@ pub enum Verdict {
     Faulty,
 }
 
-/// Plays the logs, prints the results to standard output and writes the report.
+/// Plays the logs, prints the results to standard output, and writes the report if requested.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read or written, if a module cannot be run or refuses its configuration, for a
-/// bad line when strict, or [`BadInput`](log::BadInput).
+/// bad line with `--strict`, and [`BadInput`](log::BadInput) if no line has a body.
 pub fn run(options: &Options, plan: &Plan) -> anyhow::Result<Verdict> {
     let new = || play(options, plan, &plan.module, true);
     let (played, against) = match &plan.against {

@@ -1,4 +1,4 @@
-//! The report, a self-contained HTML file.
+//! The HTML report.
 
 use super::figures::{Figures, Of};
 use super::table::change;
@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 const TITLE: &str = "Foreword rehearse: what a module would do";
 
-/// Returns the HTML report of the figures.
+/// Returns the report's page.
 pub(super) fn page(figures: &Figures) -> String {
     let of = &figures.new;
     let values = [
@@ -138,5 +138,5 @@ fn against(figures: &Figures) -> String {
     html
 }
 
-/// Most differences listed.
+/// Most differences that are listed.
 const LISTED: usize = 500;

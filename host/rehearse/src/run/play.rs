@@ -1,4 +1,4 @@
-//! Plays a log through one module, line by line.
+//! Plays a log through one version, line by line.
 
 use super::Options;
 use crate::fault::Fault;
@@ -17,27 +17,27 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 pub(super) struct Played {
     pub(super) rows: Vec<Row>,
     pub(super) counts: Counts,
-    /// Number of lines that are rankings, which have no body.
+    /// Number of lines with a ranking, which have no body and cannot be played.
     pub(super) rankings: u64,
     pub(super) totals: Totals,
-    /// Number of requests by the outcome in the module's `x-foreword` header.
+    /// Number of requests by the outcome that the module reported in `x-foreword`.
     pub(super) outcomes: BTreeMap<String, u64>,
-    /// Faults between requests, each with the place of the request that follows, if any.
+    /// Faults outside of requests, each with the place of the next request; `None` at the end.
     pub(super) beside: Vec<(Option<Place>, Fault)>,
 }
 
-/// The record of a request.
+/// What is kept of a request.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
     pub(super) place: Place,
-    /// Whether the engine got a body other than the original.
+    /// Whether the engine received another body than the client sent.
     pub(super) is_changed: bool,
-    /// The status of the module's own answer.
+    /// Status of the module's own response; `None` if it sent none.
     pub(super) answered: Option<u32>,
     /// Hash of the forwarded body; `None` if the request was not forwarded.
     pub(super) body: Option<u64>,
     pub(super) headers: u64,
-    /// Hash of the client's response.
+    /// Hash of the response that the client received.
     pub(super) response: u64,
     pub(super) fuel: u64,
     pub(super) calls: u64,
@@ -60,7 +60,7 @@ impl Row {
         }
     }
 
-    /// Names the parts that differ in the other version's row of the same request.
+    /// Returns the names of the parts that differ between two versions' rows of a request.
     pub(super) fn differences(&self, other: &Self) -> Vec<&'static str> {
         let differs = [
             ("fault", self.fault != other.fault),
@@ -76,26 +76,26 @@ impl Row {
     }
 }
 
-/// Returns a hash that is the same in every run.
+/// Returns a hash that does not differ between runs.
 fn hash(value: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);
     hasher.finish()
 }
 
-/// How the module gets a request's tenant.
+/// How the module learns the tenant of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Tenant {
     /// From this header.
     Header(String),
-    /// From a claim in the request's metadata: the property's path, with a 0 byte between two parts.
+    /// From a claim in the request's metadata: the path of the property, with a 0 byte between its parts.
     Claim(String),
     /// The module gets no tenant.
     Nowhere,
 }
 
 impl Tenant {
-    /// Reads Foreword's configuration; another module's gives [`Self::Nowhere`].
+    /// Returns how Foreword's configuration says it; [`Self::Nowhere`] for another module's configuration.
     pub(super) fn of(configuration: &[u8]) -> Self {
         let configuration: Value = serde_json::from_slice(configuration).unwrap_or_default();
         let tenant = &configuration["tenant"];
@@ -116,7 +116,7 @@ impl Tenant {
 
 const JWT_AUTHN: &str = "envoy.filters.http.jwt_authn";
 
-/// Plays the logs of `options`; bad lines are printed if `is_told`.
+/// Plays the logs through a module. `is_told`: prints bad lines and shows progress.
 pub(super) fn play(
     options: &Options,
     module: &Module,
@@ -151,7 +151,7 @@ pub(super) fn play(
     Ok(played)
 }
 
-/// Returns a line's request; `None` if it has no body.
+/// Returns the request of a line; `None` for a ranking.
 fn request(options: &Options, tenant: &Tenant, line: &[u8]) -> Result<Option<Request>, BadLine> {
     let logged = Logged::read(line)?;
     match logged.kind() {
@@ -193,7 +193,7 @@ fn request(options: &Options, tenant: &Tenant, line: &[u8]) -> Result<Option<Req
     Ok(Some(request))
 }
 
-/// Returns a response with the logged usage, in OpenAI's format.
+/// Returns the engine's response: the logged usage in OpenAI's format.
 fn answer(logged: &Logged<'_>) -> Vec<u8> {
     let mut usage = serde_json::Map::new();
     if let Some(prompt) = logged.prompt_tokens {
@@ -224,7 +224,7 @@ impl Played {
         Ok(())
     }
 
-    /// Prints the numbers of skipped lines to standard error, if there are any.
+    /// Prints to standard error how many lines were skipped, if any were.
     pub(super) fn tell(&self) {
         self.counts.tell();
         if self.rankings > 0 {
@@ -233,14 +233,14 @@ impl Played {
         }
     }
 
-    /// Returns the number of callbacks that failed.
+    /// Returns the number of faults, in requests and outside of them.
     pub(super) fn faults(&self) -> usize {
         let in_requests = self.rows.iter().filter(|row| row.fault.is_some()).count();
         in_requests + self.beside.len()
     }
 }
 
-/// Returns the outcome and the reason in a report header, without details of the request.
+/// Returns outcome and reason of an `x-foreword` header, without the request's details; `None` if there is none.
 fn said(report: &[u8]) -> Option<String> {
     let report = str::from_utf8(report).ok()?;
     let mut fields = report.split("; ");

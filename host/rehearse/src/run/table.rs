@@ -1,4 +1,4 @@
-//! The table on standard output.
+//! The table for standard output.
 
 use super::figures::{Against, Figures, Of};
 use foreword_report::words::{grouped, percent};
@@ -116,7 +116,7 @@ impl Figures {
     }
 }
 
-/// Formats the relative change.
+/// Returns the change from `old` to `new` in words or in percent.
 pub(super) fn change(old: u64, new: u64) -> String {
     if old == new {
         return "as before".to_owned();
@@ -132,5 +132,5 @@ pub(super) fn change(old: u64, new: u64) -> String {
     }
 }
 
-/// Most faults and differences listed.
+/// Most faults and most differences that are listed.
 const LISTED: usize = 20;

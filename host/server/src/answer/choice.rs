@@ -1,4 +1,4 @@
-//! One choice of an answer: turns its tokens into pieces.
+//! Turns the tokens of one choice into pieces of text, tool calls and log-probabilities.
 
 use foreword_engine::TokenId;
 use foreword_engine::engine::{FinishReason, Generation};
@@ -6,16 +6,16 @@ use foreword_engine::sampling::Logprobs;
 use foreword_engine::text::{Decoder, Part, StopStrings, Tokenizer, ToolCalls};
 use std::collections::VecDeque;
 
-/// New output of a choice, with its end if this is the last piece.
+/// New output of a choice.
 #[derive(Debug)]
 pub struct Piece {
     /// Index of the choice.
     pub choice: usize,
-    /// Texts and tool calls, in order.
+    /// New text and tool calls, in order.
     pub parts: Vec<Part>,
-    /// Tokens of the settled text, if log-probabilities were requested.
+    /// The tokens of that text, if log-probabilities were requested.
     pub logprobs: Vec<Scored>,
-    /// Why the choice ended; `None` while it continues.
+    /// Why the choice ended, if this is its last piece; otherwise `None`.
     pub end: Option<End>,
     /// The stop string that ended the choice, if any.
     pub stopped_by: Option<String>,
@@ -24,11 +24,11 @@ pub struct Piece {
 /// Why a choice ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The model ended it, a stop string occurred, or its format was complete.
+    /// The model generated an end token, a stop string occurred, or the constrained answer was complete.
     Stop,
     /// The choice reached its maximum length.
     Length,
-    /// Like `Stop`, with tool calls.
+    /// As `Stop`, and the choice has tool calls.
     Calls,
 }
 
@@ -39,7 +39,7 @@ pub struct Scored {
     pub bytes: Vec<u8>,
     /// Log-probability of the token; `None` for the first token of a prompt.
     pub logprob: Option<f32>,
-    /// The likeliest tokens with their log-probabilities.
+    /// The likeliest tokens at this position with their log-probabilities, likeliest first.
     pub top: Vec<(Vec<u8>, f32)>,
     /// Number of characters of the choice's text before the token.
     pub offset: u32,
@@ -48,14 +48,14 @@ pub struct Scored {
 /// A choice that is being generated.
 pub(super) struct ChoiceStream<'m> {
     tokenizer: &'m Tokenizer,
-    /// The generation; `None` before it is submitted and after its end.
+    /// The generation; `None` before it is submitted and after the choice has ended.
     generation: Option<Generation>,
     decoder: Decoder<'m>,
     stops: StopStrings,
     calls: Option<ToolCalls>,
     called: bool,
     ended: bool,
-    /// Tokens whose text has not passed the stop strings, each with the byte offset of its text.
+    /// Tokens whose text may turn out to be part of a stop string, each with the byte offset of its text.
     unsettled: VecDeque<(usize, Scored)>,
     decoded_bytes: usize,
     decoded_characters: u32,
@@ -97,7 +97,7 @@ impl<'m> ChoiceStream<'m> {
         self.ended
     }
 
-    /// Returns a piece with the prompt, which precedes the answer.
+    /// Returns a piece with the prompt's text, which precedes the answer.
     pub(super) fn echo(&mut self, index: usize, text: String, logprobs: Vec<Scored>) -> Piece {
         self.decoded_characters += text.chars().count() as u32;
         Piece {
@@ -109,7 +109,7 @@ impl<'m> ChoiceStream<'m> {
         }
     }
 
-    /// Adds a token; returns a piece if it settles new output.
+    /// Adds a token. Returns new output; `None` while its text may be part of a character or a stop string.
     pub(super) fn push(
         &mut self,
         index: usize,
@@ -140,7 +140,7 @@ impl<'m> ChoiceStream<'m> {
         })
     }
 
-    /// Returns the last piece, after the generation's end.
+    /// Returns the last piece, after the generation has ended.
     pub(super) fn finish(&mut self, index: usize, reason: FinishReason) -> Piece {
         let (mut text, met) = self.stops.push(&self.decoder.finish());
         if met {
@@ -196,7 +196,7 @@ impl<'m> ChoiceStream<'m> {
         }
     }
 
-    /// Takes the tokens whose start offsets are settled, oldest first.
+    /// Takes the tokens for whose start offsets `settled` is true, oldest first.
     fn settle(&mut self, settled: impl Fn(usize) -> bool) -> Vec<Scored> {
         let mut tokens = Vec::new();
         while let Some((_, scored)) = self.unsettled.pop_front_if(|(start, _)| settled(*start)) {

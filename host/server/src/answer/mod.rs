@@ -1,4 +1,4 @@
-//! Turns the events of one request's generations into pieces of its answer, an end, and a record.
+//! Turns the events of one request's generations into pieces of its answer, and records counts and times.
 //!
 //! ```text
 //!   generation 0 ─┐             Choice (one for each of `n`)
@@ -7,8 +7,8 @@
 //!   deadline, cut ───▶ Failure
 //! ```
 //!
-//! The first choice computes the prompt. The others are submitted after its first token, and find the prompt in the cache.
-//! Dropping an [`Answer`] cancels its generations in any state, so a client that disconnects costs no more steps.
+//! The first choice computes the prompt. The others are submitted after its first token, and find the prompt in the
+//! cache. Dropping an [`Answer`] cancels all its generations, so the engine computes nothing for disconnected clients.
 
 mod choice;
 mod prompt;
@@ -30,17 +30,17 @@ use std::task::Poll;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// An answer that is being generated. It holds its request's admission until it is dropped.
+/// An answer that is being generated. It holds its request's places in the gate until it is dropped.
 pub struct Answer<'m> {
     model: &'m Model,
     choices: Vec<ChoiceStream<'m>>,
-    /// The requests of the other choices, until the first choice has computed the prompt.
+    /// The engine requests of the other choices, until they are submitted.
     waiting: Vec<Request>,
     /// The parts of the prompt to report; `None` if only the answer is reported.
     prompt: Option<PromptReading>,
     /// Log-probabilities of the prompt's tokens from the second one on; empty until the engine has sent them.
     prompt_logprobs: Vec<Logprobs>,
-    /// Choice of the last piece. The next search starts after it, so that a fast choice does not hold up others.
+    /// Choice of the last event. The next poll starts with the one after it, so a fast choice starves no other.
     last: usize,
     passes: Vec<Pass>,
     time: TimeLimit,
@@ -50,9 +50,9 @@ pub struct Answer<'m> {
 /// The arrival of a request and its time limit.
 #[derive(Clone, Copy, Debug)]
 pub struct TimeLimit {
-    /// Time when the request's head was read.
+    /// Time when the request's head was received.
     pub arrival: Instant,
-    /// Time limit from arrival on.
+    /// Longest time from arrival to the end of the answer.
     pub limit: Duration,
 }
 
@@ -63,12 +63,12 @@ impl TimeLimit {
     }
 }
 
-/// What turns a choice's tokens into text.
+/// How the tokens of a choice are turned into text.
 #[derive(Clone, Debug)]
 pub struct Reading {
     /// Stop strings, each of which ends a choice.
     pub stop: Vec<String>,
-    /// Whether a choice continues the prompt's text or starts a text of its own.
+    /// Whether the answer continues the prompt's text, as a completion does, or starts a text of its own, as in a chat.
     pub continues: bool,
     /// How tool calls are written.
     pub calls: Calls,
@@ -94,7 +94,7 @@ impl Reading {
     }
 }
 
-/// A generation that was submitted to the engine, with everything that its answer needs.
+/// A generation that was submitted to the engine, with everything that its [`Answer`] needs.
 pub struct Submitted {
     /// The generation of the first choice.
     pub generation: Generation,
@@ -102,7 +102,7 @@ pub struct Submitted {
     pub waiting: Vec<Request>,
     /// Turns the choices' tokens into text.
     pub reading: Reading,
-    /// A pass for each choice.
+    /// A place in the gate for each choice.
     pub passes: Vec<Pass>,
     /// The arrival of the request and its time limit.
     pub time: TimeLimit,
@@ -111,7 +111,7 @@ pub struct Submitted {
 }
 
 impl<'m> Answer<'m> {
-    /// Returns the answer of `model` to what was submitted.
+    /// Returns the answer that the submitted generations produce.
     pub fn new(model: &'m Model, submitted: Submitted) -> Self {
         let Submitted {
             generation: first,
@@ -145,7 +145,7 @@ impl<'m> Answer<'m> {
         }
     }
 
-    /// Returns the next piece of any choice; `None` when all have ended. Must not be called after a failure. Cancel-safe.
+    /// Returns the next piece of any choice; `None` when all have ended. Cancel-safe. Not to be called after errors.
     ///
     /// # Errors
     /// Returns an error if the engine failed, the time limit passed, or the server aborts its requests.
@@ -200,7 +200,7 @@ impl<'m> Answer<'m> {
         Ok(None)
     }
 
-    /// Returns the prompt's tokens from the second one on, if their log-probabilities were requested and are available.
+    /// Returns the prompt's tokens from the second on with log-probabilities; `None` without `prompt_logprobs`.
     pub fn prompt(&self) -> Option<Vec<PromptToken>> {
         let prompt = self
             .prompt
@@ -209,20 +209,20 @@ impl<'m> Answer<'m> {
         Some(prompt.scored(self.model, &self.prompt_logprobs))
     }
 
-    /// Returns the piece with the prompt, if it was requested.
+    /// Returns the piece with the prompt's text; `None` without `echo`.
     fn echo(&mut self, index: usize) -> Option<Piece> {
         let prompt = self.prompt.as_ref()?;
         let (text, logprobs) = prompt.echoed(self.model, &self.prompt_logprobs)?;
         Some(self.choices[index].echo(index, text, logprobs))
     }
 
-    /// Waits until the answer must be aborted, and returns the reason.
+    /// Waits for the deadline or phase `Cut` of the gate, and returns the failure.
     pub async fn expired(&mut self) -> Failure {
         let failure = expired(&mut self.passes, self.time).await;
         self.record.fail(failure)
     }
 
-    /// Returns the number of tokens so far, all choices together; the prompt counts once.
+    /// Returns the tokens so far of all choices together; the prompt counts once.
     pub fn usage(&self) -> Usage {
         self.record.usage()
     }
@@ -232,7 +232,7 @@ impl<'m> Answer<'m> {
         self.choices.len()
     }
 
-    /// Submits the choices that waited for the first one.
+    /// Submits the choices that waited for the first one's first token.
     fn submit_others(&mut self) -> Result<(), Failure> {
         for (request, choice) in self.waiting.drain(..).zip(&mut self.choices[1..]) {
             match self.model.submit(request) {
@@ -251,7 +251,7 @@ impl<'m> Answer<'m> {
     }
 }
 
-/// Returns the next event of any running choice, checking the one after `last` first.
+/// Waits for an event of any running choice; polls the choice after `last` first.
 async fn next_event(choices: &mut [ChoiceStream<'_>], last: usize) -> (usize, Option<Event>) {
     poll_fn(|context| {
         let count = choices.len();

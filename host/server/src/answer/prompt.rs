@@ -12,23 +12,23 @@ pub struct PromptReading {
     pub tokens: Vec<TokenId>,
     /// Number of alternatives in vLLM's `prompt_logprobs`; `None` if not requested.
     pub logprobs: Option<u32>,
-    /// The prompt repeated before the answer's text; `None` without `echo`.
+    /// The prompt repeated before the answer's text, with its options; `None` without `echo`.
     pub echo: Option<Echo>,
 }
 
-/// The options of `echo`: the prompt precedes the answer in `text`.
+/// The options of a completion with `echo`, whose text begins with the prompt.
 #[derive(Clone, Debug)]
 pub struct Echo {
     /// The prompt as it was sent; `None` if it was sent as tokens.
     pub text: Option<String>,
-    /// Number of alternatives of each of its tokens; `None` for no log-probabilities.
+    /// Number of alternatives for each prompt token; `None` for no log-probabilities.
     pub logprobs: Option<u32>,
 }
 
-/// A token of a prompt and the likeliest alternatives at its position.
+/// A token of a prompt and the likeliest tokens at its position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PromptToken {
-    /// The token itself, then the alternatives, likeliest first.
+    /// The token itself, then the others, likeliest first.
     pub candidates: Vec<Candidate>,
 }
 
@@ -41,7 +41,7 @@ pub struct Candidate {
     pub bytes: Vec<u8>,
     /// Log-probability of the token.
     pub logprob: f32,
-    /// 1 for the likeliest token.
+    /// Rank of the token at this position, 1 for the likeliest.
     pub rank: u32,
 }
 
@@ -55,7 +55,7 @@ impl PromptReading {
                 .is_some_and(|echo| echo.logprobs.is_some())
     }
 
-    /// Returns the tokens from the second one on, as `prompt_logprobs` reports them.
+    /// Returns the tokens from the second on with their alternatives, given the engine's log-probabilities `found`.
     pub(super) fn scored(&self, model: &Model, found: &[Logprobs]) -> Vec<PromptToken> {
         let count = self.logprobs.unwrap_or(0) as usize;
         let candidate = |id, logprob, rank| Candidate {
@@ -78,8 +78,7 @@ impl PromptReading {
             .collect()
     }
 
-    /// Returns the prompt's text for `echo`, with its tokens if their log-probabilities were requested; `None` without
-    /// `echo`.
+    /// Returns the prompt's text, and its tokens if their log-probabilities were requested; `None` without `echo`.
     pub(super) fn echoed(
         &self,
         model: &Model,

@@ -1,4 +1,4 @@
-//! The record of one answer: counts and times, no text. Written to metrics, log and trace when it is dropped.
+//! The record of one answer, with counts and times but no text. It goes to metrics, log and trace when it is dropped.
 
 use super::End;
 use crate::failure::Failure;
@@ -9,18 +9,18 @@ use std::sync::Arc;
 use std::time::SystemTime;
 use tokio::time::Instant;
 
-/// Numbers of tokens so far.
+/// Token counts of an answer so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
     /// Tokens of the prompt, counted once however many choices there are.
     pub prompt: u32,
     /// Prompt tokens that were cached for the first choice.
     pub cached: u32,
-    /// Tokens of the answer, all choices together, except tokens that ended them.
+    /// Generated tokens of all choices together, without end-of-answer tokens.
     pub completion: u32,
 }
 
-/// The record of one answer. Its log line takes the request id from the current span when it is dropped.
+/// The record of one answer, reported when it is dropped. The log line has the request id of the current span.
 pub struct Record {
     metrics: Arc<Metrics>,
     span: Option<RequestSpan>,
@@ -33,13 +33,13 @@ pub struct Record {
     last_tokens: Vec<Option<Instant>>,
     /// Number of choices that have ended.
     ended: usize,
-    /// Whether a choice ended at its maximum length.
+    /// Whether any choice ended at its maximum length.
     cut: bool,
     outcome: GenerationOutcome,
 }
 
 impl Record {
-    /// Returns the record of a request that arrived at `arrival` and is submitted now, with `prompt_tokens` in its prompt.
+    /// Returns the record of a request that arrived at `arrival` and is submitted now.
     pub fn new(
         metrics: Arc<Metrics>,
         arrival: Instant,
@@ -64,7 +64,7 @@ impl Record {
         }
     }
 
-    /// Also reports to `span`.
+    /// Also reports to `span`, if there is one.
     #[must_use]
     pub fn traced_by(mut self, span: Option<RequestSpan>) -> Self {
         self.span = span;
@@ -104,7 +104,7 @@ impl Record {
         }
     }
 
-    /// Records the end of a choice; the last one ends the answer.
+    /// Records the end of a choice. The last one determines the outcome.
     pub(super) fn end(&mut self, end: End) {
         self.ended += 1;
         self.cut |= end == End::Length;
@@ -126,7 +126,7 @@ impl Record {
         failure
     }
 
-    /// Reports the counts to the span, and the parts of the request that took place.
+    /// Adds the counts to the span, and a child span for each part of the request that took place.
     fn trace(&self, span: &RequestSpan) {
         let tokens = |name, tokens| KeyValue::new(name, i64::from(tokens));
         span.set([
@@ -142,7 +142,7 @@ impl Record {
         ) {
             span.fail();
         }
-        // Converts times of the monotonic clock to the wall clock.
+        // Converts monotonic times to wall-clock times.
         let (now, wall) = (Instant::now(), SystemTime::now());
         let at = |moment: Instant| wall - (now - moment);
         let started = self.started.unwrap_or(now);

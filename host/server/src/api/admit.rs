@@ -1,4 +1,4 @@
-//! Admission for all routes with a body: reads the body within its bounds, takes a place, and limits the time.
+//! Admits requests with a body: reads the body within its bounds, takes a place in the gate, and starts the time limit.
 
 use super::App;
 use super::body::{self, Bounds};
@@ -18,10 +18,10 @@ pub(super) struct Admitted {
     pub(super) time: TimeLimit,
 }
 
-/// Reads a request's body and admits it.
+/// Reads a request's body and takes a place in the gate.
 ///
 /// # Errors
-/// Returns the failures common to all requests: 400, 408, 413, 415, 429, 503.
+/// Returns the failures that all routes share: 400, 408, 413, 415, 429, 503.
 pub(super) async fn admit(app: &Arc<App>, request: Request) -> Result<Admitted, Failure> {
     let time = TimeLimit {
         arrival: Instant::now(),
@@ -35,7 +35,7 @@ pub(super) async fn admit(app: &Arc<App>, request: Request) -> Result<Admitted, 
     Ok(Admitted { body, pass, time })
 }
 
-/// Reads the body of a request that arrived at `arrival`, and lets it in through the gate.
+/// Reads the body of a request that arrived at `arrival`, and enters the gate.
 ///
 /// # Errors
 /// Returns the failures of the gate and of [`body::read`].
@@ -59,10 +59,10 @@ pub(crate) async fn through(
     Ok((body, arriving.enter()?))
 }
 
-/// Admits a request of the server's own, with a complete body.
+/// Takes a place for a request that the server sends itself, with its body.
 ///
 /// # Errors
-/// Returns those failures of [`admit`] that can occur: 413, 429, 503.
+/// Returns 413, 429 or 503, as [`admit`] does.
 pub(super) fn admit_whole(app: &App, body: Vec<u8>) -> Result<Admitted, Failure> {
     let limit = app.limits.max_body_bytes;
     let arrival = app.gate.arrive()?;
@@ -80,7 +80,7 @@ pub(super) fn admit_whole(app: &App, body: Vec<u8>) -> Result<Admitted, Failure>
 }
 
 impl TimeLimit {
-    /// Returns the result of `work`, or an error if the time limit passes or the server aborts. Holds `pass` meanwhile.
+    /// Returns the result of `work`; fails at the time limit or in the gate's phase `Cut`. Holds `pass` meanwhile.
     pub(super) async fn within<T>(
         self,
         mut pass: Pass,

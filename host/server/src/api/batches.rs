@@ -33,7 +33,7 @@ pub(super) async fn create(
     Ok(Json(record.object()))
 }
 
-/// `GET /v1/batches/{id}`.
+/// `GET /v1/batches/{id}`: the batch, if it is the client's.
 pub(super) async fn show(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
@@ -76,7 +76,7 @@ pub(super) async fn cancel(
     ))
 }
 
-/// The body of a request for a new batch.
+/// The validated body of `POST /v1/batches`.
 struct Asked {
     file: String,
     endpoint: String,
@@ -158,7 +158,7 @@ impl Asked {
     }
 }
 
-/// Reads OpenAI's metadata: up to 16 texts of up to 512 characters, under names of up to 64.
+/// Validates OpenAI's metadata: up to 16 strings of up to 512 characters, under names of up to 64. `None` if absent.
 fn metadata(value: Option<&Value>) -> Result<Option<Map<String, Value>>, Failure> {
     let Some(value) = value.filter(|value| !value.is_null()) else {
         return Ok(None);

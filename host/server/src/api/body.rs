@@ -1,4 +1,4 @@
-//! Reads a request's body within its bounds, and discards a body that is not needed.
+//! Reads a request's body within its bounds, or discards it.
 
 use crate::connections::{self, Arriving, Connection};
 use crate::failure::{Failure, clip};
@@ -15,15 +15,15 @@ use tokio::time::{Instant, Sleep, timeout_at};
 pub(crate) struct Bounds {
     /// Most bytes of the body.
     pub(crate) max_bytes: u64,
-    /// Time from the request's arrival until the body must be complete.
+    /// Time limit for the body, counted from the request's arrival.
     pub(crate) time: Duration,
 }
 
-/// Reads the whole body of a request that arrived at `arrival` and must be JSON within `bounds`.
+/// Reads the JSON body of a request that arrived at `arrival`.
 ///
 /// # Errors
-/// Returns an error if the body has another content type, is too large, or does not arrive in time or at the rate required
-/// of its connection. The rest of it is then discarded.
+/// Returns an error if the content type is not JSON, or the body is too large, late, or slower than its connection
+/// allows. Discards the rest of a body that is refused for its type or size.
 pub(crate) async fn read(
     request: Request,
     bounds: Bounds,
@@ -51,8 +51,8 @@ pub(crate) async fn read(
     }
 }
 
-/// Returns the chunks of a body, within `bounds`, as they arrive at the rate required of the connection; the body is not
-/// held in memory.
+/// Returns the body as a stream of chunks, with the size and rate limits of [`read`] and a time limit from now on.
+/// Nothing is buffered.
 pub(crate) fn paced(
     request: Request,
     bounds: Bounds,
@@ -89,8 +89,8 @@ pub(crate) fn paced(
     )
 }
 
-/// Discards a body that is not needed, up to a bound: a client that is still sending when its connection is closed loses
-/// the response to the reset. Skipped if the client waits for `100-continue`, since it has not sent anything.
+/// Reads and drops a body, up to a bound. Otherwise a client that is still sending when its connection is closed would
+/// lose the response to the reset. Does nothing if the client waits for `100-continue`.
 pub(crate) async fn discard(request: Request) {
     if !request.headers().contains_key(header::EXPECT) {
         let connection = request.extensions().get::<Connection>().cloned();
@@ -138,7 +138,7 @@ async fn collect(
             return Err(Failure::BodyTooLarge { size: None, limit });
         }
         if arriving.is_some_and(|arriving| !arriving.holds(piece.len())) {
-            // Or the connection was chosen to be closed in favour of others; then the client does not read this.
+            // Or this connection was chosen to be closed to free memory; its client then does not read this response.
             let limit = pace.memory;
             return Err(Failure::BodyTooLarge { size: None, limit });
         }
@@ -151,10 +151,10 @@ async fn collect(
     }
 }
 
-/// The rate at which a body must arrive: a number of bytes in each consecutive window.
+/// The rate at which a body must arrive: at least a number of bytes in each window of time.
 struct Pace {
     rate: u32,
-    /// Most bytes of all bodies together.
+    /// Limit on the memory of all bodies, for the error.
     memory: u64,
     /// Fewest bytes in a window, and the window's length; `None` if any rate is accepted.
     least: Option<(u64, Duration)>,
@@ -181,7 +181,7 @@ impl Pace {
         self.in_window += bytes as u64;
     }
 
-    /// Returns when a window has too few bytes.
+    /// Waits until a window ends with too few bytes, and returns the failure. Never returns without a minimum.
     async fn too_slow(mut self: Pin<&mut Self>) -> Failure {
         let Some((least, window)) = self.least else {
             return std::future::pending().await;
@@ -197,8 +197,8 @@ impl Pace {
     }
 }
 
-/// Checks that the content type is JSON. This also prevents web pages of other origins from posting to a server on the same
-/// machine: for this type a browser sends a preflight request first, and this server does not answer it.
+/// Checks that the content type is JSON. This also prevents web pages of other origins from posting to a server on the
+/// user's machine: for JSON a browser first sends a preflight request, which this server does not answer.
 fn check_type(headers: &HeaderMap) -> Result<(), Failure> {
     let value = headers
         .get(header::CONTENT_TYPE)

@@ -1,4 +1,4 @@
-//! The APIs that generate, and the formats of OpenAI's chat and text completions, complete and streamed.
+//! The APIs that generate text, and the response objects of OpenAI's chat and text completions.
 
 use super::logprobs;
 use crate::answer::{End, PromptToken, Scored, Usage};
@@ -15,7 +15,7 @@ pub(super) enum Dialect {
     Completion,
 }
 
-/// The API of a request.
+/// The API of a generation request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Api {
     OpenAi(Dialect),
@@ -34,7 +34,7 @@ impl Api {
     }
 }
 
-/// The fields that all objects of one answer share.
+/// The fields that all objects of one response share: id, model, time of creation.
 pub(super) struct Envelope {
     dialect: Dialect,
     id: String,
@@ -42,14 +42,14 @@ pub(super) struct Envelope {
     model: String,
 }
 
-/// A complete choice.
+/// A complete choice of a response.
 #[derive(Default)]
 pub(super) struct Whole {
     pub(super) text: String,
     pub(super) calls: Vec<ToolCall>,
     /// The tokens' log-probabilities, if they were requested.
     pub(super) logprobs: Option<Vec<Scored>>,
-    /// `None` only until the choice is complete.
+    /// Why the choice ended; `None` until it is complete.
     pub(super) end: Option<End>,
 }
 
@@ -67,8 +67,8 @@ impl Envelope {
         }
     }
 
-    /// Returns the answer as one object. Prompt log-probabilities are placed as in vLLM: at the top level for a chat, in
-    /// each choice for a text completion.
+    /// Returns the complete response. `prompt` has the prompt's log-probabilities, which are placed as in vLLM: at the
+    /// top level for a chat, in each choice for a text completion.
     pub(super) fn whole(
         &self,
         choices: Vec<Whole>,
@@ -114,7 +114,7 @@ impl Envelope {
         choice
     }
 
-    /// Returns the event before a choice's first piece, if the API has one.
+    /// Returns the event that begins a choice, with its role; `None` for text completions, which have none.
     pub(super) fn opening(&self, index: usize) -> Option<Value> {
         match self.dialect {
             Dialect::Chat => {
@@ -125,7 +125,7 @@ impl Envelope {
         }
     }
 
-    /// Returns the event of more text of choice `index`, with its tokens' log-probabilities if requested.
+    /// Returns an event with more text of choice `index`, and the log-probabilities of its tokens if requested.
     pub(super) fn text(&self, index: usize, text: &str, logprobs: Option<&[Scored]>) -> Value {
         let choice = match self.dialect {
             Dialect::Chat => json!({"delta": {"content": text}}),
@@ -134,7 +134,7 @@ impl Envelope {
         self.chunk(index, choice, logprobs, None)
     }
 
-    /// Returns the event of a complete tool call, number `number` of its choice.
+    /// Returns the event with a complete tool call, the `number`th of its choice, counted from 0.
     pub(super) fn call(
         &self,
         index: usize,
@@ -161,7 +161,7 @@ impl Envelope {
         self.chunk(index, choice, None, Some(end))
     }
 
-    /// Returns the event with the usage: a chunk without choices.
+    /// Returns the event with the usage, which has no choices.
     pub(super) fn usage(&self, usage: Usage) -> Value {
         let mut chunk = self.object(self.chunk_object(), json!([]));
         chunk["usage"] = usage_object(usage);
@@ -201,7 +201,7 @@ impl Envelope {
     }
 }
 
-/// Returns OpenAI's tool call object, with a new id.
+/// Returns a call as OpenAI's tool call object, with a new id.
 fn call_object(call: &ToolCall) -> Value {
     let id = format!("call_{:016x}", RandomState::new().hash_one(()));
     let function = json!({"name": call.name, "arguments": call.arguments});

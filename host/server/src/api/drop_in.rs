@@ -1,16 +1,16 @@
-//! The routes by which routers query an engine: its health, its model, its load. With these, a host can replace vLLM or
-//! SGLang.
+//! The routes by which routers query an engine's health, model and load. They let the server replace vLLM or SGLang.
 //!
 //! | route | client | key |
 //! | --- | --- | --- |
-//! | `/health`, `/health_generate`, `/ping`, `/version`, `/is_sleeping` | every router, at its start and then every minute | none |
+//! | `/health`, `/health_generate`, `/ping`, `/version`, `/is_sleeping` | every router, at its start and repeatedly |
+//! none |
 //! | `/server_info`, `/get_server_info`, `/model_info`, `/get_model_info` | sglang-router, vllm-router, smg | the API's |
-//! | `/load`, `/get_load`, `/v1/loads` | power of two choices, smg's monitor | the API's |
+//! | `/load`, `/get_load`, `/v1/loads` | routers that balance by load, such as smg | the API's |
 //! | `POST /reset_prefix_cache`, `/flush_cache` | the server's operator | the operator's |
 //!
-//! The clients' listener has all of them, since a router knows only one address of an engine. They report on the server and
-//! totals over all tenants; anything about a tenant's documents is only on the internal listener, as is `/metrics`. The
-//! internal listener has these routes too, and requires only the operator's key.
+//! The clients' listener has these routes because a router knows only one address of an engine. They report totals over
+//! all tenants; what concerns a tenant's documents, and `/metrics`, is on the internal listener only. The internal
+//! listener has them too, and there only emptying the cache may need a key.
 
 pub use crate::app::DropIn;
 
@@ -31,17 +31,17 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The clients that may empty the cache, which costs every tenant.
+/// Who may empty the cache, which slows down every tenant's next requests.
 pub(super) enum Operators {
-    /// Holders of one of these keys.
+    /// Clients with one of these keys.
     Keys(ApiKeys),
-    /// Everyone who reaches the listener.
+    /// Every client of the listener.
     Everybody,
-    /// No one: no key is configured, and the listener is reachable by others than the operator.
+    /// No client: no key is configured, and others than the operator can reach the listener.
     Nobody,
 }
 
-/// The routes that need no key.
+/// The routes that need no key on either listener.
 pub(super) fn open() -> Router<Arc<App>> {
     Router::new()
         .route("/health", get(health))
@@ -85,7 +85,7 @@ async fn ask_operators(
     Ok(next.run(request).await)
 }
 
-/// Returns 200 if requests may be sent: like `/readyz`, and the engine has not stopped by itself.
+/// Returns 200 if the server takes requests: `/readyz` does, and the engine has not crashed.
 async fn health(State(app): State<Arc<App>>) -> Response {
     let ended = app
         .model
@@ -102,12 +102,12 @@ async fn version() -> Json<Value> {
     Json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
-/// Always false: this engine does not sleep, but routers ask.
+/// Always false, since the engine has no sleep mode; routers ask for it.
 async fn is_sleeping() -> Json<Value> {
     Json(json!({"is_sleeping": false}))
 }
 
-/// Returns the fields of both vLLM and SGLang; none of them is about the machine's files.
+/// Returns the fields of both vLLM and SGLang. Model paths are replaced by the model's name.
 async fn server_info(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
     let model = app.model()?;
     let load = Load::of(&model);
@@ -151,7 +151,7 @@ async fn model_info(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure>
 struct Load {
     running: u32,
     waiting: u32,
-    /// Tokens reserved by requests, and the total.
+    /// Tokens that the pages in use have room for, and those of all pages.
     held_tokens: u64,
     all_tokens: u64,
 }
@@ -172,7 +172,7 @@ impl Load {
         u64::from(self.running) + u64::from(self.waiting)
     }
 
-    /// Returns the reserved share of the tokens.
+    /// Returns the fraction of tokens whose pages are in use, 0 to 1.
     fn usage(&self) -> f64 {
         self.held_tokens as f64 / self.all_tokens.max(1) as f64
     }

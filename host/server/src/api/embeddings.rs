@@ -18,7 +18,7 @@ pub(super) async fn embed(
     embedded(&app, admit(&app, request).await?).await
 }
 
-/// Answers an admitted request.
+/// Embeds the texts of an admitted request.
 pub(super) async fn embedded(app: &App, admitted: Admitted) -> Result<Json<Value>, Failure> {
     let Admitted { body, pass, time } = admitted;
     let served = app.model.get().map(|model| model.name().to_owned());
@@ -27,7 +27,7 @@ pub(super) async fn embedded(app: &App, admitted: Admitted) -> Result<Json<Value
         move || {
             let asked = Embeddings::parse(&body)?;
             let embedder = retriever.embedder()?;
-            // Clients that know only the chat model's name may use it here.
+            // Clients that know only the chat model's name may use it here: it selects the embedder.
             let name = asked.model.as_deref().unwrap_or(embedder.name());
             if name != embedder.name() && Some(name) != served.as_deref() {
                 return Err(Failure::UnknownModel {
@@ -66,7 +66,7 @@ pub(super) async fn embedded(app: &App, admitted: Admitted) -> Result<Json<Value
     time.within(pass, app.blocking(work)).await.map(Json)
 }
 
-/// Encodes little-endian f32 values in base64 (RFC 4648, with padding).
+/// Encodes the values as little-endian f32, in base64 with padding.
 fn base64(values: &[f32]) -> String {
     let bytes = values.iter().flat_map(|value| value.to_le_bytes());
     STANDARD.encode(bytes.collect::<Vec<u8>>())

@@ -19,10 +19,10 @@ use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Returns the store of files and batches.
+/// Returns the store of files and batches, if the server has one.
 ///
 /// # Errors
-/// Returns 400 if the server has no batches.
+/// Returns 400 if the server was started without `--batch-dir`.
 pub(super) fn store(app: &App) -> Result<&Arc<Store>, Failure> {
     let batches = app.batches.as_ref().map(Batches::store);
     batches.ok_or_else(|| {
@@ -32,13 +32,13 @@ pub(super) fn store(app: &App) -> Result<&Arc<Store>, Failure> {
     })
 }
 
-/// Returns the owner that the key in `headers` identifies; empty if no keys are configured.
+/// Returns the name of the API key in `headers`, which owns files and batches; empty if no keys are configured.
 pub(super) fn owner(app: &App, headers: &HeaderMap) -> String {
     let keys = app.keys.as_ref();
     keys.and_then(|keys| keys.name(headers)).unwrap_or_default()
 }
 
-/// Runs `ask` on a thread that may block, since the store may be writing to disk.
+/// Calls `ask` with the store on a blocking thread, since the store may be writing to disk.
 pub(super) async fn asked<T: Send + 'static>(
     app: &App,
     ask: impl FnOnce(&Store) -> T + Send + 'static,
@@ -48,7 +48,7 @@ pub(super) async fn asked<T: Send + 'static>(
     asked.await.map_err(Failure::internal)
 }
 
-/// Asks the store about the object `id` of the owner that the key in `headers` identifies.
+/// Calls `ask` with the store, the owner that `headers` identify, and `id`, on a blocking thread.
 pub(super) async fn asked_of<T: Send + 'static>(
     app: &App,
     headers: &HeaderMap,
@@ -83,7 +83,7 @@ pub(super) async fn upload(
     };
     let mut fields = Form::default();
     let held = Arc::clone(&fields.held);
-    // The form parser buffers a part's header until it is complete, however long it is.
+    // Counted because the form parser buffers a part's headers until they are complete, however long they are.
     let pieces = body::paced(request, bounds).map(move |piece| {
         let piece = piece?;
         let bytes = piece.len() as u64;
@@ -104,10 +104,10 @@ pub(super) async fn upload(
     Ok(Json(kept.object()))
 }
 
-/// The state of an upload's form.
+/// The fields of an upload's form so far.
 #[derive(Default)]
 struct Form {
-    /// Bytes received that are not (yet) content of a part.
+    /// Bytes received that are not, or not yet, content of a part.
     held: Arc<AtomicU64>,
     filename: Option<String>,
     purpose: Option<String>,
@@ -151,7 +151,7 @@ impl Form {
         Ok(upload)
     }
 
-    /// Returns the next chunk of a part's content.
+    /// Returns the next chunk of a part's content; `None` at its end.
     async fn chunk(&self, field: &mut Field<'_>) -> Result<Option<Bytes>, Failure> {
         let piece = field.chunk().await.map_err(failed)?;
         let bytes = piece.as_ref().map_or(0, Bytes::len) as u64;
@@ -159,7 +159,7 @@ impl Form {
         Ok(piece)
     }
 
-    /// Validates the form; returns the file's name and its lifetime in seconds, at most `most`.
+    /// Validates the form. Returns the file's name and its lifetime in seconds, if given, at most `most`.
     fn checked(self, most: u64) -> Result<(String, Option<u64>), Failure> {
         let message = "file must be given, with a file name";
         let filename = self
@@ -278,7 +278,7 @@ fn piece(mut file: File) -> std::io::Result<Option<(Bytes, File)>> {
     Ok((read > 0).then(|| (Bytes::from(piece), file)))
 }
 
-/// The requested page of a list.
+/// The page of a list that a client requested: up to `limit` objects after the object `after`.
 pub(super) struct Page {
     limit: usize,
     after: Option<String>,
@@ -287,7 +287,8 @@ pub(super) struct Page {
 }
 
 impl Page {
-    /// Parses a query; `more` lists parameters in addition to `limit` and `after`.
+    /// Parses a query. `limit` is the default, `most` the maximum; `more` names parameters allowed in addition to
+    /// `limit` and `after`.
     ///
     /// # Errors
     /// Returns 400 for an unknown parameter or an invalid value.
@@ -344,7 +345,7 @@ impl Page {
     /// Returns the page as OpenAI's list object.
     ///
     /// # Errors
-    /// Returns 400 if `after` is not among the objects.
+    /// Returns 400 if no object has the id `after`.
     pub(super) fn of(&self, mut objects: Vec<Value>) -> Result<Value, Failure> {
         if let Some(after) = &self.after {
             let at = objects.iter().position(|object| object["id"] == **after);
@@ -381,7 +382,7 @@ fn boundary(headers: &HeaderMap) -> Result<String, Failure> {
     })
 }
 
-/// Returns a form's failure: that of its body if there was one.
+/// Returns the failure for an error of the form parser; an error in reading the body keeps its own failure.
 fn failed(error: multer::Error) -> Failure {
     match error {
         multer::Error::StreamReadFailed(error) => match error.downcast::<Failure>() {

@@ -1,5 +1,5 @@
-//! `POST /v1/chat/completions`, `/v1/completions`, `/v1/responses` and `/v1/messages`: from body to answer. They differ in
-//! how a body is parsed ([`crate::request`]) and an answer formatted ([`super::shape`]); the steps in between are shared.
+//! `POST /v1/chat/completions`, `/v1/completions`, `/v1/responses` and `/v1/messages`. They differ in how a body is
+//! parsed ([`crate::request`]) and how an answer is formatted ([`super::shape`]), and share the steps in between.
 //!
 //! ```text
 //!   read the body ─▶ enter the gate ─▶ parse, render, tokenise ─▶ submit ─▶ deliver whole, or stream
@@ -38,7 +38,7 @@ use serde_json::Value;
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// Returns the `POST` handler of an API's generation requests.
+/// Returns the `POST` handler that generates an answer in the format of `api`.
 pub(super) fn route(api: Api) -> MethodRouter<Arc<App>> {
     let answer =
         async move |State(app): State<Arc<App>>,
@@ -110,10 +110,10 @@ impl Ask for App {
     }
 }
 
-/// Longest answer in a batch, in bytes: its line is read again after a restart.
+/// Longest answer to a batch's request, in bytes: answers are read into memory again after a restart.
 const MAX_ANSWER: usize = 32 << 20;
 
-/// An admitted request and its metadata.
+/// An admitted generation request.
 struct Incoming {
     asked: Asked,
     traced: Option<RequestSpan>,
@@ -187,7 +187,7 @@ async fn answer(app: &Arc<App>, incoming: Incoming) -> Result<Response, Failure>
         grammar: _,
     } = prepared;
     request.deadline = Some(time.deadline().into_std());
-    // Each choice takes a place: the number of places bounds memory and queue.
+    // Each choice takes a place in the gate, whose limit bounds memory and the engine's queue.
     let mut passes = vec![pass];
     for _ in 1..choices {
         passes.push(app.gate.enter()?);
@@ -200,7 +200,7 @@ async fn answer(app: &Arc<App>, incoming: Incoming) -> Result<Response, Failure>
             ..request.clone()
         })
         .collect();
-    // The other choices wait for the first one, which is the chat that was speculated on.
+    // Only the first choice can join the speculation; the others are submitted after it.
     let (speculation, guess) = guessed.map_or((None, None), |(id, guess)| (Some(id), guess));
     request.speculation = speculation;
     let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
@@ -236,20 +236,20 @@ async fn answer(app: &Arc<App>, incoming: Incoming) -> Result<Response, Failure>
     Ok(response)
 }
 
-/// The response header with the number of documents found for a chat that requested retrieval, or `failed`.
+/// Response header of a chat that requested retrieval: the number of documents found, or `failed`.
 const X_FOREWORD_RETRIEVED: HeaderName = HeaderName::from_static("x-foreword-retrieved");
 
-/// A chat after the retrieval that it requested.
+/// A chat into which the retrieved documents were written.
 struct WithDocuments {
     body: Bytes,
     path: Option<HeaderValue>,
-    /// The id under which the engine may have speculated on the chat, and that speculation.
+    /// The id under which the engine may be speculating on this chat, and the last speculation, if one is left.
     guessed: Option<(SpeculationId, Option<Speculation>)>,
     /// The value of [`X_FOREWORD_RETRIEVED`].
     retrieved: HeaderValue,
 }
 
-/// Retrieves the documents that a chat requests; `None` if it requests none.
+/// Searches for a chat's documents and writes them into it; `None` if the chat does not request retrieval.
 async fn with_documents(
     app: &Arc<App>,
     model: &Arc<Model>,
@@ -259,7 +259,7 @@ async fn with_documents(
     let Some(wanted) = Retrieving::take(body)? else {
         return Ok(None);
     };
-    // Errors in the chat itself are reported before the search.
+    // Errors of the chat itself must precede those of the search.
     let chat = Chat::parse(body)?;
     model.check_name(chat.options.model.as_deref())?;
     let caching = chat.options.caching;
@@ -301,7 +301,7 @@ async fn with_documents(
     }))
 }
 
-/// A request's body and the rest of the input for its preparation.
+/// A request's body, and what else its preparation needs.
 struct Asked {
     api: Api,
     /// The request's id.
@@ -313,20 +313,20 @@ struct Asked {
     path: Option<HeaderValue>,
 }
 
-/// A prepared generation.
+/// A generation that is ready to be submitted, except for its grammar.
 struct Prepared {
     request: engine::Request,
     choices: u32,
     reading: Reading,
-    /// The form of the answer; streamed if `streams`.
+    /// Formats the answer, as a stream if `streams`.
     shape: Shape,
     streams: bool,
-    /// A grammar still to be prepared, which may take long.
+    /// The answer's grammar, which may take long to prepare; `None` if the answer is not constrained.
     grammar: Option<Wanted>,
 }
 
-/// Parses the body and builds the engine's request, on a thread that may block. The work holds the permit, so the number of
-/// such threads stays bounded even if clients disconnect.
+/// Parses the body and builds the engine's request on a blocking thread. The thread holds a permit, so their number
+/// stays bounded even if clients disconnect.
 async fn prepare(app: &Arc<App>, model: Arc<Model>, asked: Asked) -> Result<Prepared, Failure> {
     let work = {
         let app = Arc::clone(app);
@@ -422,7 +422,7 @@ fn prepare_response(app: &App, model: &Model, asked: &Asked) -> Result<Prepared,
     prepare_chat(app, model, asked, chat, |_| shape)
 }
 
-/// Prepares a request of any API that was parsed into a chat.
+/// Prepares a chat, or a request of another API that was converted to a chat.
 fn prepare_chat(
     app: &App,
     model: &Model,
@@ -450,7 +450,7 @@ fn prepare_chat(
     })
 }
 
-/// Returns the parts of the prompt to report in the answer.
+/// Returns the parts of the prompt that the answer reports; `None` if it reports none.
 fn reading_of_prompt(
     request: &engine::Request,
     options: &Options,
@@ -463,7 +463,7 @@ fn reading_of_prompt(
     })
 }
 
-/// Refuses `prompt_logprobs` in APIs other than chat and text completions.
+/// Refuses `prompt_logprobs` in APIs that cannot report them: Responses and Messages.
 fn refuse_prompt_logprobs(chat: &Chat) -> Result<(), Failure> {
     match chat.options.prompt_logprobs {
         Some(_) => Err(Failure::invalid(

@@ -1,9 +1,10 @@
-//! Prepares grammars, with places of their own: requests with expensive grammars delay only other requests with grammars.
+//! Prepares grammars under limits of their own, so that expensive grammars delay only other requests with grammars.
 //!
-//! A place is held until the work ends, which its bounds ensure (`host/engine/src/text/{grammar,schema}.rs`). If the
-//! request ends first, by its deadline or because its client disconnected, the work is cancelled at its next check. A
-//! bounded number of requests waits for a place; others are refused with `retry-after`. `/readyz` does not depend on this,
-//! since chats without a grammar are still served; `foreword_grammars_total` counts the outcomes.
+//! A request holds one of the places until the work ends, which the bounds of grammars ensure
+//! (`host/engine/src/text/{grammar,schema}.rs`). If the request ends first, at its deadline or because its client
+//! disconnected, the work is cancelled at its next check. A bounded number of requests waits for a place; others are
+//! refused with 429. `/readyz` does not depend on this, since chats without a grammar are still served;
+//! `foreword_grammars_total` counts the outcomes.
 
 use crate::failure::{Failure, SOON};
 use crate::metrics::Outcomes;
@@ -13,18 +14,18 @@ use foreword_engine::text::Cancel;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
-/// Admission of requests whose grammar must be prepared, separate from other admission.
+/// Limits how many grammars are prepared at once and how many requests wait for that.
 #[derive(Debug)]
 pub struct Admission {
     places: Arc<Semaphore>,
-    /// Permits for requests that have a place or wait for one.
+    /// Permits for requests that hold a place or wait for one.
     entered: Arc<Semaphore>,
     limit: u32,
     counts: Outcomes,
 }
 
 impl Admission {
-    /// Returns an admission with one place for every four cores, at least one. `counts` counts the outcomes.
+    /// Returns an admission with one place for every four cores, rounded up. `counts` receives the outcomes.
     pub(crate) fn new(cores: usize, counts: Outcomes) -> Self {
         Self::with(cores.div_ceil(4), WAITING, counts)
     }
@@ -39,7 +40,7 @@ impl Admission {
         }
     }
 
-    /// Prepares the grammar once a place is free. Dropping the future cancels the work.
+    /// Waits for a place and prepares the grammar. Dropping the future cancels the work.
     pub(super) async fn prepare(
         &self,
         model: Arc<Model>,
@@ -84,7 +85,7 @@ impl Admission {
     }
 }
 
-/// Counts the outcome on drop, and cancels work whose request is over.
+/// On drop, counts the outcome and cancels the work if it still runs.
 struct Ending<'a> {
     counts: &'a Outcomes,
     cancel: Cancel,

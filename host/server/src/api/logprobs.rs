@@ -7,11 +7,11 @@
 //! | alternatives | `content[i].top_logprobs`, likeliest first | `top_logprobs[i]`, an object by token, the chosen one included |
 //! | offset | | `text_offset[i]`, in characters of the choice's text |
 //!
-//! The tokens of a prompt precede those of the answer in a completion with `echo`, or are separate, as in vLLM
+//! With `echo`, a completion's lists begin with the prompt's tokens. vLLM's `prompt_logprobs` are separate
 //! ([`prompt`]).
 //!
-//! All values are the model's own: natural logarithms, before temperature, penalties and constraints. Tokens cut off with a
-//! stop string are left out.
+//! All values are natural logarithms of the model's own distribution, before temperature, penalties and constraints.
+//! Tokens cut off with a stop string are left out.
 
 use crate::answer::{Candidate, PromptToken, Scored};
 use serde_json::{Map, Value, json};
@@ -53,8 +53,8 @@ pub(super) fn completion(tokens: &[Scored]) -> Value {
     })
 }
 
-/// Returns vLLM's `prompt_logprobs`: null for the prompt's first token, and for each other one an object by token id, its
-/// own entry first.
+/// Returns vLLM's `prompt_logprobs`, given the prompt's tokens from the second on: null for the first token, and for
+/// each other one an object by token id, whose first entry is the token itself.
 pub(super) fn prompt(tokens: &[PromptToken]) -> Value {
     let entry = |candidate: &Candidate| {
         let entry = json!({
@@ -73,7 +73,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Limits a log-probability to OpenAI's lowest, -9999, since JSON has no infinity.
+/// Raises a log-probability to at least -9999, OpenAI's lowest, since JSON has no infinity.
 fn finite(logprob: f32) -> Value {
     json!(logprob.max(-9999.0))
 }

@@ -10,7 +10,7 @@
 //!   event: message_stop
 //! ```
 //!
-//! `input_tokens` are the computed tokens; with `cache_read_input_tokens` they add up to the prompt.
+//! `input_tokens` counts the prompt's computed tokens; with `cache_read_input_tokens` it adds up to the prompt.
 
 use super::{App, tokens};
 use crate::answer::{End, Piece, Usage};
@@ -42,11 +42,11 @@ pub(super) async fn count_tokens(
     counted.await.map_err(renamed)
 }
 
-/// An answer in the format of Anthropic's message.
+/// Formats an answer as Anthropic's message, complete or as events.
 pub(super) struct MessagesShape {
     id: String,
     model: String,
-    /// The blocks so far. If `open`, the text or input of the last one is incomplete.
+    /// The content blocks so far. If `open`, the last one may still grow and its `content_block_stop` was not sent.
     content: Vec<Value>,
     open: bool,
     started: bool,
@@ -135,7 +135,7 @@ impl MessagesShape {
         })
     }
 
-    /// Returns the first event, once: not before the first piece, since the number of cached tokens is unknown until then.
+    /// Returns `message_start`, once. It is sent with the first piece, when the number of cached tokens is known.
     fn start(&mut self, usage: Usage) -> Vec<Event> {
         if std::mem::replace(&mut self.started, true) {
             return Vec::new();
@@ -204,7 +204,7 @@ fn usage_object(usage: Usage) -> Value {
     })
 }
 
-/// Returns the event for a failure within a stream.
+/// Returns the `error` event that ends a stream after a failure.
 pub(super) fn failure_event(failure: &Failure) -> Event {
     event("error", error(failure.status(), &failure.to_string()))
 }
@@ -224,7 +224,7 @@ fn error(status: StatusCode, message: &str) -> Value {
     json!({"type": "error", "error": {"type": kind, "message": message}})
 }
 
-/// Formats every error of these routes in Anthropic's shape, and sets its request id header.
+/// Rewrites every error of these routes in Anthropic's format, and sets the header `request-id`.
 pub(super) async fn in_anthropics_words(request: Request, next: Next) -> Response {
     let path = request.uri().path();
     let is_theirs = path == "/v1/messages" || path.starts_with("/v1/messages/");

@@ -1,4 +1,4 @@
-//! The HTTP surface: routes, and the layers around them.
+//! The HTTP API: routes, and the middleware around them.
 //!
 //! | route | methods | key needed |
 //! | --- | --- | --- |
@@ -18,7 +18,7 @@
 //! | `/v1/models`, `/v1/models/{id}` | GET | yes |
 //! | the routes by which routers query an engine, see [`drop_in`] | | see there |
 //!
-//! and on the internal listener, for the server's operator and not for clients:
+//! The internal listener, for the server's operator, has the routes of [`drop_in`] and:
 //!
 //! | route | methods | key needed |
 //! | --- | --- | --- |
@@ -27,7 +27,7 @@
 //! | `/healthz`, `/readyz`, `/metrics` | GET | no |
 //!
 //! ```text
-//!   observe (request id, log span, count) ─▶ authorize (only /v1) ─▶ handler ─▶ Failure or response
+//!   observe (request id, log span, count) ─▶ authorize (routes with a key) ─▶ handler ─▶ Failure or response
 //! ```
 
 pub(crate) mod admit;
@@ -69,7 +69,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tracing::Instrument;
 
-/// The routes for clients.
+/// Returns the routes for clients.
 pub fn router(app: Arc<App>) -> Router {
     let router = Router::new()
         .route(
@@ -107,12 +107,12 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/batches/{id}", get(batches::show))
         .route("/v1/batches/{id}/cancel", post(batches::cancel))
         .route("/v1/models", get(models::list))
-        // A wildcard, since names such as `organisation/model` contain slashes.
+        // A wildcard, since a model's name such as `organisation/model` may contain slashes.
         .route("/v1/models/{*id}", get(models::show))
         .merge(drop_in::told())
         .method_not_allowed_fallback(refusals::method_not_allowed)
         .route_layer(from_fn_with_state(app.keys.clone(), refusals::authorize));
-    // Without operators' keys, any client could empty the cache of all.
+    // Without a key for this, any client could empty the cache of all tenants.
     let operators = match app.operators.clone() {
         Some(keys) => Operators::Keys(keys),
         None => Operators::Nobody,
@@ -126,7 +126,7 @@ pub fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// The routes of the internal listener.
+/// Returns the routes of the internal listener.
 pub fn internal(app: Arc<App>) -> Router {
     let feed = kv::http::router(Arc::clone(&app.readers));
     let operators = match app.operators.clone() {
@@ -148,12 +148,12 @@ pub fn internal(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// The id of a request in responses and in the log.
+/// The id of a request, in the `x-request-id` of its response, in the log and in traces.
 #[derive(Clone, Debug)]
 struct RequestId(String);
 
 impl RequestId {
-    /// Returns the client's `x-request-id` if it is safe to repeat, otherwise a new id.
+    /// Returns the client's `x-request-id` if it is 1 to 128 visible ASCII characters, otherwise a new id.
     fn of(headers: &HeaderMap) -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let safe = |id: &&str| {

@@ -24,8 +24,8 @@ pub(super) async fn show(
     Ok(Json(describe(&app, &model)))
 }
 
-/// Returns OpenAI's model object, with the fields that routers read from an engine: `max_model_len`, `root`, and
-/// `owned_by`, which tells them the engine's kind.
+/// Returns OpenAI's model object, with fields that routers read: `max_model_len`, `root`, and `owned_by`, which names
+/// the kind of engine.
 fn describe(app: &App, model: &Model) -> Value {
     json!({
         "id": model.name(),

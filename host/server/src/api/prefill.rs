@@ -5,10 +5,9 @@
 //!   {"object": "prefill", "model": "…", "usage": {"prompt_tokens": 812, "prompt_tokens_details": {"cached_tokens": 0}}}
 //! ```
 //!
-//! The messages are the first of a later chat, which may continue in any way. The chat template's text after them depends
-//! on the rest, so only the text common to all continuations is computed. The request is refused with 429 while others
-//! wait, since prefilling in advance is not worth delaying them. A client that disconnects stops it; computed pages stay in
-//! the cache.
+//! The messages are the beginning of a later chat. What the chat template writes after them depends on that chat, so
+//! only the text that all continuations share is computed. The request is refused with 429 while too many others wait,
+//! since they would be delayed. If the client disconnects, the prefill stops; computed pages stay in the cache.
 
 use super::App;
 use super::admit::{Admitted, admit};

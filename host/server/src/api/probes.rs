@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Returns 200 while the process runs and its engine has not stopped by itself; otherwise an orchestrator may restart it.
+/// Returns 200, except 503 if the engine has crashed while the server is running: an orchestrator may then restart it.
 pub(super) async fn healthz(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
     let serving = app.gate.phase() <= Phase::Open;
     let health = app.model.get().map(|model| model.engine().health());
@@ -24,9 +24,9 @@ pub(super) async fn healthz(State(app): State<Arc<App>>) -> (StatusCode, Json<Va
     (status, Json(json!({"status": word})))
 }
 
-/// Returns 200 while requests are served; 503 while the model loads, from the first stop signal on, and while there is no
-/// place for a new request. `exhausted` then names the exhausted resources. Busy places do not count as exhausted as long
-/// as any is freed within [`EXHAUSTED_AFTER`].
+/// Returns 200 while requests are served. Returns 503 while the model loads, from the first stop signal on, and while a
+/// resource named in `exhausted` is exhausted: all its places have been taken, and none was freed, for
+/// [`EXHAUSTED_AFTER`].
 pub(super) async fn readyz(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
     let word = match app.gate.phase() {
         Phase::Loading => "loading",
@@ -49,7 +49,7 @@ pub(super) async fn readyz(State(app): State<Arc<App>>) -> (StatusCode, Json<Val
     )
 }
 
-/// Returns the names of the exhausted resources.
+/// Returns the names of the exhausted resources: `connections`, `requests`, `workers`.
 fn exhausted(app: &App) -> Vec<&'static str> {
     let places = [
         ("connections", app.connections.is_exhausted(EXHAUSTED_AFTER)),
@@ -63,7 +63,7 @@ fn exhausted(app: &App) -> Vec<&'static str> {
     taken.map(|(name, _)| name).collect()
 }
 
-/// Time after which a server is not ready, if all places are taken and none was freed.
+/// Time for which all places of a resource must be taken without one being freed until `/readyz` returns 503.
 pub const EXHAUSTED_AFTER: Duration = Duration::from_secs(10);
 
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<impl IntoResponse, Failure> {

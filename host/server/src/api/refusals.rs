@@ -1,5 +1,5 @@
-//! Responds to requests that no route accepts: without a key, with another method, for another URL. Their bodies are read
-//! and discarded, so that the connection can be reused.
+//! Refuses requests without a key, with another method, or for an unknown path. Their bodies are read and discarded, so
+//! that the connection can be reused.
 
 use super::body;
 use crate::failure::{Failure, clip};
@@ -10,7 +10,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use axum::routing::any;
 
-/// Admits only holders of a key, if keys are configured.
+/// Refuses requests without one of `keys`, if keys are configured.
 pub(crate) async fn authorize(
     State(keys): State<Option<ApiKeys>>,
     request: Request,
@@ -36,8 +36,8 @@ async fn refuse(request: Request, failure: fn(String, String) -> Failure) -> Fai
     failure
 }
 
-/// Adds the refusals of a clients' listener: paths of the internal listener, with the name of its flag, and unknown methods
-/// and paths.
+/// Adds the refusals of a clients' listener to `router`: for unknown paths and methods, and for the internal listener's
+/// paths, with a reference to that listener.
 pub(crate) fn of_clients<S: Clone + Send + Sync + 'static>(mut router: Router<S>) -> Router<S> {
     for path in INTERNAL {
         router = router.route(path, any(elsewhere));
@@ -47,7 +47,7 @@ pub(crate) fn of_clients<S: Clone + Send + Sync + 'static>(mut router: Router<S>
         .fallback(unknown_url)
 }
 
-/// Refuses a path of the internal listener.
+/// Refuses a path that exists only on the internal listener.
 async fn elsewhere(request: Request) -> Failure {
     refuse(request, |method, path| Failure::Elsewhere { method, path }).await
 }
@@ -56,7 +56,7 @@ pub(crate) async fn unknown_url(request: Request) -> Failure {
     refuse(request, |method, path| Failure::UnknownUrl { method, path }).await
 }
 
-/// Paths of the internal listener. A client that requests them here is referred to that listener.
+/// Paths of the internal listener.
 const INTERNAL: [&str; 6] = [
     "/healthz",
     "/readyz",

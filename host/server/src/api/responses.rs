@@ -1,4 +1,4 @@
-//! `/v1/responses`: OpenAI's Responses API, streamed or complete, and stored responses.
+//! `/v1/responses`: formats answers as OpenAI's responses, complete or streamed, and serves stored responses.
 //!
 //! ```text
 //!   response.created, response.in_progress                          at once
@@ -11,8 +11,8 @@
 //!   response.completed | .incomplete | .failed                      with the usage
 //! ```
 //!
-//! Events are numbered from 0. Responses are stored only if the server was started with `--store`, each for its owner only
-//! ([`crate::transcripts`]).
+//! Events are numbered from 0. Responses are stored only if the server was started with `--store`; only the owner of a
+//! response can read or continue it ([`crate::transcripts`]).
 
 use super::App;
 use crate::answer::{End, Piece, Usage};
@@ -28,29 +28,29 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// An answer in the format of a response.
+/// Formats an answer as a Responses object or its events, and stores it when it is complete.
 pub(super) struct ResponsesShape {
     id: String,
-    /// The response object's constant fields: those of the request, the model, the creation time, `store`.
+    /// The constant fields of the response object: those repeated from the request, the model, the time, `store`.
     told: Map<String, Value>,
     output: Vec<Value>,
-    /// The id and the text of the message that is being written and not yet in `output`.
+    /// Id and text of the message that is being written, which is not in `output` yet.
     open: Option<(String, String)>,
     end: Option<End>,
     sequence: u64,
     keep: Option<Keep>,
 }
 
-/// The store and the record for a response to store once it is complete.
+/// The store for a response, and what is stored with it.
 pub(super) struct Keep {
     pub(super) transcripts: Arc<Transcripts>,
     pub(super) owner: Owner,
-    /// The input items of the response.
+    /// The input items of the chat so far, those of continued responses included.
     pub(super) input: Vec<Value>,
 }
 
 impl ResponsesShape {
-    /// `told` are the request's fields that the response repeats.
+    /// Returns the shape of a new response; `told` are the request's fields that the response repeats.
     pub(super) fn new(model: &str, mut told: Map<String, Value>, keep: Option<Keep>) -> Self {
         told.insert("created_at".to_owned(), now().into());
         told.insert("model".to_owned(), model.into());
@@ -111,7 +111,7 @@ impl ResponsesShape {
         self.complete(usage, &mut Vec::new())
     }
 
-    /// Closes the open item, and stores the response if it must be stored.
+    /// Ends the open message and returns the complete response, which it stores if required.
     fn complete(&mut self, usage: Usage, events: &mut Vec<Event>) -> Value {
         let status = match self.end {
             Some(End::Length) => "incomplete",
@@ -248,7 +248,7 @@ fn usage_object(usage: Usage) -> Value {
     })
 }
 
-/// Returns the items of a stored response that a request continues: its input, then its output.
+/// Returns the items of the stored response `id`, which a request continues: its input, then its output.
 pub(super) fn earlier(app: &App, owner: &Owner, id: &str) -> Result<Vec<Value>, Failure> {
     let field = "previous_response_id";
     let Some(transcripts) = &app.transcripts else {
@@ -265,8 +265,8 @@ pub(super) fn earlier(app: &App, owner: &Owner, id: &str) -> Result<Vec<Value>, 
     Ok(items)
 }
 
-/// Returns the store, and the owner that `headers` identify. These requests have no body with a salt, so the owner is one
-/// without a salt.
+/// Returns the store, and the owner that `headers` identify. These requests have no `cache_salt`, so responses to
+/// requests with a salt are not found.
 fn kept(app: &App, headers: &HeaderMap) -> Result<(Arc<Transcripts>, Owner), Failure> {
     let Some(transcripts) = app.transcripts.clone() else {
         let message = "this server keeps no responses: start it with --store";

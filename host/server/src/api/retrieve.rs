@@ -4,9 +4,9 @@
 //!   {"query": "…", "embedding": […], "k": 5, "filters": {"year": 2024}, "words": true, "order": false, "cache_salt": "…"}
 //!   {"object": "list", "version": "…", "data": [{"id", "title", "text", "metadata", "score", "rank"}, …], "matched": 0}
 //! ```
-//! With `order` the documents are in the order of the gateway's policy for requests with that salt, after the prompt that
-//! holds most of them now. `rank` keeps the retriever's order, and `matched` is the number of resident ones. A caller that
-//! writes the prompt knows the text before the documents and so orders better; the gateway does.
+//! With `order`, the documents are in the order that the gateway's policy would choose for the tenant of `cache_salt`,
+//! behind whichever prompt beginning the cache holds most of them. `rank` is the retriever's order, and `matched` the
+//! number of leading documents that are cached. The gateway, which knows the text before them, orders better.
 
 use super::App;
 use super::admit::{Admitted, admit};
@@ -28,13 +28,13 @@ pub(super) async fn retrieve(
 ) -> Result<Json<Value>, Failure> {
     let Admitted { body, pass, time } = admit(&app, request).await?;
     let cancelled = Cancelled::default();
-    // The search ends with the request: if its client disconnects, this is dropped.
+    // Dropped when the client disconnects, which ends the search.
     let _cancel = cancelled.on_drop();
     let work = {
         let app = Arc::clone(&app);
         move || answer(&app, &body, cancelled)
     };
-    // A store may wait without computing, so it needs no core's permit.
+    // The store may wait for a network, so the search needs no permit for a core.
     let working = async {
         let working = tokio::task::spawn_blocking(work).await;
         working.map_err(Failure::internal)?
@@ -83,8 +83,8 @@ fn answer(app: &App, body: &[u8], cancelled: Cancelled) -> Result<Value, Failure
     }))
 }
 
-/// Returns a document with the gateway's fingerprint for a `documents` array: of this response's JSON strings, since the
-/// gateway copies these without unescaping.
+/// Returns a document with the fingerprint that the gateway gives it in a `documents` array. The gateway hashes JSON
+/// strings without unescaping them, so id, title and text are escaped as in this response.
 fn known(found: &ScoredDocument) -> Known<'_> {
     let document = &found.document;
     let parts = [&document.id, &document.title, &document.text].map(|part| escaped(part));
@@ -96,7 +96,7 @@ fn known(found: &ScoredDocument) -> Known<'_> {
     }
 }
 
-/// Escapes a text for the inside of a JSON string.
+/// Escapes a text as the inside of a JSON string.
 fn escaped(text: &str) -> String {
     let quoted = Value::from(text).to_string();
     quoted[1..quoted.len() - 1].to_owned()

@@ -1,4 +1,4 @@
-//! Formats an answer for the API of its request: complete as one object, or as the events of a stream.
+//! Formats an answer for the API of its request: as one object, or as the events of a stream.
 //!
 //! ```text
 //!   Answer ── Piece ──▶ Shape ─┬─ OpenAi     chat and text completions      chunks, `[DONE]`
@@ -6,7 +6,7 @@
 //!                              └─ Messages   content blocks                 named events
 //! ```
 //!
-//! A shape takes pieces in order and stores what the end repeats. It knows nothing of the engine.
+//! A shape receives the pieces in order, and remembers what the last events repeat. It knows nothing of the engine.
 
 use super::dialect::{Envelope, Whole};
 use super::messages::MessagesShape;
@@ -17,7 +17,7 @@ use axum::response::sse::Event;
 use foreword_engine::text::Part;
 use serde_json::Value;
 
-/// The format of an answer in one of the APIs.
+/// Formats an answer for one of the APIs.
 pub(super) enum Shape {
     OpenAi(OpenAi),
     Responses(Box<ResponsesShape>),
@@ -25,7 +25,7 @@ pub(super) enum Shape {
 }
 
 impl Shape {
-    /// Returns the events at the beginning of a stream.
+    /// Returns the events that begin a stream, before the first piece.
     pub(super) fn opening(&mut self) -> Vec<Event> {
         match self {
             Self::OpenAi(_) | Self::Messages(_) => Vec::new(),
@@ -33,7 +33,7 @@ impl Shape {
         }
     }
 
-    /// Returns the events for a piece.
+    /// Returns the events for a piece; `usage` are the tokens so far.
     pub(super) fn piece(&mut self, piece: Piece, usage: Usage) -> Vec<Event> {
         match self {
             Self::OpenAi(shape) => shape.piece(&piece),
@@ -51,7 +51,7 @@ impl Shape {
         }
     }
 
-    /// Returns the event that replaces the rest of a stream when the generation fails.
+    /// Returns the event that ends a stream when the generation fails.
     pub(super) fn failure(&mut self, failure: &Failure, usage: Usage) -> Event {
         match self {
             Self::OpenAi(_) => Event::default().data(failure.body().to_string()),
@@ -60,7 +60,7 @@ impl Shape {
         }
     }
 
-    /// Adds a piece of an answer that is delivered complete.
+    /// Adds a piece of an answer that is delivered as one object.
     pub(super) fn take(&mut self, piece: Piece) {
         match self {
             Self::OpenAi(shape) => shape.take(piece),
@@ -69,7 +69,7 @@ impl Shape {
         }
     }
 
-    /// Returns the complete answer, with the reported parts of its prompt.
+    /// Returns the complete answer; `prompt` are the prompt's log-probabilities, if requested.
     pub(super) fn whole(&mut self, usage: Usage, prompt: Option<&[PromptToken]>) -> Value {
         match self {
             Self::OpenAi(shape) => {
@@ -82,14 +82,14 @@ impl Shape {
     }
 }
 
-/// Chat and text completions.
+/// Formats chat and text completions.
 pub(super) struct OpenAi {
     envelope: Envelope,
     logprobs: bool,
     include_usage: bool,
-    /// The choices of an answer that is delivered complete.
+    /// The choices so far of an answer that is delivered as one object.
     choices: Vec<Whole>,
-    /// For each choice of a stream, whether it has begun. `calls` counts the tool calls of each.
+    /// For each choice of a stream, whether its first event was sent, and the number of its tool calls.
     opened: Vec<bool>,
     calls: Vec<usize>,
 }
@@ -122,7 +122,7 @@ impl OpenAi {
         if !std::mem::replace(&mut self.opened[index], true) {
             chunks.extend(envelope.opening(index));
         }
-        // A piece's tokens are sent with its first chunk.
+        // The first chunk of a piece has the log-probabilities of all its tokens.
         let mut tokens = Some(&*piece.logprobs).filter(|_| self.logprobs);
         for part in &piece.parts {
             chunks.push(match part {
@@ -149,7 +149,7 @@ impl OpenAi {
         usage.into_iter().chain([done]).collect()
     }
 
-    /// Adds OpenAI's null `usage` to a chunk if the last chunk will carry the usage.
+    /// Returns the chunk as an event, with OpenAI's null `usage` if the last chunk will report the usage.
     fn dress(&self, mut chunk: Value) -> Event {
         if self.include_usage
             && let Some(chunk) = chunk.as_object_mut()

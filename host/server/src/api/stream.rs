@@ -1,7 +1,7 @@
 //! An answer as server-sent events.
 //!
 //! ```text
-//!   data: {… "delta": {"role": "assistant", "content": ""} …}     with the first text (chat only)
+//!   data: {… "delta": {"role": "assistant", "content": ""} …}     before a choice's first piece (chat only)
 //!   data: {… "delta": {"content": "Hel"} …}                       one for each piece of text, at once
 //!   data: {… "delta": {"tool_calls": [{"index": 0, …}]} …}        one for each complete tool call
 //!   data: {… "delta": {}, "finish_reason": "stop" …}              the end of a choice
@@ -10,11 +10,11 @@
 //! ```
 //!
 //! This is the stream of a chat; those of responses and messages are in [`super::responses`] and [`super::messages`].
-//! Several choices are interleaved, each with its `index`. A failure after the stream has begun is an event with the error
-//! in the API's format, without a last event.
+//! The events of several choices are interleaved, each with its `index`. After a failure, an event with the error in
+//! the API's format ends the stream, without `[DONE]`.
 //!
-//! One task makes the events of one stream, so that its deadline holds even while the client does not read. It ends when
-//! the stream is dropped. It holds the request's [`Pass`](crate::gate::Pass), so emptying the gate waits for it.
+//! One task makes the events of one stream, so its deadline holds even while the client does not read. The task ends
+//! when the stream is dropped, and holds the request's [`Pass`](crate::gate::Pass), so the gate waits for it.
 
 use super::shape::Shape;
 use crate::answer::{Answer, Submitted};
@@ -29,7 +29,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tracing::Instrument;
 
-/// Returns the response that streams the answer to what was submitted.
+/// Returns a response that streams the answer of a submitted generation as events.
 pub(super) fn stream(model: Arc<Model>, shape: Shape, submitted: Submitted) -> Response {
     let (sender, mut receiver) = mpsc::channel(EVENTS);
     tokio::spawn(
@@ -47,8 +47,7 @@ pub(super) fn stream(model: Arc<Model>, shape: Shape, submitted: Submitted) -> R
             .poll_recv(context)
             .map(|event| event.map(Ok::<_, Infallible>))
     });
-    // Comments while there are no events: proxies with idle time-outs keep the connection, and a disconnected client is
-    // noticed.
+    // Sends comments while there are no events, so that proxies do not time out and a disconnected client is noticed.
     let mut response = Sse::new(events)
         .keep_alive(KeepAlive::default())
         .into_response();
@@ -86,12 +85,12 @@ async fn send_answer(
     .await;
     if let Err(failure) = outcome {
         failure.log();
-        // A client that has stopped reading leaves no room for this event; its stream ends without a last event.
+        // If the client has stopped reading, there is no room for this event, and the stream just ends.
         let _ = sender.try_send(shape.failure(&failure, answer.usage()));
     }
 }
 
-/// Sends one event unless the answer's deadline comes first. If the stream was dropped, its task ends elsewhere.
+/// Sends an event; fails if the answer's deadline passes first. When the client disconnects, the task is dropped.
 async fn send(
     sender: &mpsc::Sender<Event>,
     event: Event,
@@ -104,5 +103,5 @@ async fn send(
     }
 }
 
-/// Most events not yet written. Small, so that a slow client's backlog stays in the engine's channel.
+/// Most events that wait to be written. With few, a slow client's backlog stays in the engine's channel.
 const EVENTS: usize = 16;

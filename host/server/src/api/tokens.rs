@@ -1,5 +1,5 @@
-//! `POST /tokenize`, `/detokenize`, `/v1/chat/completions/render`, `/v1/responses/render` and `/v1/completions/render`, as
-//! in vLLM: the tokens of a prompt, for routers that look them up in engines' KV events. Nothing is generated.
+//! `POST /tokenize`, `/detokenize`, `/v1/chat/completions/render`, `/v1/responses/render` and `/v1/completions/render`,
+//! as in vLLM: routers look up a prompt's tokens in engines' KV events. Nothing is generated.
 
 use super::admit::{Admitted, admit};
 use super::{App, RequestId};
@@ -112,8 +112,8 @@ pub(super) async fn render_completion(
     .await
 }
 
-/// The response of `/tokenize`. It is serialised directly: as JSON values, a long text's tokens would take hundreds of
-/// times its bytes.
+/// The response of `/tokenize`, serialised directly: as JSON values, a long text's tokens would take hundreds of times
+/// the text's bytes.
 #[derive(Serialize)]
 struct Tokens<'a> {
     count: usize,
@@ -122,7 +122,7 @@ struct Tokens<'a> {
     token_strs: Option<Strings<'a>>,
 }
 
-/// The text of each token, serialised.
+/// Serialises to the text of each token, with U+FFFD for invalid UTF-8.
 struct Strings<'a>(&'a Model, &'a [TokenId]);
 
 impl Serialize for Strings<'_> {
@@ -153,12 +153,12 @@ impl<'a> Rendered<'a> {
     }
 }
 
-/// Serialises a response.
+/// Serialises a response's body.
 pub(super) fn told(answer: &impl Serialize) -> Result<Vec<u8>, Failure> {
     serde_json::to_vec(answer).map_err(Failure::internal)
 }
 
-/// Responds with the JSON that `read` returns for the request's body, on a thread that may block.
+/// Responds with the JSON that `read` returns for the model and the request's body. `read` runs on a blocking thread.
 pub(super) async fn work(
     app: &Arc<App>,
     request: Request,

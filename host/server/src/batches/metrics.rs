@@ -9,7 +9,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use std::fmt;
 use std::sync::Arc;
 
-/// Exports a store's counts.
+/// Exports the counters and gauges of a store of batches.
 #[derive(Debug)]
 pub(super) struct OfBatches(pub(super) Arc<Store>);
 

@@ -8,8 +8,8 @@
 //!                                                                                admission, while no request waits
 //! ```
 //!
-//! All state is in the folder: a batch continues after a restart, and does not repeat answered requests. A file or a batch
-//! belongs to an API key; other keys cannot see it.
+//! All state is in the folder, so an unfinished batch continues after a restart without repeating answered requests.
+//! Files and batches belong to an API key; other keys cannot see them.
 
 mod ask;
 mod metrics;
@@ -41,17 +41,17 @@ pub struct Config {
     pub folder: PathBuf,
     /// Limits on files and batches, and their lifetime.
     pub bounds: Bounds,
-    /// Most requests of all batches in flight.
+    /// Most requests of all batches together that are in flight.
     pub concurrency: u16,
-    /// The order of a batch's requests.
+    /// How the requests of a batch are ordered and planned.
     pub order: BatchOrder,
-    /// The gateway's configuration of ordering.
+    /// The gateway's ordering configuration, with which documents are ordered.
     pub ordering: RawConfig,
 }
 
 /// The server's settings that batches use.
 pub struct Access {
-    /// The API keys, each the owner of its batches; `None` if there are none.
+    /// The API keys, each of which owns its files and batches; `None` if no keys are configured.
     pub keys: Option<ApiKeys>,
     /// Longest body of a request, in bytes.
     pub max_body_bytes: u64,
@@ -70,18 +70,17 @@ struct Shared {
     concurrency: u16,
     order: BatchOrder,
     ordering: RawConfig,
-    /// Permits for requests in flight, shared fairly between batches.
+    /// Permits for requests in flight, shared by all batches.
     places: Arc<Semaphore>,
-    /// The permit to read a batch's file or plan a window.
+    /// The single permit to read a batch's file or to plan its next requests.
     planning: Arc<Semaphore>,
 }
 
 impl Batches {
-    /// Opens the folder.
+    /// Opens the folder, and creates it if needed.
     ///
     /// # Errors
-    /// Returns an error if the folder cannot be used, another server uses it, or the ordering configuration does not suit
-    /// the order.
+    /// Returns an error if the folder cannot be used or is in use, or the ordering configuration rules out `order`.
     pub fn open(config: Config, access: Access) -> anyhow::Result<Self> {
         BatchOrderer::new(&config.ordering, config.order)
             .map_err(|error: BatchConfigError| anyhow::anyhow!("--batch-order: {error}"))?;
@@ -106,12 +105,12 @@ impl Batches {
         &self.shared.store
     }
 
-    /// Returns the metrics collector of batches.
+    /// Returns the collector of the batches' metrics.
     pub(crate) fn collector(&self) -> Box<dyn Collector> {
         Box::new(metrics::OfBatches(Arc::clone(self.store())))
     }
 
-    /// Continues the batches that were unfinished when the server last stopped.
+    /// Continues the unfinished batches of the server's last run.
     pub(crate) fn resume<A: Ask>(&self, server: &Arc<A>) {
         for id in self.store().unfinished() {
             tracing::info!(id, "going on with a batch");
@@ -119,7 +118,7 @@ impl Batches {
         }
     }
 
-    /// Starts or continues a batch.
+    /// Starts or continues the batch `id` in the background.
     pub(crate) fn start<A: Ask>(&self, server: &Arc<A>, id: String) {
         let (server, shared) = (Arc::clone(server), Arc::clone(&self.shared));
         let mut tasks = self.tasks.lock();
@@ -127,7 +126,7 @@ impl Batches {
         tasks.spawn(async move { run::run(&server, &shared, &id).await });
     }
 
-    /// Waits until no batch runs; none starts after the gate has closed.
+    /// Waits until no batch runs. Call after the gate has begun to stop, so that none starts.
     pub(crate) async fn ended(&self) {
         let mut tasks = std::mem::take(&mut *self.tasks.lock());
         while tasks.join_next().await.is_some() {}

@@ -1,10 +1,10 @@
 //! Runs one batch: reads its file, sends its requests, and writes the answers.
 //!
-//! A batch's request passes the same admission as one from the network, and waits longer: for one of the batches' own
-//! permits, and then until no request waits in the engine's queue. So live requests overtake the rest of a batch.
+//! A batch's request takes a permit of the batches and waits until no request waits in the engine's queue; then it
+//! passes the same admission as a request from the network. So live requests overtake the rest of a batch.
 //!
-//! Reading a file and planning take seconds at worst. They run on threads that may block, for one batch at a time, hold no
-//! place meanwhile, and end early with their batch. No runtime thread waits for a lock held during them, or for the disk.
+//! Reading a file and planning may take seconds. They run on blocking threads, for one batch at a time, hold no place
+//! in the gate, and stop early if the batch ends. No async worker waits for the disk or for a lock held meanwhile.
 
 use super::store::{ERRORS, Fault, OUTPUT, RequestCounts, Status, Store, open};
 use super::{Ask, Asking, BatchRecord, Shared, now};
@@ -23,13 +23,13 @@ use std::time::Duration;
 use tokio::sync::{OwnedMutexGuard, Semaphore};
 use tokio::task::{JoinSet, spawn_blocking};
 
-/// Why no further request is sent.
+/// Why a batch sends no further requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Ending {
     Completed,
     Cancelled,
     Expired,
-    /// Errors in the file, or the error in writing answers.
+    /// The file has these errors, or answers cannot be written.
     Failed(Vec<Fault>),
     /// The server is stopping; the batch continues after its next start.
     Stopped,
@@ -38,21 +38,21 @@ enum Ending {
 /// A batch in progress.
 struct Running {
     record: BatchRecord,
-    /// Number of the owner's API key.
+    /// Number of the owner's API key; `None` if no keys are configured.
     key: Option<usize>,
     input: File,
     index: BatchIndex,
     store: Arc<Store>,
-    /// Permits for requests in flight, shared fairly between batches.
+    /// Permits for requests in flight, shared by all batches.
     places: Arc<Semaphore>,
     planning: Arc<Semaphore>,
     plan: Arc<tokio::sync::Mutex<Plan>>,
     progress: Mutex<Progress>,
-    /// The error because of which no more answers can be written.
+    /// The first error in reading the file or writing answers, which ends the batch.
     failed: OnceLock<Fault>,
 }
 
-/// The next requests and their order. Locked only on threads that may block, unless locked asynchronously.
+/// Plans a batch's next requests and orders their documents. Locked asynchronously, or on blocking threads only.
 struct Plan {
     schedule: BatchSchedule,
     orderer: BatchOrderer,
@@ -78,15 +78,15 @@ pub(super) async fn run<A: Ask>(server: &Arc<A>, batches: &Shared, id: &str) {
         let (store, id) = (Arc::clone(store), id.to_owned());
         spawn_blocking(move || store.any_batch(&id)).await
     };
-    // It was removed, or there was a panic that the runtime reported.
+    // The batch was removed, or the read panicked, which the runtime has logged.
     let Ok(Some(record)) = found else { return };
     let ending = if record.ends_as.is_some() {
-        // The server stopped while it made files of the answers.
+        // The server stopped while it turned answers into files: continue with that.
         Ending::Completed
     } else {
         match prepared(server, batches, record).await {
             Ok(Ok(running)) => ask(server, batches, running).await,
-            // No request was sent, so there is nothing to finish.
+            // No request was sent, so there are no answers to turn into files.
             Ok(Err(Ending::Failed(faults))) => {
                 let (store, id) = (Arc::clone(store), id.to_owned());
                 let failed = spawn_blocking(move || {
@@ -109,7 +109,7 @@ pub(super) async fn run<A: Ask>(server: &Arc<A>, batches: &Shared, id: &str) {
     if ending != Ending::Stopped {
         let (store, id) = (Arc::clone(store), id.to_owned());
         let ended = spawn_blocking(move || finish(&store, &id, ending));
-        // The runtime reported a panic.
+        // If this panics, the runtime logs it.
         let _ = ended.await;
     }
 }
@@ -128,7 +128,7 @@ fn fault(code: &str, message: &str) -> Fault {
     }
 }
 
-/// Reads the batch's file, and the answers from before a restart. The inner error is a batch that ends before it begins.
+/// Reads the batch's file and earlier answers. The inner error means that the batch ends without a request.
 async fn prepared<A: Ask>(
     server: &Arc<A>,
     batches: &Shared,
@@ -191,7 +191,7 @@ async fn prepared<A: Ask>(
             let file = open(&path)?;
             let read = answers.read(BufReader::new(&file), &index)?;
             read.map_err(|error| anyhow!("{}: {error}", path.display()))?;
-            // A truncated line's request is sent again.
+            // A last line without its end is cut off, and its request is sent again.
             let torn = file.metadata()?.len().saturating_sub(answers.whole_bytes);
             file.set_len(answers.whole_bytes)?;
             store.release(&record.owner, torn);
@@ -223,8 +223,8 @@ async fn prepared<A: Ask>(
     spawn_blocking(read).await?
 }
 
-/// Returns why no further request of the batch must be sent; `None` if it continues. It reads the store, which may be
-/// writing to disk.
+/// Returns why the batch must stop early: stop of the server, cancellation or expiry. `None` if it continues. Blocks,
+/// since the store may be writing to disk.
 fn early_ending(server: &impl Ask, store: &Store, record: &BatchRecord) -> Option<Ending> {
     if server.is_stopping() {
         return Some(Ending::Stopped);
@@ -236,7 +236,7 @@ fn early_ending(server: &impl Ask, store: &Store, record: &BatchRecord) -> Optio
     (now() >= record.expires_at).then_some(Ending::Expired)
 }
 
-/// Sends all scheduled requests.
+/// Sends the batch's unanswered requests, and returns how the batch ended.
 async fn ask<A: Ask>(server: &Arc<A>, batches: &Shared, running: Running) -> Ending {
     let running = Arc::new(running);
     let mut workers = JoinSet::new();
@@ -254,14 +254,14 @@ async fn ask<A: Ask>(server: &Arc<A>, batches: &Shared, running: Running) -> End
     ended.await.unwrap_or_else(|_| running.unasked())
 }
 
-/// Sends the worker's next request and writes the answer. `None` if the worker has no more, or the batch ends.
+/// Sends the worker's next request and writes its answer. `None` if the worker has no more requests, or the batch ends.
 async fn ask_next<A: Ask>(server: &Arc<A>, running: &Arc<Running>, worker: usize) -> Option<()> {
     let (_place, next) = loop {
         plan(server, running, worker).await?;
         let place = running.places.acquire().await.ok()?;
         turn(server, running).await?;
         let plan = Arc::clone(&running.plan).lock_owned().await;
-        // Otherwise other workers took the planned requests.
+        // Needed if other workers took the planned requests meanwhile.
         if !plan.schedule.needs_plan(worker) {
             let running = Arc::clone(running);
             break (place, spawn_blocking(move || running.next(plan, worker)));
@@ -274,7 +274,7 @@ async fn ask_next<A: Ask>(server: &Arc<A>, running: &Arc<Running>, worker: usize
     kept.await.ok()
 }
 
-/// Plans the worker's next requests, if needed. `None` if the batch ends first.
+/// Plans the worker's next requests if none are planned. `None` if the batch ends first.
 async fn plan<A: Ask>(server: &Arc<A>, running: &Arc<Running>, worker: usize) -> Option<()> {
     let mut plan = Arc::clone(&running.plan).lock_owned().await;
     if !plan.schedule.needs_plan(worker) {
@@ -293,7 +293,7 @@ async fn plan<A: Ask>(server: &Arc<A>, running: &Arc<Running>, worker: usize) ->
     planned.await.ok()?
 }
 
-/// Waits until a request of a batch may be sent; `None` if the batch ends first.
+/// Waits until no request waits in the engine's queue; `None` if the batch ends first.
 async fn turn<A: Ask>(server: &Arc<A>, running: &Arc<Running>) -> Option<()> {
     loop {
         let ending = {
@@ -310,10 +310,10 @@ async fn turn<A: Ask>(server: &Arc<A>, running: &Arc<Running>) -> Option<()> {
     }
 }
 
-/// A response's status and body.
+/// Status and body of a response.
 type Answer = (u16, Vec<u8>);
 
-/// Sends a request until it is answered; `None` if the batch ends first.
+/// Sends a request, again after 429 and up to twice after 5xx. `None` if the server stops or the batch ends.
 async fn answered<A: Ask>(
     server: &Arc<A>,
     running: &Arc<Running>,
@@ -329,7 +329,7 @@ async fn answered<A: Ask>(
         let (status, body) = match Arc::clone(server).ask(asking, request.body.clone()).await {
             Ok(answer) => answer,
             Err(Failure::Stopping | Failure::Loading) => return None,
-            // Other requests were admitted first.
+            // The server is full of other requests.
             Err(Failure::QueueFull { .. }) => {
                 tokio::time::sleep(GLANCE).await;
                 turn(server, running).await?;
@@ -350,7 +350,7 @@ async fn answered<A: Ask>(
 }
 
 impl Running {
-    /// Returns why no further request must be sent; `None` if the batch continues.
+    /// Returns why the batch must stop early; `None` if it continues.
     fn ending(&self, server: &impl Ask) -> Option<Ending> {
         match self.failed.get() {
             Some(fault) => Some(Ending::Failed(vec![fault.clone()])),
@@ -358,7 +358,7 @@ impl Running {
         }
     }
 
-    /// Returns how the batch ends, after all workers have stopped.
+    /// Returns how the batch ended, once all workers have stopped.
     fn ended(&self, server: &impl Ask) -> Ending {
         let is_whole = {
             let answers = &self.progress.lock().answers;
@@ -375,12 +375,12 @@ impl Running {
         Ending::Failed(vec![fault("internal_error", words)])
     }
 
-    /// Records the first error in writing answers.
+    /// Records an error that ends the batch, if it is the first.
     fn fail(&self, fault: Fault) {
         let _ = self.failed.set(fault);
     }
 
-    /// Returns the worker's next request, with its documents ordered.
+    /// Returns the worker's next request, with its documents ordered; `None` if there is none or it is unreadable.
     fn next(&self, mut plan: OwnedMutexGuard<Plan>, worker: usize) -> Option<Request> {
         let Plan { schedule, orderer } = &mut *plan;
         let task = schedule.next(&self.index, worker)?;
@@ -416,7 +416,7 @@ impl Running {
         }
     }
 
-    /// Writes an answer to the batch's files.
+    /// Appends an answer to the batch's files and counts it.
     fn keep(&self, request: &Request, (status, body): &Answer) {
         let progress = &mut *self.progress.lock();
         let id = format!("batch_req_{}_{}", self.record.id, request.line);
@@ -442,7 +442,7 @@ impl Running {
         if let Err(error) = file.write_all(&text) {
             self.store.release(&self.record.owner, bytes);
             if let Ok(before) = before {
-                // A truncated line would be removed at the next start anyway.
+                // Otherwise the next start would cut off the incomplete line.
                 let _ = file.set_len(before);
             }
             let id = &self.record.id;
@@ -469,8 +469,8 @@ impl Running {
     }
 }
 
-/// Makes files of the answers, and ends the batch. The intent is recorded first, so that a server killed meanwhile
-/// completes it at its next start.
+/// Turns the answers into files and ends the batch. The record says so first, so that the next start completes this if
+/// the server is killed meanwhile.
 fn finish(store: &Store, id: &str, ending: Ending) {
     let mut faults = Vec::new();
     let ends_as = match ending {
@@ -513,9 +513,9 @@ fn finish(store: &Store, id: &str, ending: Ending) {
     );
 }
 
-/// Interval between checks of the queue.
+/// Interval between looks at the engine's queue.
 const GLANCE: Duration = Duration::from_millis(20);
-/// Attempts at a request that fails because of the server.
+/// Most attempts at a request that is answered with 5xx.
 const ATTEMPTS: u32 = 3;
-/// Most invalid lines reported.
+/// Most invalid lines that are reported.
 const MAX_FAULTS: usize = 100;

@@ -1,4 +1,4 @@
-//! The folder of files and batches: their owners, limits and lifetimes.
+//! The folder of files and batches, with their owners, limits and lifetimes.
 //!
 //! ```text
 //!   DIR/lock                 locked by the server that uses the folder
@@ -7,8 +7,8 @@
 //!   DIR/….part               a file being written; removed at the start
 //! ```
 //!
-//! Records are replaced whole. Only the process's user may read the folder: it holds documents and answers. Limits apply to
-//! all owners together; if there are several, one may use half. Times are seconds since 1970.
+//! Records are replaced as a whole. Only the process's user may read the folder, which holds documents and answers.
+//! Limits apply to all owners together; with several API keys, one owner may use half. Times are seconds since 1970.
 
 use crate::failure::{Failure, clip};
 use crate::ids::random_id;
@@ -37,7 +37,7 @@ pub struct Bounds {
     pub requests: u32,
     /// Most unfinished batches of all owners.
     pub batches: usize,
-    /// Lifetime of files and batches.
+    /// Lifetime of files and of finished batches.
     pub time: Duration,
 }
 
@@ -46,17 +46,17 @@ pub struct Bounds {
 pub struct FileRecord {
     /// Id of the file.
     pub id: String,
-    /// Hash of the owner's key; empty if no keys are configured.
+    /// Name of the owner's API key, see [`crate::keys::ApiKeys::name`]; empty if no keys are configured.
     pub owner: String,
     /// The client's name for the file.
     pub filename: String,
-    /// `batch`, or `batch_output`.
+    /// `batch` for an upload, `batch_output` for answers.
     pub purpose: String,
     /// Length of the file in bytes.
     pub bytes: u64,
     /// Time of creation.
     pub created_at: u64,
-    /// Time of removal.
+    /// Time when the file expires.
     pub expires_at: u64,
 }
 
@@ -66,24 +66,24 @@ pub struct FileRecord {
 pub enum Status {
     /// The batch's file is being read.
     Validating,
-    /// The batch's file is invalid, or its answers could not be written.
+    /// The batch's file or its owner's key is invalid, or its answers could not be written.
     Failed,
     /// The batch's requests are being sent.
     InProgress,
-    /// The batch's answers are being written into files.
+    /// The batch's answers are being turned into files.
     Finalizing,
-    /// Every request has an answer.
+    /// Every request was answered, possibly with an error.
     Completed,
-    /// The batch's completion window has ended.
+    /// The batch did not end within its completion window.
     Expired,
-    /// The batch is being cancelled; requests in flight are still answered.
+    /// The batch is being cancelled; its requests in flight are still answered.
     Cancelling,
     /// The batch was cancelled by its owner.
     Cancelled,
 }
 
 impl Status {
-    /// All statuses, in the order in which a batch reaches them.
+    /// All statuses; the first is that of a new batch.
     pub const ALL: [Self; 8] = [
         Self::Validating,
         Self::InProgress,
@@ -110,7 +110,7 @@ impl Status {
         }
     }
 
-    /// Returns whether the status is final.
+    /// Returns whether a batch keeps this status.
     #[must_use]
     pub fn is_final(self) -> bool {
         matches!(
@@ -120,14 +120,14 @@ impl Status {
     }
 }
 
-/// An error of a batch.
+/// An error of a batch, as in OpenAI's `errors`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
-    /// The error's code, one word.
+    /// The error's code, such as `invalid_line`.
     pub code: String,
     /// The error's message.
     pub message: String,
-    /// Line of the input file, from 1.
+    /// Number of the invalid line of the input file, from 1; `None` for another error.
     pub line: Option<u64>,
 }
 
@@ -147,9 +147,9 @@ pub struct RequestCounts {
 pub struct BatchRecord {
     /// Id of the batch.
     pub id: String,
-    /// Hash of the owner's key; empty if no keys are configured.
+    /// Name of the owner's API key; empty if no keys are configured.
     pub owner: String,
-    /// The route of all requests of the batch.
+    /// The route of all requests of the batch, such as `/v1/chat/completions`.
     pub endpoint: String,
     /// Id of the file with the requests.
     pub input_file_id: String,
@@ -157,29 +157,29 @@ pub struct BatchRecord {
     pub status: Status,
     /// Errors of the batch.
     pub errors: Vec<Fault>,
-    /// Id of the file with the successful answers.
+    /// Id of the file with the successful answers; `None` if there are none.
     pub output_file_id: Option<String>,
-    /// Id of the file with the other answers.
+    /// Id of the file with the other answers; `None` if there are none.
     pub error_file_id: Option<String>,
     /// Time of creation.
     pub created_at: u64,
-    /// Latest time at which the batch ends.
+    /// Time when the batch expires, unless it has ended.
     pub expires_at: u64,
-    /// The times at which the batch reached its statuses, by the status's name.
+    /// The times at which the batch reached its statuses, by the statuses' names.
     pub times: BTreeMap<String, u64>,
     /// Counts of the batch's requests.
     pub counts: RequestCounts,
-    /// Token counts of the answers: prompt, cached, completion.
+    /// Tokens of all answers: of prompts, cached ones of these, and generated.
     pub tokens: [u64; 3],
     /// Metadata from the batch's owner.
     pub metadata: Option<Map<String, Value>>,
-    /// Final status of the batch, set from `finalizing` on.
+    /// The status that the batch will end with, set when it becomes `finalizing`.
     #[serde(default)]
     pub ends_as: Option<Status>,
 }
 
 impl FileRecord {
-    /// Returns the file as OpenAI's API shows it.
+    /// Returns OpenAI's file object.
     #[must_use]
     pub fn object(&self) -> Value {
         json!({
@@ -197,7 +197,7 @@ impl FileRecord {
 }
 
 impl BatchRecord {
-    /// Returns the batch as OpenAI's API shows it.
+    /// Returns OpenAI's batch object.
     #[must_use]
     pub fn object(&self) -> Value {
         let errors = match self.errors.as_slice() {
@@ -260,11 +260,11 @@ pub const WINDOW_SECONDS: u64 = 86_400;
 pub struct Store {
     folder: PathBuf,
     bounds: Bounds,
-    /// Whether an owner may use at most half of the limits.
+    /// Whether there are several owners, of whom each may use at most half of the limits.
     is_shared: bool,
-    /// The state in memory; a change is made under one lock.
+    /// The records; every change is made under one lock.
     state: Mutex<State>,
-    /// Keeps the folder locked while the store exists.
+    /// Locks the folder while the store exists.
     _lock: File,
 }
 
@@ -272,14 +272,14 @@ pub struct Store {
 struct State {
     files: HashMap<String, FileRecord>,
     batches: HashMap<String, BatchRecord>,
-    /// Bytes by owner, files being written included.
+    /// Bytes of each owner's files, those being written included.
     bytes: HashMap<String, u64>,
     /// Number of files being written, by owner.
     writing: HashMap<String, usize>,
-    /// Requests answered since the start: successfully, and with an error.
+    /// Requests answered since the process started, successfully and with an error.
     served: u64,
     failed: u64,
-    /// Batches that ended since the start, by final status.
+    /// Batches that ended since the process started, by final status.
     ended: HashMap<Status, u64>,
 }
 
@@ -292,11 +292,11 @@ pub struct StoreNumbers {
     pub waiting: u64,
     /// Bytes of all files, answers included.
     pub bytes: u64,
-    /// Requests answered successfully since the start.
+    /// Requests answered successfully since the process started.
     pub served: u64,
-    /// Requests answered with an error since the start.
+    /// Requests answered with an error since the process started.
     pub failed: u64,
-    /// Batches that ended since the start, by final status.
+    /// Batches that ended since the process started, by final status.
     pub ended: HashMap<Status, u64>,
 }
 
@@ -323,10 +323,10 @@ impl State {
 }
 
 impl Store {
-    /// Opens a folder, creates it if needed, and reads its records.
+    /// Opens a folder, which is created if needed, and reads its records. `owners` is the number of API keys.
     ///
     /// # Errors
-    /// Returns an error if it cannot be read or written, or another server uses it.
+    /// Returns an error if the folder cannot be read or written or is in use, or if a record is malformed.
     pub fn open(folder: PathBuf, bounds: Bounds, owners: usize) -> Result<Self> {
         let failed = || format!("cannot use the batches' folder {}", folder.display());
         let mut builder = DirBuilder::new();
@@ -371,7 +371,7 @@ impl Store {
         }
         for (id, path) in contents {
             if !state.files.contains_key(&id) {
-                // The server stopped after writing the lines and before their record.
+                // The server was killed between writing the lines and their record.
                 std::fs::remove_file(&path).with_context(failed)?;
             }
         }
@@ -402,10 +402,10 @@ impl Store {
         &self.bounds
     }
 
-    /// Begins a file of `owner`.
+    /// Begins a file of `owner`, which is written with [`Upload::write`].
     ///
     /// # Errors
-    /// Returns [`Failure::StorageFull`] beyond the limits, and 500 if it cannot be written.
+    /// Returns [`Failure::StorageFull`] if there are too many files, and 500 if the file cannot be created.
     pub fn upload(
         self: &Arc<Self>,
         owner: &str,
@@ -437,7 +437,7 @@ impl Store {
         Ok(upload)
     }
 
-    /// Returns a file of `owner`.
+    /// Returns the record of a file; `None` if `owner` has none of that id.
     pub fn file(&self, owner: &str, id: &str, now: u64) -> Option<FileRecord> {
         self.expire(now);
         let state = self.state.lock();
@@ -458,18 +458,18 @@ impl Store {
         files
     }
 
-    /// Opens a file's lines.
+    /// Opens a file's content.
     ///
     /// # Errors
-    /// Returns 500 if they cannot be read.
+    /// Returns 500 if it cannot be opened.
     pub fn content(&self, id: &str) -> Result<File, Failure> {
         File::open(self.path(id, LINES)).map_err(Failure::internal)
     }
 
-    /// Removes a file of `owner`; `false` if there is none.
+    /// Removes a file; returns false if `owner` has none of that id.
     ///
     /// # Errors
-    /// Returns 400 while a batch reads it, and 500 if it cannot be removed.
+    /// Returns 400 while an unfinished batch reads the file, and 500 if it cannot be removed.
     pub fn remove(&self, owner: &str, id: &str, now: u64) -> Result<bool, Failure> {
         self.expire(now);
         let state = &mut *self.state.lock();
@@ -490,10 +490,10 @@ impl Store {
         Ok(true)
     }
 
-    /// Creates a batch.
+    /// Stores a new batch under a new id.
     ///
     /// # Errors
-    /// Returns [`Failure::StorageFull`] if too many are unfinished, and 500 if it cannot be written.
+    /// Returns [`Failure::StorageFull`] if too many batches are unfinished, and 500 if the record cannot be written.
     pub fn create(&self, mut record: BatchRecord, now: u64) -> Result<BatchRecord, Failure> {
         self.expire(now);
         record.id = format!("batch_{}", random_id());
@@ -511,7 +511,7 @@ impl Store {
         Ok(record)
     }
 
-    /// Returns a batch of `owner`.
+    /// Returns the record of a batch; `None` if `owner` has none of that id.
     pub fn batch(&self, owner: &str, id: &str, now: u64) -> Option<BatchRecord> {
         self.expire(now);
         self.any_batch(id).filter(|batch| batch.owner == owner)
@@ -550,7 +550,7 @@ impl Store {
         }
     }
 
-    /// Returns the store's numbers: current state, and counts since the start.
+    /// Returns the numbers for metrics.
     pub fn numbers(&self) -> StoreNumbers {
         let state = self.state.lock();
         let mut batches = HashMap::new();
@@ -576,17 +576,18 @@ impl Store {
         }
     }
 
-    /// Changes a batch in memory only: for counts, which can be restored from the lines of answers.
+    /// Changes a record in memory only, for counts: after a restart these are read from the answers.
     pub(super) fn note(&self, id: &str, change: impl FnOnce(&mut BatchRecord)) {
         if let Some(batch) = self.state.lock().batches.get_mut(id) {
             change(batch);
         }
     }
 
-    /// Advances a batch to a status, and writes its record. A batch that is being cancelled stays so until it ends.
+    /// Calls `change` on a batch's record, gives it the status, and writes it. A batch in `cancelling` keeps that
+    /// status until a final one.
     ///
     /// # Errors
-    /// Returns an error if the record cannot be written; the status has changed in memory anyway.
+    /// Returns an error if the record cannot be written; it has changed in memory anyway.
     pub(super) fn advance(
         &self,
         id: &str,
@@ -611,10 +612,10 @@ impl Store {
         self.write(id, &record)
     }
 
-    /// Cancels a batch of `owner`; `None` if there is none.
+    /// Begins to cancel a batch; `None` if `owner` has none of that id.
     ///
     /// # Errors
-    /// Returns 400 if it has ended, and 500 if the record cannot be written.
+    /// Returns 400 if the batch has ended, and 500 if the record cannot be written.
     pub fn cancel(&self, owner: &str, id: &str, now: u64) -> Result<Option<BatchRecord>, Failure> {
         let Some(batch) = self.batch(owner, id, now) else {
             return Ok(None);
@@ -631,10 +632,10 @@ impl Store {
         Ok(self.any_batch(id))
     }
 
-    /// Adds bytes to `owner`'s usage.
+    /// Adds bytes to those of `owner`.
     ///
     /// # Errors
-    /// Returns [`Failure::StorageFull`] beyond the limits.
+    /// Returns [`Failure::StorageFull`] if a limit would be exceeded.
     pub(super) fn reserve(&self, owner: &str, bytes: u64) -> Result<(), Failure> {
         let state = &mut *self.state.lock();
         let held = |of: Option<&str>| match of {
@@ -646,23 +647,23 @@ impl Store {
         Ok(())
     }
 
-    /// Subtracts bytes from `owner`'s usage.
+    /// Subtracts bytes from those of `owner`.
     pub(super) fn release(&self, owner: &str, bytes: u64) {
         self.state.lock().release(owner, bytes);
     }
 
-    /// Returns the path of a batch's answers while it runs.
+    /// Returns the path to which a batch's answers are written while it runs; `kind` is [`OUTPUT`] or [`ERRORS`].
     pub(super) fn answers(&self, id: &str, kind: &str) -> PathBuf {
         self.path(id, kind)
     }
 
-    /// Returns a new id for the file of a batch's answers; `None` if there are no answers.
+    /// Returns a new id for the file of a batch's answers; `None` if there are none.
     pub(super) fn answers_id(&self, id: &str, kind: &str) -> Option<String> {
         let metadata = self.path(id, kind).metadata().ok()?;
         (metadata.len() > 0).then(|| format!("file-{}", random_id()))
     }
 
-    /// Makes the file `id` of a batch's answers. If repeated after a crash, it completes the rest.
+    /// Turns a batch's answers into the file `id`; deletes them if `id` is `None`. May be repeated after a crash.
     pub(super) fn keep_answers(
         &self,
         batch: &BatchRecord,
@@ -689,14 +690,14 @@ impl Store {
             expires_at: now + self.bounds.time.as_secs(),
         };
         File::open(&from)?.sync_all()?;
-        // Lines without a record are removed at the next start; a record without lines is not read.
+        // Lines without a record would be removed at the next start; a record without lines is only ignored.
         self.write(id, &record)?;
         std::fs::rename(&from, self.path(id, LINES))?;
         self.state.lock().files.insert(id.to_owned(), record);
         Ok(())
     }
 
-    /// Removes expired files and batches.
+    /// Removes expired files and batches, except files that an unfinished batch reads.
     fn expire(&self, now: u64) {
         let state = &mut *self.state.lock();
         let batches = state.batches.values();
@@ -715,7 +716,7 @@ impl Store {
         let old = |batch: &BatchRecord| {
             batch.status.is_final() && batch.created_at + time.max(WINDOW_SECONDS) <= now
         };
-        // Finished batches are only records; an owner may have as many as files. Other owners do not count.
+        // A finished batch is only a record. Each owner may have as many as its share of files; older ones are removed.
         let mut finished: Vec<_> = state
             .batches
             .values()
@@ -742,7 +743,7 @@ impl Store {
         std::fs::remove_file(self.path(id, LINES))
     }
 
-    /// Returns [`Failure::StorageFull`] if all owners together need more than `bound`, or `owner` more than its share.
+    /// Returns [`Failure::StorageFull`] if all owners together would exceed `bound`, or `owner` its share.
     fn check_room(
         &self,
         what: &'static str,
@@ -767,7 +768,7 @@ impl Store {
         }
     }
 
-    /// Replaces a record.
+    /// Replaces a record on disk.
     fn write(&self, id: &str, record: &impl Serialize) -> std::io::Result<()> {
         let part = self.path(id, "json.part");
         let mut file = open(&part)?;
@@ -782,7 +783,7 @@ impl Store {
     }
 }
 
-/// A file being written; removed on drop unless it is finished.
+/// A file being written; deleted on drop unless [`Upload::finish`] has succeeded.
 #[derive(Debug)]
 pub struct Upload {
     store: Arc<Store>,
@@ -792,10 +793,10 @@ pub struct Upload {
 }
 
 impl Upload {
-    /// Appends bytes.
+    /// Appends bytes to the file.
     ///
     /// # Errors
-    /// Returns [`Failure::StorageFull`] beyond the limits, and 500 if they cannot be written.
+    /// Returns [`Failure::StorageFull`] if a limit on bytes would be exceeded, and 500 if they cannot be written.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.store.reserve(&self.record.owner, bytes.len() as u64)?;
         self.record.bytes += bytes.len() as u64;
@@ -805,15 +806,15 @@ impl Upload {
         file.write_all(bytes).map_err(Failure::internal)
     }
 
-    /// Returns the bytes so far.
+    /// Returns the number of bytes written so far.
     pub fn bytes(&self) -> u64 {
         self.record.bytes
     }
 
-    /// Stores the file under this name, for at most `seconds` if given.
+    /// Stores the file with the client's name `filename` and a lifetime of `seconds`, or the limit if that is shorter.
     ///
     /// # Errors
-    /// Returns 500 if it cannot be written.
+    /// Returns 500 if the file or its record cannot be written.
     pub fn finish(mut self, filename: &str, seconds: Option<u64>) -> Result<FileRecord, Failure> {
         self.record.filename = clip(filename);
         if let Some(seconds) = seconds {

@@ -1,4 +1,4 @@
-//! The HTTP surface of the bridge.
+//! The HTTP API of the bridge.
 //!
 //! | route | method | key needed |
 //! | --- | --- | --- |
@@ -8,13 +8,13 @@
 //!
 //! | route | method | key needed |
 //! | --- | --- | --- |
-//! | `/v1/kv/events`, `/v1/kv/snapshot` | GET | the feed's own, if configured, else the API's |
+//! | `/v1/kv/events`, `/v1/kv/snapshot` | GET | as on the server's internal listener |
 //! | `/v1/kv/records` | GET, POST | the same |
 //! | `/healthz`, `/readyz`, `/metrics` | GET | no |
 //!
-//! The sender of a copy neither waits nor reads a response, so a copy's errors are counted and not reported to it. Copies
-//! of requests without documents cost next to nothing. The others are rendered and tokenised, one at a time per core, and a
-//! bounded number waits for that.
+//! The sender of a copy neither waits for nor reads a response, so errors in a copy are counted, not reported. Copies
+//! of requests without documents are discarded unread. The others are rendered and tokenised, one at a time per core; a
+//! bounded number of copies waits for that.
 
 use super::metrics::Metrics;
 use super::prompts::{Prompts, Reading};
@@ -44,7 +44,7 @@ use tokio::time::Instant;
 
 /// The state that all handlers share.
 pub(super) struct App {
-    /// The gate; a copied request is in flight until its prompt is tokenised.
+    /// The gate. A copied request is in flight until its prompt is tokenised.
     pub(super) gate: Arc<Gate>,
     /// Renders and tokenises the copied requests' prompts.
     pub(super) prompts: Prompts,
@@ -62,7 +62,7 @@ pub(super) struct App {
     pub(super) body_time: Duration,
     /// Permits to render and tokenise copies: one per core.
     pub(super) preparing: Arc<Semaphore>,
-    /// Detects whether permits are still given back.
+    /// Detects whether permits of `preparing` are still given back.
     pub(super) canary: Canary,
     /// The connections of copies.
     pub(super) connections: Arc<Book>,
@@ -110,7 +110,7 @@ async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<StatusCod
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Computes the copy's prompt, on a thread that may block.
+/// Tokenises the copy's prompt on a blocking thread, and reports it to the residency state.
 async fn follow(app: Arc<App>, mut pass: Pass, path: HeaderValue, body: Bytes) {
     let permit = tokio::select! {
         permit = Arc::clone(&app.preparing).acquire_owned() => permit,
@@ -128,7 +128,7 @@ async fn follow(app: Arc<App>, mut pass: Pass, path: HeaderValue, body: Bytes) {
         }
         Ok(Ok(Reading::NoDocuments)) => "no_documents",
         Ok(Ok(Reading::OtherModel)) => "other_model",
-        // Its errors concern the client and the engine, and may contain text of the request.
+        // The failure may contain text of the request, so only its code is logged.
         Ok(Err(failure)) => {
             tracing::debug!(code = failure.code(), "no prompt can be made of a copy");
             "unreadable"
@@ -141,7 +141,7 @@ async fn follow(app: Arc<App>, mut pass: Pass, path: HeaderValue, body: Bytes) {
     app.metrics.copy(outcome);
 }
 
-/// Handles a copy of any other request, whose documents the bridge cannot locate.
+/// Counts and discards a copy of another request than a chat, since only chats' documents can be found.
 async fn other(State(app): State<Arc<App>>, request: Request) -> StatusCode {
     app.metrics.copy("no_documents");
     body::discard(request).await;
@@ -152,8 +152,8 @@ async fn healthz() -> Json<Value> {
     Json(json!({"status": "ok"}))
 }
 
-/// Returns 503 until the engine's first events, from the first stop signal on, and while there is no place for copies. A
-/// bridge that loses its engine later stays ready, since its last state is the best available.
+/// Returns 503 until the engine's events were first received, from the first stop signal on, and while no place for
+/// copies is free. A bridge that loses its engine later stays ready, since its last state is the best available.
 async fn readyz(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
     let exhausted = || {
         app.connections.is_exhausted(EXHAUSTED_AFTER)

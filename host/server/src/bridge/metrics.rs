@@ -35,19 +35,19 @@ pub(super) struct Metrics {
     pub(super) placements: Placements,
     /// Number of connections made to the engine.
     pub(super) connections: Counter,
-    /// Number of requests to the engine to replay batches.
+    /// Number of replay requests to the engine.
     pub(super) replays: Counter,
-    /// Whether the engine's events arrive.
+    /// 1 while the engine's events arrive, otherwise 0.
     pub(super) connected: Gauge,
     copies: Outcomes,
     batches: Outcomes,
     forgotten: Family<Cause, Counter>,
 }
 
-/// Why the known content of the engine's cache was discarded.
+/// Why the known cache content was discarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ResetCause {
-    /// Batches are missing and cannot be replayed.
+    /// Batches of events are missing and cannot be replayed.
     Gap,
     /// The engine was restarted.
     Restart,
@@ -58,7 +58,7 @@ pub(super) enum ResetCause {
 }
 
 impl ResetCause {
-    /// Returns the reason's name in metrics and log.
+    /// Returns the name in metrics and log.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Gap => "gap",
@@ -75,7 +75,7 @@ struct Cause {
 }
 
 impl Metrics {
-    /// Returns metrics; the last rows are read from `residency` on each scrape.
+    /// Returns metrics; the size of `residency` is read on each scrape.
     pub(super) fn new(residency: Arc<Residency>) -> Self {
         let mut registry = Registry::with_prefix("foreword");
         let responses = Responses::registered(&mut registry);
@@ -113,17 +113,17 @@ impl Metrics {
         }
     }
 
-    /// Counts a copy of a request.
+    /// Counts a copy of a request by its outcome.
     pub(super) fn copy(&self, outcome: &'static str) {
         self.copies.count(outcome);
     }
 
-    /// Counts a batch.
+    /// Counts a batch of the engine's events by its outcome.
     pub(super) fn batch(&self, outcome: &'static str) {
         self.batches.count(outcome);
     }
 
-    /// Counts a reset of the state.
+    /// Counts a reset of the known cache content.
     pub(super) fn forgotten(&self, lost: ResetCause) {
         let cause = lost.name();
         self.forgotten.get_or_create(&Cause { cause }).inc();
@@ -132,7 +132,7 @@ impl Metrics {
     /// Returns all metrics in the OpenMetrics text format.
     ///
     /// # Errors
-    /// This never fails in practice, since writing to a string does not fail.
+    /// Never fails in practice, since writing to a string does not fail.
     pub(super) fn encode(&self) -> Result<String, fmt::Error> {
         let mut out = String::new();
         text::encode(&mut out, &self.registry)?;
@@ -140,7 +140,7 @@ impl Metrics {
     }
 }
 
-/// The size of the state, read on each scrape.
+/// Exports the size of the known cache content.
 #[derive(Debug)]
 struct Known(Arc<Residency>);
 

@@ -1,4 +1,4 @@
-//! `foreword kv-bridge`: the KV feed for an engine that reports only blocks, such as vLLM.
+//! `foreword kv-bridge`: the KV feed for an engine that reports only blocks of tokens, such as vLLM.
 //!
 //! ```text
 //!   Envoy ── copies of requests ──▶ http ──▶ prompts: tokens, ends of documents ── prompt ─┐
@@ -8,12 +8,12 @@
 //!   gateway's filter ◀────────────────── /v1/kv/events, /v1/kv/snapshot ◀──────────────────────────────────────┘
 //! ```
 //!
-//! An engine's events contain tokens and its own hashes, but not where documents begin. The gateway's requests give the
-//! documents of a prompt, and the model's template and tokenizer their ends. [`Blocks`] matches the two. The result has the
-//! form of our own engine's cache events, so the same feed serves it.
+//! An engine's events contain tokens and hashes of blocks, but not where documents begin. The documents of a prompt
+//! follow from a copy of its request; where they end in the prompt follows from the model's template and tokenizer.
+//! [`Blocks`] matches blocks and prompts. The result has the form of our engine's events, so the same feed serves it.
 //!
-//! One bridge follows one engine's cache. A fleet has a bridge for each engine and sends each of them copies of all
-//! requests. A prompt whose blocks the engine does not have waits for a while and is dropped.
+//! One bridge follows one engine. A fleet has a bridge for each engine, and every bridge receives copies of all
+//! requests. A prompt whose blocks the engine does not report waits for a while and is dropped.
 
 mod blocks;
 mod http;
@@ -50,37 +50,38 @@ use tokio::task::JoinHandle;
 
 /// The configuration of a bridge.
 pub struct Config {
-    /// Address to listen on for copies; port 0 picks a free one.
+    /// Address to listen on for copies of requests; port 0 picks a free one.
     pub listen: SocketAddr,
-    /// Address for probes, scrapers and gateways that follow the feed; `None` for no internal listener.
+    /// Address for probes, scrapers and gateways that read the KV feed; `None` for no internal listener.
     pub internal: Option<SocketAddr>,
     /// Limits on connections for copies.
     pub connections: Bounds,
-    /// The addresses of the engine's events.
+    /// The engine's event sockets.
     pub engine: subscription::Config,
     /// Folder of the engine's checkpoint, for its template and tokenizer.
     pub model: PathBuf,
-    /// Names under which the engine serves the model, at least one; the feed uses the first one.
+    /// Names under which the engine serves the model, at least one; the feed reports the first.
     pub names: Vec<String>,
-    /// The gateway's ordering configuration, by which it finds documents.
+    /// The gateway's ordering configuration: its document formats are used to find documents in prompts.
     pub ordering: OrderingConfig,
-    /// Keys required under `/v1`; `None` if no key is required.
+    /// Keys that senders of copies must send; `None` if no key is required.
     pub keys: Option<ApiKeys>,
-    /// Keys required under `/v1/kv`; `None` for those of the API, unless the feed itself has a key.
+    /// Keys required under `/v1/kv`. `None`: those of `keys` without a `feed_key`, and only the token derived from it
+    /// with one.
     pub kv_keys: Option<ApiKeys>,
-    /// Key that seals the feed.
+    /// Key that encrypts the hashes of the KV feed; `None` for an unencrypted feed, which is served on loopback only.
     pub feed_key: Option<FeedKey>,
     /// Time limit for a copy's body.
     pub body_time: Duration,
     /// Longest body of a copy, in bytes.
     pub max_body_bytes: u64,
-    /// Most copies that wait to be read.
+    /// Most copies in flight, each until its prompt is tokenised.
     pub max_waiting: u32,
     /// Memory for the cache of tokenized texts, in bytes.
     pub token_cache_bytes: usize,
-    /// Limits on the engine's known state.
+    /// Limits on the known cache content and on waiting prompts.
     pub limits: Limits,
-    /// Time that [`Bridge::stop`] gives admitted copies to finish.
+    /// Time that [`Bridge::stop`] gives copies in flight to finish.
     pub grace: Duration,
 }
 
@@ -92,11 +93,11 @@ pub struct Bridge {
 }
 
 impl Bridge {
-    /// Reads the model's text files, listens, and follows the engine, even if it is not running yet; until it is, the feed
-    /// responds with 503.
+    /// Loads template and tokenizer, listens, and follows the engine, even if it is not running yet. Until the engine's
+    /// events arrive, the feed responds with 503.
     ///
     /// # Errors
-    /// Returns an error if a file cannot be read or the address cannot be listened on.
+    /// Returns an error if a file cannot be read or an address cannot be listened on.
     pub async fn start(config: Config) -> anyhow::Result<Self> {
         let residency = Arc::new(Residency::new(config.limits));
         let metrics = Arc::new(Metrics::new(Arc::clone(&residency)));
@@ -175,7 +176,7 @@ impl Bridge {
         self.serving.internal
     }
 
-    /// Admits no more copies, answers waiting readers, and closes.
+    /// Admits no more copies, waits up to the grace period for those in flight, ends waiting readers, and closes.
     pub async fn stop(self) {
         let followed = async {
             let _ = self.following.await;

@@ -1,9 +1,9 @@
-//! Computes a prompt's tokens and the documents in them from a copy of its request, with the checkpoint's own template and
-//! tokenizer, as the engine does.
+//! Computes the tokens of a prompt, and where its documents end, from a copy of its request. Uses the checkpoint's
+//! template and tokenizer, as the engine does.
 //!
-//! Only the tokens up to the last document's end must agree with the engine's. Differences at a prompt's end (a continued
-//! answer, a different opening of one) do not matter. If the engine's rendering differs before that, no block matches, and
-//! the request's documents are not reported: the feed knows less than is held, never more.
+//! The tokens must equal the engine's only up to the last document's end. Differences after it, such as the tag that
+//! opens the answer, do not matter. If the engine renders differently before that, no block matches and the request's
+//! documents are not reported: the feed then knows less than is held, never more.
 
 use crate::failure::Failure;
 use crate::kv::place::Placer;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 pub(super) struct Prompt {
     /// Tokens up to the last document's end.
     pub(super) tokens: Vec<TokenId>,
-    /// The salt by which the engine separates KV state; empty for none.
+    /// The salt, by which the engine separates KV state; empty for none.
     pub(super) salt: Arc<str>,
     /// The documents, at least one.
     pub(super) documents: DocumentPath,
@@ -31,7 +31,7 @@ pub(super) struct Prompt {
 
 /// Reads copies of one engine's requests.
 pub(super) struct Prompts {
-    /// Names under which the engine serves the model; requests for others (such as a LoRA) are skipped.
+    /// Names under which the engine serves the model; requests for others, such as a LoRA, are skipped.
     names: Vec<String>,
     template: ChatTemplate,
     tokenizer: Tokenizer,
@@ -45,7 +45,7 @@ pub(super) struct Prompts {
 pub(super) enum Reading {
     /// A prompt with documents.
     Prompt(Prompt),
-    /// The request has no documents; [`Placements`] counts the reasons.
+    /// No documents were found in the prompt; [`Placements`] counts the reasons.
     NoDocuments,
     /// The request is for another model.
     OtherModel,
@@ -78,11 +78,11 @@ impl Prompts {
         })
     }
 
-    /// Returns the prompt of the request with this path and body. It blocks for rendering and tokenising, so do not call it
+    /// Returns the prompt of a copied request with this path header and body. Renders and tokenises, so do not call it
     /// on an async worker.
     ///
     /// # Errors
-    /// Returns an error if the request cannot be rendered here.
+    /// Returns an error if the body is invalid or cannot be rendered with this template.
     pub(super) fn read(&self, path: &HeaderValue, body: &[u8]) -> Result<Reading, Failure> {
         let chat = ChatPrompt::parse(body)?;
         if let Some(model) = &chat.model

@@ -1,5 +1,4 @@
-//! The engine's known cache content. The readers of its events and of requests write it, and the feed publishes the changes
-//! in order.
+//! The known content of an engine's cache: events and prompts change it, and the feed publishes the changes in order.
 
 use super::blocks::{Blocks, Counts, Limits};
 use super::prompts::Prompt;
@@ -8,10 +7,10 @@ use foreword_engine::engine::feed::Feed;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// The engine's known cache content.
+/// The known content of the engine's cache.
 #[derive(Debug)]
 pub(super) struct Residency {
-    /// A panic under the lock would leave blocks without marks: the feed would know less than is held, never more.
+    /// A panic under the lock could only leave documents unreported: the feed knows less than is held, never more.
     blocks: Mutex<Blocks>,
     feed: Arc<Feed>,
 }
@@ -25,12 +24,12 @@ impl Residency {
         }
     }
 
-    /// Returns the feed that publishes it.
+    /// Returns the feed that publishes the changes.
     pub(super) fn feed(&self) -> &Arc<Feed> {
         &self.feed
     }
 
-    /// Records a request sent to the engine.
+    /// Adds the prompt of a request that was, or will be, sent to the engine.
     pub(super) fn prompt(&self, prompt: Prompt) {
         self.change(|blocks| blocks.prompt(prompt.tokens, prompt.salt, prompt.documents));
     }
@@ -40,12 +39,12 @@ impl Residency {
         self.change(|blocks| events.into_iter().for_each(|event| blocks.event(event)));
     }
 
-    /// Resets the state.
+    /// Discards all known content, because events were lost or the engine restarted.
     pub(super) fn forget(&self) {
         self.change(Blocks::forget);
     }
 
-    /// Returns the size of the state.
+    /// Returns the number of known blocks and of waiting prompts.
     pub(super) fn counts(&self) -> Counts {
         self.blocks.lock().counts()
     }

@@ -1,19 +1,18 @@
-//! A subscriber's position in an engine's numbered batches, and the classification of the next one.
+//! The position of a subscriber in an engine's numbered batches of events, and what the next batch means.
 //!
 //! ```text
-//!   known up to 7    8 next · 7, 6, … known · 9 a gap · 3, and later than 7: the engine restarted
+//!   after batch 7:   8 is next · 0 to 7 are known · 9 is a gap · 0 to 7 with a later time than 7: a restart
 //! ```
 //!
-//! Numbers begin at 0 with every start of an engine and do not identify that start. A batch's time does: batch 7 of one
-//! start has one exact time.
+//! Numbers begin at 0 whenever an engine starts. A batch's exact time tells a restarted engine's batch 7 from the old.
 
-/// A subscriber's position in an engine's numbered batches.
+/// The last batch that a subscriber received.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sequence {
     last: Option<BatchStamp>,
 }
 
-/// Number and time of a batch, which identify it.
+/// Number and time of a batch, which together identify it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BatchStamp {
     /// Number of the batch.
@@ -22,7 +21,7 @@ pub(super) struct BatchStamp {
     pub(super) seconds: f64,
 }
 
-/// The relation of a batch to those received.
+/// How a batch relates to those received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BatchKind {
     /// The batch follows the last one received.
@@ -31,13 +30,12 @@ pub(super) enum BatchKind {
     Known,
     /// Batches between the last one received and this one are missing.
     Gap,
-    /// The engine restarted: the known state is invalid.
+    /// The engine restarted and numbers its batches from 0 again: the known content is invalid.
     Restart,
 }
 
 impl Sequence {
-    /// Classifies a new batch. If none was received yet, number 0 is the next one, and any other means that earlier ones
-    /// are missing.
+    /// Classifies a batch. If none was received yet, number 0 is [`Next`](BatchKind::Next), and any other is a gap.
     pub(super) fn classify(&self, batch: BatchStamp) -> BatchKind {
         let next = self.last.map_or(0, |last| last.number.saturating_add(1));
         if batch.number > next {
@@ -57,29 +55,29 @@ impl Sequence {
         self.last = Some(batch);
     }
 
-    /// Skips the batch of that number, whose content is unknown.
+    /// Records the batch `number` as received although it could not be read.
     pub(super) fn skip(&mut self, number: u64) {
         let seconds = self.last.map_or(0.0, |last| last.seconds);
         self.last = Some(BatchStamp { number, seconds });
     }
 
-    /// Resets the position.
+    /// Forgets the position, as if no batch had been received.
     pub(super) fn reset(&mut self) {
         self.last = None;
     }
 
-    /// Returns whether no batch was received.
+    /// Returns whether no batch was received since the last reset.
     pub(super) fn is_empty(&self) -> bool {
         self.last.is_none()
     }
 
-    /// Returns the number from which to request a replay: the last one's own, to check whether it is still the same.
+    /// Returns the number from which to request a replay: the last batch itself, to check that the engine has not
+    /// restarted; 0 if there is none.
     pub(super) fn from(&self) -> u64 {
         self.last.map_or(0, |last| last.number)
     }
 
-    /// Returns whether a batch replayed from [`Sequence::from`] is the last one received, so that the engine has not
-    /// restarted.
+    /// Returns whether a batch replayed from [`Sequence::from`] is the very batch received last, by number and time.
     pub(super) fn confirms(&self, batch: BatchStamp) -> bool {
         self.last.is_some_and(|last| {
             last.number == batch.number && last.seconds.to_bits() == batch.seconds.to_bits()

@@ -1,4 +1,4 @@
-//! Follows an engine's events over ZeroMQ indefinitely: connects, requests replays of missed batches, and reconnects.
+//! Follows an engine's events over ZeroMQ: connects, requests replays of missed batches, and reconnects, for ever.
 //!
 //! ```text
 //!   connect ─▶ subscribe ─▶ catch up ─▶ batch after batch ─▶ connection lost ─▶ wait, longer each time ─▶ connect
@@ -6,12 +6,12 @@
 //!                              └─────────────┘
 //! ```
 //!
-//! With a replay endpoint, catching up requests the last received batch and those after it. If that batch is now another
-//! one, or no longer available, the state is reset and all available batches are requested. Silence proves nothing: a lost
-//! batch is noticed only with the next one, and a peer whose machine failed sends nothing. So the same request is repeated
-//! at intervals while nothing arrives.
+//! With a replay socket, catching up requests the last received batch and all later ones. If that batch has changed or
+//! is no longer available, the known content is discarded and all available batches are requested. A lost batch is
+//! noticed only with the next one, and a failed machine sends nothing, so catching up is repeated while no events
+//! arrive.
 //!
-//! Without a replay endpoint, the events lost with a connection or a gap are unknown, so the state is reset.
+//! Without a replay socket, the known content is discarded at each gap and each new connection.
 
 use super::metrics::{Metrics, ResetCause};
 use super::residency::Residency;
@@ -27,7 +27,7 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
-/// The addresses of the engine's events.
+/// The addresses of the engine's event sockets.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Address of the engine's PUB socket, `tcp://HOST:PORT`.
@@ -38,7 +38,7 @@ pub struct Config {
     pub topic: String,
 }
 
-/// A subscriber.
+/// The subscription to one engine's events.
 pub(super) struct Subscription {
     config: Config,
     residency: Arc<Residency>,
@@ -50,30 +50,30 @@ pub(super) struct Subscription {
 enum ReplayResult {
     /// All available batches were received.
     All,
-    /// Some new batches were received, and others were dropped on the way, because the engine sends faster than is read
-    /// (vLLM from 1,000 batches on). Another request gets the next ones.
+    /// Some new batches were received, but others are missing, because the engine sends faster than they are read
+    /// (vLLM, from 1,000 batches on). Another request gets the next ones.
     Some,
-    /// The last received batch is now another one, or no longer available: the known state is invalid.
+    /// The last received batch has changed or is no longer available: the known content is invalid.
     Another,
 }
 
-/// Time limit for connecting, and for each replayed batch.
+/// Time limit for connecting, and for each batch of a replay.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Time limit for a whole catch-up.
+/// Time limit for catching up.
 const CATCH_UP: Duration = Duration::from_secs(300);
-/// Most restarts of an engine during one catch-up.
+/// Most restarts of the engine that are noticed during one catch-up before it fails.
 const MAX_RESTARTS: u32 = 3;
-/// Time of silence after which a replay is requested, to find out whether batches were missed.
+/// Time without events after which a replay is requested, to find out whether batches were missed.
 const SILENCE: Duration = Duration::from_secs(5);
-/// Pauses before reconnecting: the first, and the longest.
+/// The first and the longest pause before reconnecting; it doubles with each failure.
 const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
-/// Most bytes of a message: a batch of a million tokens and the hashes of their blocks.
+/// Longest message, in bytes: room for a batch of a million tokens and the hashes of their blocks.
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
-/// Number that ends a replay: -1.
+/// The number -1, which ends a replay.
 const END: u64 = u64::MAX;
 
 impl Subscription {
-    /// Returns a subscription without state.
+    /// Returns a subscription that has received nothing.
     pub(super) fn new(config: Config, residency: Arc<Residency>, metrics: Arc<Metrics>) -> Self {
         Self {
             config,
@@ -83,7 +83,8 @@ impl Subscription {
         }
     }
 
-    /// Follows the engine as long as it is polled. Calls `caught_up` whenever all available batches were received.
+    /// Connects and follows the engine until the future is dropped. Calls `caught_up` after each connection, once all
+    /// available batches were received.
     pub(super) async fn run(mut self, caught_up: impl Fn()) {
         let mut pause = PAUSES[0];
         loop {
@@ -98,7 +99,7 @@ impl Subscription {
         }
     }
 
-    /// Follows the engine over one connection, until it ends.
+    /// Follows the engine over one connection, until it fails.
     async fn follow(
         &mut self,
         caught_up: &impl Fn(),
@@ -127,7 +128,7 @@ impl Subscription {
         }
     }
 
-    /// Handles a published message.
+    /// Reads and applies a published message; first requests a replay if batches before it are missing.
     async fn take(&mut self, frames: &[Bytes]) -> anyhow::Result<()> {
         let (number, payload) = numbered(frames)?;
         let Some(batch) = self.read(number, payload) else {
@@ -148,7 +149,7 @@ impl Subscription {
         Ok(())
     }
 
-    /// Requests missed batches, if there is a replay endpoint.
+    /// Requests missed batches; does nothing without a replay socket.
     async fn catch_up(&mut self) -> anyhow::Result<()> {
         let Some(replay) = self.config.replay.clone() else {
             return Ok(());
@@ -177,7 +178,7 @@ impl Subscription {
         }
     }
 
-    /// Requests the last received batch, or the first one, and applies those that follow.
+    /// Requests a replay from the last received batch on, or of all batches, and applies the new ones.
     async fn ask(&mut self, replay: &str) -> anyhow::Result<ReplayResult> {
         self.metrics.replays.inc();
         let mut engine = connect(replay, Socket::Dealer).await?;
@@ -215,7 +216,7 @@ impl Subscription {
         }
     }
 
-    /// Reads the batch of that number. If it cannot be read, its content is unknown, so the state is reset.
+    /// Reads the batch `number`. If it is malformed, its content is unknown, so the known content is discarded: `None`.
     fn read(&mut self, number: u64, payload: &[u8]) -> Option<read::Batch> {
         match read::batch(payload) {
             Ok(batch) => Some(batch),
@@ -229,7 +230,7 @@ impl Subscription {
         }
     }
 
-    /// Applies a batch, unless it was received before. If earlier batches are still missing, they are lost.
+    /// Applies a batch unless it is known. If batches before it are missing, first discards the known content.
     fn apply(&mut self, mark: BatchStamp, batch: read::Batch) {
         match self.sequence.classify(mark) {
             BatchKind::Known => return self.metrics.batch("known"),
@@ -253,10 +254,10 @@ impl Subscription {
     }
 }
 
-/// Connects to one of the engine's sockets, `tcp://HOST:PORT`, as `socket`.
+/// Connects a socket of kind `socket` to `endpoint`, `tcp://HOST:PORT`.
 ///
 /// # Errors
-/// Returns an error if there is no such peer within ten seconds.
+/// Returns an error unless a compatible peer answers within ten seconds.
 pub async fn connect(endpoint: &str, socket: Socket) -> anyhow::Result<Peer<TcpStream>> {
     let address = endpoint.strip_prefix("tcp://").unwrap_or(endpoint);
     let connecting = async {
@@ -269,11 +270,11 @@ pub async fn connect(endpoint: &str, socket: Socket) -> anyhow::Result<Peer<TcpS
     connected.with_context(|| format!("cannot connect to {endpoint}"))
 }
 
-/// Returns number and batch of a message: its last two frames. Before them are a topic, an empty frame, or both, depending
-/// on the socket and on vLLM's version.
+/// Returns a message's batch number and batch, its last two frames. Before them come a topic, an empty frame, or both,
+/// depending on the socket and on vLLM's version.
 ///
 /// # Errors
-/// Returns an error for any other message.
+/// Returns an error if there are fewer than two frames or the number does not have 8 bytes.
 pub fn numbered(frames: &[Bytes]) -> anyhow::Result<(u64, &Bytes)> {
     let [.., number, payload] = frames else {
         let frames = frames.len();

@@ -1,29 +1,27 @@
-//! `GET /v1/kv/events` and `GET /v1/kv/snapshot`: the documents in the engine's cache.
+//! `GET /v1/kv/events` and `/v1/kv/snapshot`: the documents in the engine's cache, as JSON.
 //!
 //! | parameter | default | meaning |
 //! | --- | --- | --- |
-//! | `since`, `epoch` | absent: a snapshot | `next` and `epoch` of the last batch read; together or not at all |
-//! | `wait_ms` | 0 | how long to wait for an event, at most 60,000 |
-//! | `limit` | 1,024 | most events read for one batch, 1 to 4,096 |
-//! | `tenant` | absent: all tenants | a tenant's key, sealed if the feed is |
+//! | `since`, `epoch` | absent: a snapshot | `next` and `epoch` of the last batch received; both or neither |
+//! | `wait_ms` | 0 | longest wait for an event, at most 60,000 |
+//! | `limit` | 1,024 | most cache events read for one batch, 1 to 4,096 |
+//! | `tenant` | absent: all tenants | a tenant's key, sealed if the feed has a key |
 //!
-//! With `accept: text/event-stream` the events are sent as server-sent events, one batch each, with the id `EPOCH-NEXT`; a
-//! reader that returns with `last-event-id` resumes there. The batches are those of [`foreword_ordering::feed`]. A batch
-//! with `reset` is a full snapshot, whatever `limit` says.
+//! With `accept: text/event-stream` the response is a stream of server-sent events, each a batch with the id
+//! `EPOCH-NEXT`; `last-event-id` resumes there. Batches have the format of [`foreword_ordering::feed`]. A batch with
+//! `reset` is a full snapshot, whatever `limit` says.
 //!
-//! Between a host and gateways that share a key, batches are sealed ([`foreword_ordering::feed::FeedKey`]), and `tenant` is
-//! sealed too. From a feed without a key, anyone who has a document can learn that the engine holds it. So such a feed is
-//! served only on loopback and refused with 403 on any other address.
+//! With a feed key, hashes in batches are sealed, that is, encrypted ([`foreword_ordering::feed::FeedKey`]), and so is
+//! `tenant`. Without one, anyone who has a document can learn whether the engine holds it, so the feed is then served
+//! on loopback only and refused with 403 elsewhere.
 //!
-//! Readers are identified by their keys, and each key has its own places: no reader takes another key's. With a feed key,
-//! the accepted keys are the token that gateways derive from it and the keys of `--kv-key-file`; a reader without any gets
-//! 401.
+//! Readers are identified by their keys, and each key has a limit of simultaneous readers of its own. With a feed key,
+//! the accepted keys are the token that gateways derive from it and the keys of `--kv-key-file`; others get 401.
 //!
-//! Gateways that read the feed exchange updates through `/v1/kv/records`, with the same keys, and only if the feed has a
-//! key.
+//! Gateways exchange updates through `/v1/kv/records`, with the same keys, and only if the feed has a key.
 //!
-//! A reader receives the current events on request and holds no part of the engine meanwhile. A slow reader falls behind
-//! and must then start with a snapshot.
+//! A reader copies the current events on request and blocks no part of the engine. A reader that falls too far behind
+//! gets a snapshot.
 
 pub use super::readers::{Access, MAX_READERS, Readers, Source};
 
@@ -51,7 +49,7 @@ use tokio::time::Instant;
 const MAX_LIMIT: u64 = 4096;
 const DEFAULT_LIMIT: usize = 1024;
 
-/// Returns the routes.
+/// Returns the routes of the feed.
 pub fn router(readers: Arc<Readers>) -> Router {
     Router::new()
         .route("/v1/kv/events", get(events))
@@ -94,7 +92,7 @@ async fn snapshot(
     Ok(Json(reader.wire(&batch)))
 }
 
-/// A request's parameters, validated.
+/// The validated parameters of a reader.
 #[derive(Debug)]
 struct Query {
     since: Option<Position>,
@@ -121,7 +119,7 @@ impl Query {
                 "epoch" => epoch = Some(read(name, value)?),
                 "wait_ms" => parsed.wait = wait(name, value)?,
                 "limit" => {
-                    // Fits, since the limit fits.
+                    // Fits, since `MAX_LIMIT` does.
                     parsed.limit = number(name, value, MAX_LIMIT)?.max(1) as usize;
                 }
                 "tenant" => {
@@ -144,7 +142,7 @@ impl Query {
     }
 }
 
-/// Parses the position in an event's id.
+/// Parses an event's id, `EPOCH-NEXT`; `None` if it is malformed.
 fn position_of(id: &str) -> Option<Position> {
     let (epoch, next) = id.split_once('-')?;
     Some(wire::position(epoch.parse().ok()?, next.parse().ok()?))
@@ -157,7 +155,7 @@ fn wants_stream(headers: &HeaderMap) -> bool {
         .is_some_and(|accept| accept.contains("text/event-stream"))
 }
 
-/// A reader with its position in the feed.
+/// A reader with its position in the feed, and its place among the key's readers.
 struct Reader {
     readers: Arc<Readers>,
     since: Option<Position>,
@@ -181,7 +179,8 @@ impl Reader {
         })
     }
 
-    /// Returns the events since the last batch; if there are none, waits for one until the deadline or the server's end.
+    /// Returns the events since the last batch. If there are none, waits for one until `deadline` or until the server
+    /// stops, and then returns an empty batch.
     async fn next(&mut self, deadline: Instant) -> Result<Batch, Failure> {
         let Source { feed, model } = self.readers.source.get().ok_or(Failure::Loading)?;
         let mut progress = feed.watch();
@@ -194,7 +193,7 @@ impl Reader {
             if batch.reset {
                 return Ok(batch);
             }
-            // `from` is the reader's position, so that skipped events of other tenants are included.
+            // `from` stays the reader's own position although events of other tenants were skipped.
             batch.from = *from.get_or_insert(batch.from);
             if !batch.events.is_empty() {
                 return Ok(batch);
@@ -211,12 +210,12 @@ impl Reader {
         }
     }
 
-    /// Returns the batch in sealed or unsealed form.
+    /// Returns the batch in the form to send: sealed if the feed has a key.
     fn wire(&self, batch: &Batch) -> Wire {
         batch.wire(self.readers.access.seal.as_ref())
     }
 
-    /// Streams batches, with an empty one when there are no events for a while, until the server stops.
+    /// Streams batches until the server stops. After a minute without events, sends an empty batch.
     fn stream(self) -> Response {
         let batches = stream::unfold(self, |mut reader| async {
             if reader.readers.gate.phase() >= Phase::Stopping {

@@ -8,8 +8,8 @@
 //!   router  ◀── pages, vLLM's ZeroMQ feed ── publisher ◀── vllm ◀────────────────────────────┘
 //! ```
 //!
-//! The HTTP feed reports every tenant's documents by hash, without any text. It requires its own keys if configured, else
-//! those of the API. The ZeroMQ feed, like vLLM's own, contains the prompts as token ids and requires no key. It is off
+//! The HTTP feed reports every tenant's documents by hash, without text; it requires its own keys if configured, else
+//! those of the API. The ZeroMQ feed contains the prompts as token ids, like vLLM's own, and requires no key. It is off
 //! unless it has an address, which only routers should be able to reach.
 
 pub mod http;

@@ -1,7 +1,7 @@
-//! Locates the ends of a request's documents in its tokens, using the gateway's path.
+//! Finds where a prompt's documents end, in tokens, from the path that the gateway sent.
 //!
-//! A path that is missing, malformed or for another body costs only the marks in the cache: the engine then matches the
-//! request by its tokens alone. Each case is counted.
+//! If the path is missing, malformed or for another body, the engine matches the request by its tokens alone. Every
+//! outcome is counted.
 
 use crate::metrics::{Placement, Placements};
 use axum::http::{HeaderName, HeaderValue};
@@ -11,7 +11,7 @@ use foreword_ordering::path::{Located, Locator, SentPath};
 /// Default name of the header in which the gateway sends a request's path.
 pub const PATH_HEADER: HeaderName = HeaderName::from_static("x-foreword-path");
 
-/// Locates the documents of one request.
+/// Finds the documents of one request in its prompt.
 pub struct Placer<'a> {
     locator: &'a Locator,
     header: Option<&'a HeaderValue>,
@@ -19,13 +19,12 @@ pub struct Placer<'a> {
     counts: &'a Placements,
 }
 
-/// The documents of a prompt, as byte positions.
+/// The documents found in a prompt, with byte positions.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Placed(Located);
 
 impl<'a> Placer<'a> {
-    /// Returns a placer for the request with this body. `header` is the gateway's path header, if the request has one;
-    /// `counts` receives the outcome.
+    /// Returns a placer for the request with this body. `header` is the gateway's path; `counts` gets the outcome.
     pub fn new(
         locator: &'a Locator,
         header: Option<&'a HeaderValue>,
@@ -40,8 +39,8 @@ impl<'a> Placer<'a> {
         }
     }
 
-    /// Returns the documents in the prompt that was rendered from the body. Among a chat's several runs it is the last,
-    /// since the earlier ones were placed when they were new.
+    /// Returns the documents found in `prompt`, which was rendered from the body; `None` if none were found. If several
+    /// messages have documents, returns the last message's, since the others' were marked by earlier requests.
     pub fn place(&self, prompt: &str) -> Option<Placed> {
         let (placed, outcome) = self.look(prompt);
         self.counts.count(outcome);
@@ -73,13 +72,14 @@ impl<'a> Placer<'a> {
 }
 
 impl Placed {
-    /// Returns byte positions in the prompt, ascending: where the first document begins, then where each one ends.
+    /// Returns byte positions in the prompt, ascending: the first document's begin, then each document's end.
     pub fn bytes(&self) -> Vec<usize> {
         let ends = self.0.documents.iter().map(|(_, end)| *end);
         std::iter::once(self.0.start).chain(ends).collect()
     }
 
-    /// Converts to tokens; `tokens` are the numbers of tokens before each of [`Placed::bytes`].
+    /// Returns the documents with token positions; `tokens[i]` is the number of tokens before `bytes()[i]`. `None` if
+    /// `tokens` is empty.
     pub fn in_tokens(&self, tokens: &[u32]) -> Option<DocumentPath> {
         let (start, ends) = tokens.split_first()?;
         let documents = self.0.documents.iter().zip(ends);

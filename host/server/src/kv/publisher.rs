@@ -1,5 +1,4 @@
-//! Publishes vLLM's KV events over ZeroMQ: a PUB socket for current batches, and a ROUTER socket that replays batches that
-//! a subscriber missed.
+//! Publishes KV events in vLLM's format over ZeroMQ: a PUB socket sends batches, a ROUTER socket replays missed ones.
 //!
 //! ```text
 //!   PUB     [topic, number: u64 BE, batch]                              to every subscriber
@@ -10,10 +9,10 @@
 //! Batches are numbered from 0. If events were lost, a number is skipped, and the next batch begins with
 //! `AllBlocksCleared`.
 //!
-//! The last batches are stored once, for all connections. A connection has no queue: it takes the next stored batch when
-//! its peer has read the previous one. So a subscriber that does not read loses batches, as with a full queue, and delays
-//! no other. Connections have the bounds of HTTP's ([`connections`]): a peer that does not complete the handshake or does
-//! not read is disconnected, and an idle one is closed in favour of others.
+//! The last batches are stored once, for all connections. A connection has no queue: when its peer has read a batch, it
+//! sends the next stored one. So a peer that does not read loses batches, as with a full queue, and delays no other.
+//! Connections are bounded like HTTP's ([`connections`]): a peer that does not complete the handshake or does not read
+//! is disconnected, and idle ones are closed if there are too many.
 
 use super::vllm::{Encoding, write};
 use crate::connections::{self, Book, Bounds, Busy, Connection, Counts};
@@ -39,25 +38,25 @@ use tokio::task::JoinSet;
 pub struct Config {
     /// Address of the PUB socket; port 0 picks a free one.
     pub listen: SocketAddr,
-    /// Address of the ROUTER socket; `None` if nothing is replayed.
+    /// Address of the ROUTER socket; `None` for no replays.
     pub replay: Option<SocketAddr>,
-    /// The first frame of every message.
+    /// The first frame of every published message.
     pub topic: String,
     /// The encoding of events.
     pub encoding: Encoding,
 }
 
-/// Sockets that listen but do not yet publish.
+/// Bound sockets that do not publish yet.
 pub struct Publisher {
     config: Config,
     publish: (TcpListener, SocketAddr),
     replay: Option<(TcpListener, SocketAddr)>,
 }
 
-/// Number of stored batches, the same as vLLM's.
+/// Most stored batches, vLLM's default.
 const KEPT_BATCHES: usize = 10_000;
 const KEPT_BYTES: usize = 64 << 20;
-/// Most events of the cache in one batch.
+/// Most cache events in one batch.
 const BATCH_EVENTS: usize = 1024;
 /// Longest message from a peer, in bytes: a topic, or the number of a batch.
 const PEER_BYTES: usize = 4096;
@@ -73,7 +72,7 @@ const BOUNDS: Bounds = Bounds {
 };
 
 impl Publisher {
-    /// Listens on the sockets' addresses.
+    /// Binds both sockets.
     ///
     /// # Errors
     /// Returns an error if an address cannot be listened on.
@@ -100,8 +99,7 @@ impl Publisher {
         self.replay.as_ref().map(|(_, address)| *address)
     }
 
-    /// Publishes the feed's events, in tasks of `tasks` that end when the gate is closed. Connections are counted in
-    /// `counts`.
+    /// Starts tasks in `tasks` that publish the feed's events until the gate is closed. `counts` counts connections.
     pub fn start(
         self,
         feed: Arc<Feed>,
@@ -145,7 +143,7 @@ impl Publisher {
     }
 }
 
-/// Accepts peers until the gate is closed. `serve` handles a peer and returns only with an error.
+/// Accepts peers until the gate is closed. `serve` handles one peer until its connection fails.
 fn attend<F>(
     listener: TcpListener,
     name: &'static str,
@@ -174,7 +172,7 @@ where
     connections::accept_each(listener, book, Arc::clone(gate), work)
 }
 
-/// The sequence of batches.
+/// The numbered batches of the feed's events.
 struct Stream {
     encoding: Encoding,
     kept: Arc<ReplayBuffer>,
@@ -185,7 +183,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// Publishes as long as it is polled.
+    /// Publishes the feed's events until the engine ends.
     async fn run(mut self, feed: &Feed) {
         let mut progress = feed.watch();
         loop {
@@ -223,7 +221,7 @@ impl Stream {
     }
 }
 
-/// The last batches, stored for all connections.
+/// The last batches, with the numbers under which they are replayed.
 struct ReplayBuffer {
     batches: Mutex<Batches>,
     /// Number of the next batch.
@@ -261,14 +259,14 @@ impl ReplayBuffer {
         self.end.send_replace(number + 1);
     }
 
-    /// Returns the first batch from that number on.
+    /// Returns the first stored batch whose number is at least `from`; `None` if there is none yet.
     fn first(&self, from: u64) -> Option<(u64, Bytes)> {
         let kept = self.batches.lock();
         let at = kept.batches.partition_point(|(number, _)| *number < from);
         kept.batches.get(at).cloned()
     }
 
-    /// Waits for the first batch from that number on.
+    /// Waits for a batch whose number is at least `from`.
     async fn next(&self, from: u64, progress: &mut watch::Receiver<u64>) -> (u64, Bytes) {
         loop {
             progress.mark_unchanged();
@@ -281,7 +279,7 @@ impl ReplayBuffer {
     }
 }
 
-/// Sends new batches to a subscriber, while it is subscribed to the topic.
+/// Sends a subscriber each new batch while it is subscribed to `topic`.
 async fn publish<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     connection: Connection,
@@ -295,7 +293,7 @@ async fn publish<S: AsyncRead + AsyncWrite + Unpin>(
     let mut busy: Option<Busy> = Some(connection.busy());
     loop {
         if !subscriptions.any() {
-            // An idle peer, whose place may be given to another.
+            // The connection counts as idle and may be closed in favour of others.
             busy = None;
         }
         tokio::select! {
@@ -319,10 +317,10 @@ async fn publish<S: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-/// A peer's subscriptions that match one topic. A peer that subscribes twice must cancel twice.
+/// A peer's subscriptions to prefixes of one topic. A prefix that was subscribed to twice must be cancelled twice.
 struct Subscriptions<'t> {
     topic: &'t [u8],
-    /// Number of subscriptions by length of the prefix.
+    /// Number of subscriptions by the prefix's length.
     counts: Vec<u32>,
 }
 
@@ -356,7 +354,7 @@ impl<'t> Subscriptions<'t> {
     }
 }
 
-/// Answers a peer's replay requests.
+/// Answers a peer's replay requests until its connection fails.
 async fn repeat<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     connection: Connection,

@@ -1,4 +1,4 @@
-//! The recent pushes of gateways, bounded.
+//! The last pushes of gateways, in memory, within limits.
 
 use foreword_ordering::feed::{Epoch, GatewayId, Pushes, SealedPush};
 use parking_lot::Mutex;
@@ -8,11 +8,11 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// The recent pushes of all gateways, for the others to read.
+/// The last pushes of all gateways, and the gateways that listen for them.
 pub(super) struct Records {
     /// Valid after each line that changes it, so a panic under the lock does no harm.
     state: Mutex<Recent>,
-    /// Changes with a new push, or when another gateway starts to listen.
+    /// Changes with every new push, and when a gateway starts to listen.
     pub(super) progress: watch::Sender<u64>,
 }
 
@@ -22,14 +22,14 @@ struct Recent {
     first: u64,
     pushes: VecDeque<SealedPush>,
     bytes: usize,
-    /// The time when each gateway last listened.
+    /// The time when each gateway last asked for pushes.
     listeners: BTreeMap<GatewayId, Instant>,
-    /// For each key, the rest of its byte budget, and the time of that count.
+    /// For each key, the bytes that it may still push, and when they were counted.
     budgets: Vec<(f64, Instant)>,
 }
 
 impl Records {
-    /// Returns an empty list of pushes, with a rate budget for each of `keys` keys.
+    /// Returns an empty list of pushes, for `keys` API keys.
     pub(super) fn new(keys: usize) -> Self {
         let budget = (RATE_BYTES * BURST_SECONDS, Instant::now());
         Self {
@@ -45,7 +45,7 @@ impl Records {
         }
     }
 
-    /// Takes `bytes` from a key's budget; returns whether enough was left.
+    /// Takes `bytes` from a key's rate budget; returns false if too little is left.
     pub(super) fn admit(&self, holder: usize, bytes: usize) -> bool {
         let mut state = self.state.lock();
         let Some((left, counted)) = state.budgets.get_mut(holder) else {
@@ -63,7 +63,7 @@ impl Records {
         is_admitted
     }
 
-    /// Stores a push, and wakes listeners. Returns the number of other gateways that listen.
+    /// Stores a push, dropping the oldest beyond the limits. Returns the number of other gateways that listen.
     pub(super) fn take(&self, push: SealedPush) -> u32 {
         let others = {
             let mut state = self.state.lock();
@@ -83,7 +83,8 @@ impl Records {
         others
     }
 
-    /// Returns other gateways' pushes since a position, and records that this gateway listens.
+    /// Returns the other gateways' pushes since a position, or none without a valid one, with the next position.
+    /// Records that `gateway` listens.
     pub(super) fn since(&self, gateway: GatewayId, since: Option<(Epoch, u64)>) -> Pushes {
         let (pushes, is_new) = {
             let mut state = self.state.lock();
@@ -98,8 +99,7 @@ impl Records {
 }
 
 impl Recent {
-    /// Records that a gateway listens; returns whether it is new. Beyond the limit, the gateway that listened least
-    /// recently is dropped.
+    /// Records that a gateway listens; returns true if it did not before. At the limit, replaces the least recent one.
     fn listen(&mut self, gateway: GatewayId) -> bool {
         let now = Instant::now();
         self.listeners
@@ -143,24 +143,24 @@ impl Recent {
     }
 }
 
-/// Returns the bytes that a stored push counts for: its text and its overhead.
+/// Returns the bytes that a push counts for: its payload and a constant.
 fn weight(push: &SealedPush) -> usize {
     push.payload_bytes() + 128
 }
 
 /// Bytes that a key may push in a second, on average: about ten thousand requests.
 pub(super) const RATE_BYTES: f64 = (8 << 20) as f64;
-/// Seconds of that rate allowed in a burst.
+/// Seconds' worth of that rate that a key may push at once.
 const BURST_SECONDS: f64 = 2.0;
-/// Least bytes that a push counts for, so that empty ones are limited too.
+/// Fewest bytes that a push counts for, so that empty ones are limited too.
 const LEAST_BYTES: usize = 512;
-/// Most bytes of stored pushes: about two thousand requests, seconds of the largest fleet.
+/// Most bytes of stored pushes: about two thousand requests.
 const KEPT_BYTES: usize = 1 << 20;
 /// Most stored pushes.
 const KEPT_PUSHES: usize = 4_096;
 /// Most listening gateways recorded.
 const MAX_LISTENERS: usize = 1_024;
-/// Time for which a gateway counts as listening after a request: a long poll, and a pause.
+/// Time for which a gateway counts as listening after it asked: a long poll and a pause.
 const LISTENING: Duration = Duration::from_secs(20);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Parameters of the feed's routes.
+//! Parses the query parameters of the feed's routes.
 
 use crate::failure::{Failure, clip};
 use foreword_ordering::feed::Epoch;
@@ -9,14 +9,14 @@ use std::time::Duration;
 /// Longest time that a request may wait for new events or pushes.
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(60);
 
-/// Splits a request's query into names and values.
+/// Splits a query into names and values, without percent-decoding.
 pub(super) fn pairs(query: Option<&str>) -> impl Iterator<Item = (&str, &str)> {
     let pairs = query.unwrap_or_default().split('&');
     let pairs = pairs.filter(|pair| !pair.is_empty());
     pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
 }
 
-/// Returns the position that a request names by both its parts, if any.
+/// Returns the position of `epoch` and `since`; `None` if both are absent, an error if one is.
 pub(super) fn position(
     epoch: Option<Epoch>,
     since: Option<u64>,
@@ -28,7 +28,7 @@ pub(super) fn position(
     Ok(epoch.zip(since))
 }
 
-/// Reads how long a request may wait.
+/// Parses a wait in milliseconds, up to [`MAX_WAIT`].
 pub(super) fn wait(name: &str, value: &str) -> Result<Duration, Failure> {
     let limit = u64::try_from(MAX_WAIT.as_millis()).unwrap_or(u64::MAX);
     Ok(Duration::from_millis(number(name, value, limit)?))

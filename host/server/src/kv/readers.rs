@@ -1,4 +1,4 @@
-//! Access to the feed, and the limits on simultaneous readers.
+//! The access rules of the feed, and its limits on simultaneous readers.
 
 use super::pushes::Records;
 use crate::failure::{Failure, SOON};
@@ -11,35 +11,35 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The readers of the feed, and their access rules.
+/// The feed's access rules, readers and stored pushes.
 pub struct Readers {
     pub(super) access: Access,
     pub(super) gate: Arc<Gate>,
-    /// Permits by key; one set for all if no key is required.
+    /// Permits to read the feed, for each key; one semaphore if no key is required.
     pub(super) places: Vec<Arc<Semaphore>>,
-    /// Permits by key for gateways that listen to pushes; one set for all if no key is required.
+    /// Permits to wait for other gateways' pushes, for each key; one semaphore if no key is required.
     pub(super) listening: Vec<Arc<Semaphore>>,
-    /// The pushes of gateways.
+    /// The last pushes of gateways.
     pub(super) records: Records,
     pub(super) source: OnceLock<Source>,
 }
 
-/// The access rules of the feed: its readers' keys, and its seal.
+/// The access rules of the feed: the readers' keys, and the feed's own key.
 #[derive(Clone, Default)]
 pub struct Access {
     /// Accepted keys; `None` if no key is required.
     pub(super) keys: Option<ApiKeys>,
-    /// Key that seals the feed.
+    /// Key that seals the feed; `None` for an unsealed feed.
     pub(super) seal: Option<FeedKey>,
-    /// Whether other machines can reach the feed.
+    /// Whether the feed's listener is bound to an address other than loopback.
     is_exposed: bool,
 }
 
 impl Access {
-    /// Returns the rules for a listener at `address`: a feed sealed with `seal`, for readers with one of `keys`.
+    /// Returns the rules for a feed at `address`, sealed with `seal`. Accepts `keys` and the token derived from `seal`.
     pub fn new(keys: Option<ApiKeys>, seal: Option<FeedKey>, address: Option<SocketAddr>) -> Self {
         let keys = match (&seal, keys) {
-            // Every holder of the feed's key can derive this token.
+            // Whoever has the feed's key can derive this token.
             (Some(seal), Some(keys)) => Some(keys.and(seal.token())),
             (Some(seal), None) => Some(ApiKeys::of([seal.token().as_bytes()])),
             (None, keys) => keys,
@@ -51,7 +51,7 @@ impl Access {
         }
     }
 
-    /// Logs one line about the feed's protection for the operator.
+    /// Logs how the feed is protected.
     pub fn log(&self) {
         match (&self.seal, self.is_exposed) {
             (Some(_), _) => tracing::info!("the KV feed is sealed with a key"),
@@ -69,32 +69,32 @@ impl Access {
         u32::try_from(keys).unwrap_or(u32::MAX).max(1)
     }
 
-    /// Returns the most concurrent readers with one key.
+    /// Returns the most simultaneous readers with one key.
     fn places(&self) -> u32 {
         (MAX_READERS_IN_ALL / self.pools()).clamp(1, MAX_READERS)
     }
 
-    /// Returns the most concurrent readers with all keys.
+    /// Returns the most simultaneous readers with all keys.
     pub fn readers(&self) -> u32 {
         self.places().saturating_mul(self.pools())
     }
 }
 
-/// The feed to serve.
+/// The feed to serve, and the model that it reports.
 pub struct Source {
     /// The feed of the cache's events.
     pub feed: Arc<Feed>,
-    /// Name of the model.
+    /// Name of the model, as in batches.
     pub model: String,
 }
 
-/// Most simultaneous readers of one key, while there are few keys.
+/// Most simultaneous readers with one key, if there are few keys.
 pub const MAX_READERS: u32 = 64;
-/// Most simultaneous readers of all keys.
+/// Most simultaneous readers with all keys, shared equally between them.
 const MAX_READERS_IN_ALL: u32 = 1024;
 
 impl Readers {
-    /// Returns readers that have no feed until [`Readers::open`]; `gate` ends their reading.
+    /// Returns readers that get 503 until [`Readers::open`]. Waiting ones return when `gate` is stopping.
     pub fn new(access: Access, gate: Arc<Gate>) -> Arc<Self> {
         let each = access.places() as usize;
         let places = || (0..access.pools()).map(|_| Arc::new(Semaphore::new(each)));
@@ -108,7 +108,7 @@ impl Readers {
         })
     }
 
-    /// Serves this feed from now on; a second one is ignored.
+    /// Serves `source` from now on; a second one is ignored.
     pub fn open(&self, source: Source) {
         let _ = self.source.set(source);
     }
@@ -118,12 +118,12 @@ impl Readers {
         self.source.get().is_some()
     }
 
-    /// Returns the key that seals the feed.
+    /// Returns the key that seals the feed; `None` for an unsealed feed.
     pub(super) fn seal(&self) -> Option<&FeedKey> {
         self.access.seal.as_ref()
     }
 
-    /// Returns an error if the feed would reveal documents to anyone.
+    /// Returns [`Failure::FeedKeyRequired`] if the feed has no key and its listener is not on loopback.
     pub(super) fn check_exposure(&self) -> Result<(), Failure> {
         if self.access.seal.is_none() && self.access.is_exposed {
             return Err(Failure::FeedKeyRequired);
@@ -131,7 +131,7 @@ impl Readers {
         Ok(())
     }
 
-    /// Returns the number of the request's key; 0 if none is required.
+    /// Returns the number of the request's key; 0 if no key is required.
     pub(super) fn holder(&self, headers: &HeaderMap) -> Result<usize, Failure> {
         let holder = self.access.keys.as_ref();
         // A request without a key was already refused.
@@ -139,7 +139,7 @@ impl Readers {
         holder.ok_or(Failure::Unauthorized)
     }
 
-    /// Takes one of the key's permits.
+    /// Takes a permit of the request's key from `places`, or fails with 429 if there is none.
     pub(super) fn place(
         &self,
         headers: &HeaderMap,
@@ -153,12 +153,12 @@ impl Readers {
         })
     }
 
-    /// Returns the current number of readers.
+    /// Returns the number of requests that are reading the feed.
     pub fn reading(&self) -> u32 {
         self.taken(&self.places)
     }
 
-    /// Returns the current number of gateways that listen to pushes.
+    /// Returns the number of gateways that are waiting for pushes.
     pub fn listening(&self) -> u32 {
         self.taken(&self.listening)
     }

@@ -1,23 +1,24 @@
-//! `GET` and `POST /v1/kv/records`: the exchange of updates between gateways of this engine.
+//! `GET` and `POST /v1/kv/records`: gateways of one engine exchange updates.
 //!
 //! | request | meaning |
 //! | --- | --- |
-//! | `POST` | a [`SealedPush`] of one gateway, JSON; the response has the number of others that listen |
-//! | `GET ?gateway=ID` | [`Pushes`] of others since `epoch` and `since`; without these, new ones only |
-//! | `… &wait_ms=N` | how long to wait for one, at most 60,000; default 0 |
-//! | `… &others=N` | the number of other listeners that the gateway knows; if it changed, the response is immediate |
+//! | `POST` | stores a gateway's [`SealedPush`], JSON; the response has the number of other gateways that listen |
+//! | `GET ?gateway=ID` | returns other gateways' [`Pushes`] since `epoch` and `since`; without these, only the position
+//! |
+//! | `… &wait_ms=N` | longest wait for a push, at most 60,000; default 0 |
+//! | `… &others=N` | returns at once if the number of other listeners is not `N` |
 //!
-//! A feed reports a prompt's cache content only when it is computed. Until then, another gateway with the same documents
-//! does not know of it, nor of the waiting tokens. So gateways exchange updates through the server of the feed, whose
-//! address they all have. It stores the last pushes in memory, and forwards them unchanged.
+//! The feed reports documents only when they are computed. Until then, other gateways do not know that a request with
+//! them was sent, nor how many tokens wait. So gateways tell each other through the feed's server, whose address all
+//! have. It stores the last pushes in memory and returns them unchanged.
 //!
-//! Access is the feed's ([`super::readers`]): its keys, its seal, only loopback without one. A push always needs the feed's
-//! key: it is refused without one, or if the key does not open it. So a reader with another accepted key can receive pushes
-//! that it cannot read, and send none. Of an opened push, each update must be a [`PeerUpdate`] of a kind that holds no
-//! text. Pushes are limited in bytes, number and rate for each key; the store has a common limit.
+//! Access is as for the feed ([`super::readers`]), and a push also needs the feed's key: it is refused if there is none
+//! or if the key does not open the push. So a reader with another accepted key can receive pushes that it cannot read,
+//! and send none. Each update in a push must be a [`PeerUpdate`] of a kind that holds no text. Pushes are limited in
+//! bytes, number and rate for each key; the store has a common limit.
 //!
-//! A gateway that fell behind continues with the oldest stored push; a new one, or one with another epoch, with the next
-//! push. The server does not report missed pushes: the feed corrects the state.
+//! A gateway that fell behind continues with the oldest stored push; one without a position, or with another epoch's,
+//! with the next push. Missed pushes are not reported: the feed corrects the state.
 
 use super::pushes::RATE_BYTES;
 use super::query::{self, number, read, wait};
@@ -41,7 +42,7 @@ pub(super) struct PushAnswer {
     others: u32,
 }
 
-/// The parameters of a listening gateway, validated.
+/// The validated parameters of a gateway that listens.
 struct Query {
     gateway: GatewayId,
     since: Option<(Epoch, u64)>,
@@ -49,7 +50,7 @@ struct Query {
     others: Option<u32>,
 }
 
-/// Handles a listening gateway: returns others' pushes, or waits for one.
+/// Returns other gateways' pushes, or waits for one.
 pub(super) async fn poll(
     State(readers): State<Arc<Readers>>,
     request: Request,
@@ -65,7 +66,7 @@ pub(super) async fn poll(
     let deadline = Instant::now() + wait;
     let mut progress = records.progress.subscribe();
     let mut pushes = records.since(gateway, since);
-    // Without a valid position there is no wait: the gateway needs its position first.
+    // Without a valid position the response is immediate, since the gateway needs its position first.
     if since.is_none_or(|(epoch, _)| epoch != pushes.epoch) {
         return Ok(Json(pushes));
     }
@@ -83,7 +84,7 @@ pub(super) async fn poll(
     Ok(Json(pushes))
 }
 
-/// Accepts a gateway's push, within its key's rate, and stores it for the others.
+/// Checks a gateway's push and its key's rate, and stores it for the others.
 pub(super) async fn push(
     State(readers): State<Arc<Readers>>,
     request: Request,
@@ -131,7 +132,7 @@ impl Query {
                 "epoch" => epoch = Some(read(name, value)?),
                 "since" => since = Some(number(name, value, u64::MAX)?),
                 "wait_ms" => waits = wait(name, value)?,
-                // Fits, since the limit fits.
+                // Fits, since the limit does.
                 "others" => {
                     others = Some(number(name, value, u32::MAX.into())? as u32);
                 }
@@ -159,7 +160,7 @@ impl Query {
     }
 }
 
-/// Longest JSON of a push: hexadecimal digits, and the frame.
+/// Longest body of a push: the payload in hexadecimal digits, and the other fields.
 const MAX_BODY_BYTES: u64 = 2 * MAX_PUSH_BYTES as u64 + 1_024;
 /// Time limit for a push's body.
 const BODY_TIME: Duration = Duration::from_secs(10);

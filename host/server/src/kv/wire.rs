@@ -8,7 +8,7 @@ use foreword_ordering::tree::Scope;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Returns the events as a batch; with `tenant`, only that tenant's.
+/// Returns the document events of `news` as a batch of the feed; with `tenant`, only that tenant's.
 pub fn batch(news: &News, model: &str, tenant: Option<TenantKey>) -> Batch {
     let mut keys: HashMap<Arc<str>, TenantKey> = HashMap::new();
     let mut key = |salt: &Arc<str>| match keys.get(salt) {
@@ -61,8 +61,7 @@ pub fn batch(news: &News, model: &str, tenant: Option<TenantKey>) -> Batch {
     }
 }
 
-/// Adds an event. A request's documents are stored one after another, so an event whose path only extends the last one's
-/// replaces it.
+/// Adds an event, replacing the last if its path only extends that one's: documents are stored one by one.
 fn push(events: &mut Vec<Event>, event: Event) {
     if let (
         Some(Event::Stored {
@@ -85,7 +84,7 @@ fn push(events: &mut Vec<Event>, event: Event) {
     }
 }
 
-/// Converts a reader's position to the engine's.
+/// Converts a reader's position to one in the engine's feed.
 pub fn position(epoch: Epoch, since: u64) -> Position {
     Position {
         epoch: epoch.0,

@@ -1,4 +1,4 @@
-//! Counters shared by the servers of this crate.
+//! Counters that the server, the gateway and the bridge share.
 
 use axum::http::StatusCode;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -6,7 +6,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-/// Number of HTTP responses by route and status, for any server of this crate. The default is not registered.
+/// Number of HTTP responses by route and status. The default is not registered anywhere.
 #[derive(Clone, Debug, Default)]
 pub struct Responses(Family<HttpLabels, Counter>);
 
@@ -36,7 +36,7 @@ struct HttpLabels {
     status: u16,
 }
 
-/// Number of chat requests by the outcome of locating the gateway's path, for any server of this crate.
+/// Number of chat requests by the outcome of finding the gateway's path in the prompt. The default is not registered.
 #[derive(Clone, Debug, Default)]
 pub struct Placements(Outcomes);
 
@@ -47,20 +47,20 @@ impl Placements {
         Self(Outcomes::registered(registry, "document_paths", help))
     }
 
-    /// Counts a request.
+    /// Counts a request by its outcome.
     pub fn count(&self, outcome: Placement) {
         self.0.count(outcome.name());
     }
 }
 
-/// The outcome of locating a chat request's path in its prompt.
+/// The outcome of finding the documents of the gateway's path header in a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
     /// All documents of the path were found in the prompt.
     Placed,
     /// Some documents of the path were found.
     Partial,
-    /// None were found: the header is for another body, or the gateway uses other tags.
+    /// None were found: the path is for another body, or the gateway writes documents in another format.
     NotFound,
     /// The header is malformed.
     Malformed,

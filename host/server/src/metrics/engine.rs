@@ -9,7 +9,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use std::fmt;
 
-/// The engine's counters.
+/// The engine's counters and gauges at one moment.
 pub struct Numbers {
     /// The model's name.
     pub model: String,
@@ -23,7 +23,7 @@ pub struct Numbers {
     pub tokens: TokenCacheStats,
 }
 
-/// Exports the numbers that its function returns; `None` before the model is loaded.
+/// Collects the engine's metrics from a function, which returns `None` before the model is loaded.
 pub(super) struct Scraped<F>(pub(super) F);
 
 impl<F> fmt::Debug for Scraped<F> {
@@ -79,8 +79,8 @@ impl<F: Fn() -> Option<Numbers> + Send + Sync + 'static> Collector for Scraped<F
     }
 }
 
-/// Exports, under vLLM's names, the metrics that routers and autoscalers read from vLLM: running and waiting requests, use
-/// of pages, and their number. `engine` is vLLM's rank; there is one here.
+/// Exports under vLLM's names the metrics that routers and autoscalers read from vLLM. The label `engine` is the number
+/// of vLLM's engine; there is one here.
 pub(super) struct InVllmsWords<F>(pub(super) F);
 
 impl<F> fmt::Debug for InVllmsWords<F> {
@@ -161,7 +161,7 @@ fn encode_step_sizes(encoder: &mut DescriptorEncoder<'_>, sizes: &StepSizes) -> 
         )
 }
 
-/// Name, help, and the label that distinguishes the rows.
+/// Name, help, label, and for each label value a function that reads the metric.
 type Labelled = (
     &'static str,
     &'static str,
@@ -169,7 +169,7 @@ type Labelled = (
     &'static [(&'static str, fn(&Stats) -> u64)],
 );
 
-/// Metrics with several rows. A new tier or cause gets its row here.
+/// Counters with one label.
 const LABELLED: &[Labelled] = &[
     (
         "hit_tokens",

@@ -11,7 +11,7 @@
 //! | `foreword_grammars_total` | counter | `outcome`: `prepared`, `refused` (400), `busy` (429), `cancelled`, `failed` |
 //! | `foreword_queue_seconds` | histogram | from submission to the engine's start |
 //! | `foreword_time_to_first_token_seconds` | histogram | from the request's arrival |
-//! | `foreword_time_between_tokens_seconds` | histogram | each gap between two tokens of a choice |
+//! | `foreword_time_between_tokens_seconds` | histogram | each gap between consecutive tokens of a choice |
 //! | `foreword_request_seconds` | histogram | from arrival to the end of the answer |
 //! | `foreword_request_prompt_tokens`, `foreword_request_cached_tokens` | histogram | of each request's prompt |
 //! | `foreword_{prompt,cached,generated}_tokens_total` | counter | |
@@ -39,10 +39,10 @@
 //! | `foreword_batches` | gauge | `status`, in OpenAI's words: stored batches |
 //! | `foreword_batches_ended_total` | counter | `status`: `completed`, `failed`, `expired`, `cancelled` |
 //! | `foreword_batch_requests_total` | counter | `outcome`: `served`, `failed` |
-//! | `foreword_batch_requests_waiting` | gauge | of unfinished batches, without an answer |
-//! | `foreword_batch_bytes` | gauge | of all files, answers included; `--batch-mib` bounds them |
+//! | `foreword_batch_requests_waiting` | gauge | requests of unfinished batches without an answer |
+//! | `foreword_batch_bytes` | gauge | bytes of all files, answers included; limited by `--batch-mib` |
 //!
-//! and under vLLM's names, for routers and autoscalers that know no others:
+//! and under vLLM's names, for routers and autoscalers that expect these:
 //!
 //! | name | kind | labels |
 //! | --- | --- | --- |
@@ -75,9 +75,9 @@ pub struct Metrics {
     /// Connections of all listeners.
     pub connections: connections::Counts,
     generations: Outcomes,
-    /// Number of chat requests by the outcome of locating their path.
+    /// Chat requests by the outcome of finding their documents in the prompt.
     pub placements: Placements,
-    /// Number of grammars by outcome.
+    /// Grammars by the outcome of their preparation.
     pub(crate) grammars: Outcomes,
     retrievals: Outcomes,
     /// Time from a question to its documents.
@@ -103,13 +103,13 @@ pub enum GenerationOutcome {
     Stop,
     /// It reached the maximum length.
     Length,
-    /// The engine failed.
+    /// The engine failed, or the server did.
     Failed,
     /// It exceeded the time limit.
     TimedOut,
-    /// The server aborted it before it was complete.
+    /// The gate reached phase `Cut` or the engine stopped before the answer was complete.
     Cut,
-    /// The client disconnected.
+    /// The answer was dropped before its end, usually because the client disconnected.
     Cancelled,
 }
 
@@ -128,7 +128,7 @@ impl GenerationOutcome {
 }
 
 impl Metrics {
-    /// Returns metrics with the engine's `numbers`, if there are any, and the metrics of the `others`.
+    /// Returns metrics with the engine's, read from `numbers` on each scrape, and those of the `others`.
     pub fn new(
         numbers: impl Fn() -> Option<Numbers> + Clone + Send + Sync + 'static,
         others: impl IntoIterator<Item = Box<dyn Collector>>,
@@ -224,7 +224,7 @@ impl Metrics {
         self.generations.count(outcome.name());
     }
 
-    /// Counts a search and its time, by the number of documents found; `None` for a failure.
+    /// Counts a search and its duration by the number of documents found; `None` if it failed.
     pub fn retrieved(&self, documents: Option<usize>, taken: Duration) {
         let outcome = match documents {
             Some(0) => "empty",
@@ -238,7 +238,7 @@ impl Metrics {
     /// Returns all metrics in the OpenMetrics text format.
     ///
     /// # Errors
-    /// This never fails in practice, since writing to a string does not fail.
+    /// Never fails in practice, since writing to a string does not fail.
     pub fn encode(&self) -> Result<String, fmt::Error> {
         let mut out = String::new();
         text::encode(&mut out, &self.registry)?;

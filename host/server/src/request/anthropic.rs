@@ -18,7 +18,7 @@ use super::parts::{self, Conversation};
 use crate::failure::Failure;
 use serde_json::{Map, Value, json};
 
-/// A Messages request, converted to a chat.
+/// A Messages request, converted to a chat. Field names in its errors are a chat's, see [`NAMES`].
 #[derive(Debug)]
 pub struct MessagesRequest(pub Chat);
 
@@ -33,8 +33,10 @@ pub const NAMES: &[(&str, &str)] = &[
 ];
 
 impl MessagesRequest {
+    /// Parses a request's body, which must have `max_tokens`.
+    ///
     /// # Errors
-    /// Returns [`Failure::Invalid`]; some fields have their names in a chat, see [`NAMES`].
+    /// Returns [`Failure::Invalid`] for an invalid field, under a chat's name where [`NAMES`] has one.
     pub fn parse(body: &[u8]) -> Result<Self, Failure> {
         let fields = Fields::parse(body)?;
         if fields.get("max_tokens").is_none() {
@@ -105,7 +107,7 @@ fn translate(mut fields: Fields) -> Result<Chat, Failure> {
     Chat::take(Fields::of(rest))
 }
 
-/// Takes `thinking`, for templates that can switch the model's thinking on or off.
+/// Takes `thinking`; returns whether it enables thinking, or `None` if it is absent.
 fn take_thinking(fields: &mut Fields) -> Result<Option<bool>, Failure> {
     let Some(thinking) = fields.take("thinking") else {
         return Ok(None);
@@ -120,7 +122,7 @@ fn take_thinking(fields: &mut Fields) -> Result<Option<bool>, Failure> {
     }
 }
 
-/// Takes `output_config.format`, or the older `output_format`, in the form of a chat's field.
+/// Takes `output_config.format`, or without `output_config` the older `output_format`, as a chat's `response_format`.
 fn take_format(fields: &mut Fields) -> Result<Option<Value>, Failure> {
     let format = match fields.object("output_config")? {
         None => fields.take("output_format"),
@@ -140,7 +142,7 @@ fn take_format(fields: &mut Fields) -> Result<Option<Value>, Failure> {
     })))
 }
 
-/// Returns a tool's fields under a chat's names.
+/// Returns a tool as the `function` of a chat's tool.
 fn function(mut tool: Map<String, Value>) -> Map<String, Value> {
     let names = [
         ("name", "name"),
@@ -238,13 +240,13 @@ fn take_answer(conversation: &mut Conversation, blocks: Vec<Block>) -> Result<()
     Ok(())
 }
 
-/// A block as text, or another block with its path and type.
+/// A content block converted to text, or any other block with its path in the body.
 enum Block {
     Text(String),
     Other { at: String, kind: Value },
 }
 
-/// Reads a string or an array of blocks.
+/// Parses a message's content, a string or an array of blocks.
 fn take_blocks(at: &str, content: &Value) -> Result<Vec<Block>, Failure> {
     parts::each(at, content, "blocks", Block::Text, |at, block| match text(
         &format!("{at}.type"),
@@ -260,7 +262,7 @@ fn take_blocks(at: &str, content: &Value) -> Result<Vec<Block>, Failure> {
     })
 }
 
-/// Reads a string or an array of blocks that all become texts.
+/// Parses content all of whose blocks can be converted to text; refuses other blocks.
 fn take_texts(at: &str, content: &Value) -> Result<Vec<String>, Failure> {
     let blocks = take_blocks(at, content)?.into_iter();
     let texts = blocks.map(|block| match block {
@@ -274,7 +276,7 @@ fn text_of(at: &str, block: &Value) -> Result<String, Failure> {
     text(&format!("{at}.text"), &block["text"]).map(str::to_owned)
 }
 
-/// Reads blocks that must all be texts.
+/// Parses content whose blocks are all of type `text`, and joins them with line feeds.
 fn joined(at: &str, content: &Value) -> Result<String, Failure> {
     let texts = parts::each(at, content, "blocks", String::from, |at, block| {
         match block["type"] == "text" {

@@ -10,14 +10,15 @@ use serde_json::Value;
 /// A validated chat request.
 #[derive(Debug)]
 pub struct Chat {
-    /// OpenAI's messages, at least one. Each `content` is a string, an array of text parts or, with tool calls, absent.
-    /// A tool call's `arguments` are as sent, except that a string that holds a JSON object is replaced by it.
+    /// OpenAI's messages, at least one. Each `content` is a string, an array of text parts or, with tool calls,
+    /// possibly absent. A tool call's `arguments` are as sent, except that a string that contains a JSON object is
+    /// replaced by the object.
     pub messages: Value,
-    /// The tools shown to the model.
+    /// The tools shown to the model; `None` if there are none, or `tool_choice` is `none`.
     pub tools: Option<Tools>,
-    /// The documents as the client sent them: an array of objects.
+    /// The field `documents`, an array of objects, for the chat template; `None` if absent or empty.
     pub documents: Option<Value>,
-    /// More variables for the template, an object (`chat_template_kwargs`, vLLM's extension).
+    /// Additional variables for the chat template, an object (`chat_template_kwargs`, vLLM's extension).
     pub template_variables: Option<Value>,
     /// How the prompt ends.
     pub ending: Ending,
@@ -64,7 +65,7 @@ impl Chat {
     }
 }
 
-/// Removes `add_generation_prompt` and `continue_final_message`, vLLM's fields, and returns the ending that they request.
+/// Takes vLLM's `add_generation_prompt` and `continue_final_message`, and returns how the prompt must end.
 fn take_ending(fields: &mut Fields) -> Result<Ending, Failure> {
     let continues = fields.boolean("continue_final_message")?;
     let opens = fields.boolean_or("add_generation_prompt", !continues)?;
@@ -79,7 +80,7 @@ fn take_ending(fields: &mut Fields) -> Result<Ending, Failure> {
     }
 }
 
-/// Takes `logprobs` and `top_logprobs`. Returns the number of alternatives to report for each token, if requested.
+/// Takes `logprobs` and `top_logprobs`. Returns the number of alternatives per token; `None` for no log-probabilities.
 fn take_logprobs(fields: &mut Fields) -> Result<Option<u32>, Failure> {
     let wanted = fields.boolean("logprobs")?;
     let top = fields.count("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;
@@ -93,7 +94,7 @@ fn take_logprobs(fields: &mut Fields) -> Result<Option<u32>, Failure> {
     }
 }
 
-/// OpenAI's bound on `top_logprobs`.
+/// OpenAI's limit on `top_logprobs`.
 const MAX_TOP_LOGPROBS: i64 = 20;
 
 pub(super) fn take_messages(fields: &mut Fields) -> Result<Value, Failure> {
@@ -120,7 +121,7 @@ fn check_message(at: &str, message: &mut Value) -> Result<(), Failure> {
     }
 }
 
-/// Checks that the parts are texts. The template decides between parts and one string.
+/// Checks that every part is text.
 fn check_parts(at: &str, parts: &[Value]) -> Result<(), Failure> {
     for (index, part) in parts.iter().enumerate() {
         if part["type"] != "text" {
@@ -134,8 +135,8 @@ fn check_parts(at: &str, parts: &[Value]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns whether the message calls tools. OpenAI encodes a call's arguments as a string of JSON, but templates in Hugging
-/// Face's format print them as an object, so this converts them.
+/// Returns whether the message has tool calls. OpenAI's clients send a call's arguments as a string of JSON, but
+/// templates in Hugging Face's format print an object, so this replaces strings that contain an object.
 fn open_tool_calls(message: &mut Value) -> bool {
     let Some(Value::Array(calls)) = message.get_mut("tool_calls") else {
         return false;

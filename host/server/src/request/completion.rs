@@ -11,13 +11,13 @@ use serde_json::Value;
 pub struct Completion {
     /// The prompt to continue.
     pub prompt: Prompt,
-    /// Whether the answer's text begins with the prompt's.
+    /// Whether the answer's text begins with the prompt (`echo`).
     pub echo: bool,
     /// The options common to all completions.
     pub options: Options,
 }
 
-/// The prompt of a text completion; may be empty.
+/// The prompt of a text completion; it may be empty here, and is refused later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {
     /// Text, which is tokenised.
@@ -49,11 +49,11 @@ impl Completion {
     }
 }
 
-/// OpenAI's bound on `logprobs`.
+/// OpenAI's limit on `logprobs`.
 const MAX_TOP_LOGPROBS: i64 = 5;
 
-/// Validates a prompt: a string, an array of tokens, or an array with one of these. OpenAI's several prompts in one request
-/// are not supported, since they have no advantage over several requests.
+/// Validates a prompt: a string, an array of tokens, or an array that contains one of these. OpenAI also allows several
+/// prompts in one request; they are refused, since clients can send several requests at no disadvantage.
 pub(super) fn check_prompt(value: Value) -> Result<Prompt, Failure> {
     match value {
         Value::String(text) => Ok(Prompt::Text(text)),

@@ -7,13 +7,13 @@ use serde_json::Value;
 /// A validated request for vectors.
 #[derive(Debug)]
 pub struct Embeddings {
-    /// The requested embedder; `None` for the configured one.
+    /// The requested model; `None` for the configured embedder.
     pub model: Option<String>,
-    /// The texts, at least one.
+    /// The texts to embed, 1 to 2,048.
     pub input: Vec<String>,
     /// The encoding of the vectors.
     pub encoding: Encoding,
-    /// The length of the vectors, if the client requires one.
+    /// The required length of the vectors; `None` for the embedder's own, which is the only one accepted.
     pub dimensions: Option<u32>,
 }
 
@@ -26,7 +26,7 @@ pub enum Encoding {
     Base64,
 }
 
-/// OpenAI's bound on the number of texts.
+/// OpenAI's limit on the number of texts.
 const MAX_INPUTS: usize = 2048;
 
 impl Embeddings {

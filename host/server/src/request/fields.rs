@@ -7,7 +7,7 @@ use serde_json::{Map, Number, Value};
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
-/// The fields of a request's body not taken yet.
+/// The fields of a JSON object that were not taken yet.
 pub(super) struct Fields(Map<String, Value>);
 
 impl Fields {
@@ -30,12 +30,12 @@ impl Fields {
         Err(Failure::invalid_body(message))
     }
 
-    /// Returns the fields of an object within a body.
+    /// Returns the fields of an object that was parsed elsewhere.
     pub(super) fn of(fields: Map<String, Value>) -> Self {
         Self(fields)
     }
 
-    /// Returns the fields not taken, with those of `more` that have a value.
+    /// Returns the remaining fields, with those of `more` that are not `None`.
     pub(super) fn rest_with<const N: usize>(
         self,
         more: [(&str, Option<Value>); N],
@@ -45,7 +45,7 @@ impl Fields {
         self.0.into_iter().chain(present).collect()
     }
 
-    /// Returns a field without taking it.
+    /// Returns a field without taking it; `None` if it is absent or null.
     pub(super) fn get(&self, name: &str) -> Option<&Value> {
         self.0.get(name).filter(|value| !value.is_null())
     }
@@ -65,12 +65,12 @@ impl Fields {
         }
     }
 
-    /// Takes a boolean; an absent one counts as `false`.
+    /// Takes a boolean; false if it is absent.
     pub(super) fn boolean(&mut self, name: &str) -> Result<bool, Failure> {
         self.boolean_or(name, false)
     }
 
-    /// Takes a boolean; an absent one counts as `default`.
+    /// Takes a boolean; `default` if it is absent.
     pub(super) fn boolean_or(&mut self, name: &str, default: bool) -> Result<bool, Failure> {
         match self.take(name) {
             None => Ok(default),
@@ -79,7 +79,7 @@ impl Fields {
         }
     }
 
-    /// Takes an object, as a value.
+    /// Takes an object; `None` if it is absent.
     pub(super) fn object(&mut self, name: &str) -> Result<Option<Value>, Failure> {
         let found = self.take(name);
         if let Some(found) = &found {
@@ -96,7 +96,7 @@ impl Fields {
         self.within(name, "an integer", Number::as_i64, &range)
     }
 
-    /// Takes an integer of a range that 32 bits hold, apart from negative values, which count as absent.
+    /// Takes an integer within `range`. Returns `None` if it is absent or negative.
     pub(super) fn count(
         &mut self,
         name: &str,
@@ -150,7 +150,7 @@ pub(super) fn take_objects(fields: &mut Fields, name: &str) -> Result<Option<Val
     }
 }
 
-/// Returns the elements of an array that must be there and have some. `wanted` describes the field for an error.
+/// Returns the elements of an array that must be present and not empty. `wanted` describes the type for an error.
 pub(super) fn filled(
     name: &str,
     wanted: &str,
@@ -166,14 +166,14 @@ pub(super) fn filled(
     }
 }
 
-/// Returns the text that the value at this path must be.
+/// Returns the string `value`, or an error that names its path `at`.
 pub(super) fn text<'v>(at: &str, value: &'v Value) -> Result<&'v str, Failure> {
     value
         .as_str()
         .ok_or_else(|| wrong_type(at, "a string", value))
 }
 
-/// Returns an error unless the value at this path is an object.
+/// Returns an error that names the path `at` unless `value` is an object.
 pub(super) fn object(at: &str, value: &Value) -> Result<(), Failure> {
     match value {
         Value::Object(_) => Ok(()),
@@ -186,7 +186,7 @@ pub(super) fn missing(param: &str) -> Failure {
     Failure::invalid(param, format!("{param} is missing"))
 }
 
-/// Returns the failure for a field of the wrong type.
+/// Returns the failure for a field of the wrong type; `wanted` describes the type.
 pub(super) fn wrong_type(param: &str, wanted: &str, got: &Value) -> Failure {
     let got = type_name(got);
     Failure::invalid(param, format!("{param} must be {wanted}, got {got}"))

@@ -1,4 +1,4 @@
-//! The field `response_format`: the form of the whole answer.
+//! The field `response_format`, which constrains the whole answer.
 
 use super::fields::{Fields, object, text, wrong_type, wrong_value};
 use crate::failure::Failure;
@@ -11,7 +11,7 @@ pub enum Format {
     Text,
     /// Any JSON object.
     JsonObject,
-    /// JSON that follows this schema, whether or not `strict` is set.
+    /// JSON that matches this schema, with `strict` or without.
     JsonSchema(Value),
 }
 

@@ -1,11 +1,11 @@
-//! Parses and validates requests: the only code that reads a client's JSON.
+//! Parses and validates the JSON bodies of API requests, except those of `/v1/batches`.
 //!
-//! Every value of a parsed request is in its range. Checks that need the model (template, token counts) are in
-//! [`crate::model`]. Three classes of field:
+//! Every value of a parsed request is within its range. Checks that need the model (template, token counts) are in
+//! [`crate::model`]. There are three kinds of field:
 //!
 //! - handled: listed in [`Chat`], [`Completion`] and [`Options`];
-//! - known and not supported (`logit_bias`, `suffix`, `best_of`, …): refused unless they have a value without effect, since
-//!   an answer that silently ignores them would be wrong;
+//! - known and not supported (`logit_bias`, `suffix`, `best_of`, …): refused unless their value has no effect, since an
+//!   answer that silently ignores them would be wrong;
 //! - unknown: ignored, as in every OpenAI-compatible server (`user`, `metadata`, …).
 
 pub mod anthropic;

@@ -1,4 +1,4 @@
-//! The options that chat and text completions share: how to sample, when to stop, how to deliver.
+//! The options that chat and text completions share: sampling, stopping, caching and delivery.
 
 use super::Format;
 use super::fields::{Fields, show, wrong_type};
@@ -8,19 +8,19 @@ use foreword_engine::sampling::Sampling;
 use serde_json::Value;
 use std::hash::{BuildHasher, RandomState};
 
-/// The validated fields that both kinds of completion share.
+/// The validated options of a chat or text completion.
 #[derive(Debug)]
 pub struct Options {
     /// The requested model; `None` for the served one.
     pub model: Option<String>,
-    /// Most tokens of the answer, at least one unless the prompt is scored; `None` for the default of this kind of
-    /// completion.
+    /// Most tokens of the answer. 0 is allowed only if log-probabilities of the prompt are requested. `None`: for a
+    /// chat as many as fit, for a text completion 16.
     pub max_tokens: Option<u32>,
-    /// How tokens are chosen.
+    /// The parameters of sampling.
     pub sampling: Sampling,
-    /// Number of answers, at least one; they share the prompt and its computation.
+    /// Number of answers (`n`), 1 to 16; the prompt is computed once for all.
     pub choices: u32,
-    /// Number of alternatives reported with log-probabilities for each token; `None` for no log-probabilities.
+    /// Number of alternatives reported besides each answer token; `None` for no log-probabilities.
     pub top_logprobs: Option<u32>,
     /// Number of alternatives reported for each of the prompt's tokens; `None` for no log-probabilities of the prompt.
     pub prompt_logprobs: Option<u32>,
@@ -28,9 +28,9 @@ pub struct Options {
     pub format: Format,
     /// Texts that end the answer; none is empty.
     pub stop: Vec<String>,
-    /// Whether the model's end-of-answer tokens count as ordinary ones (vLLM's extension, for benchmarks).
+    /// Whether the model's end-of-answer tokens are generated like any other (vLLM's extension, for benchmarks).
     pub ignore_eos: bool,
-    /// The salt. Requests with different salts share no KV state.
+    /// The field `cache_salt`; empty if absent. Requests with different salts share no KV state.
     pub cache_salt: String,
     /// How the prefix cache is used.
     pub caching: PrefixCaching,
@@ -45,13 +45,13 @@ pub enum Delivery {
     Whole,
     /// As server-sent events.
     Stream {
-        /// Whether an additional event before the last reports the usage.
+        /// Whether an event before `[DONE]` reports the usage.
         include_usage: bool,
     },
 }
 
 impl Options {
-    /// Takes the options. With `echoes_logprobs` the prompt is scored even without `prompt_logprobs`.
+    /// Takes the options. `echoes_logprobs`: log-probabilities of the prompt are requested by `echo` and `logprobs`.
     pub(super) fn take(
         fields: &mut Fields,
         top_logprobs: Option<u32>,
@@ -93,8 +93,8 @@ impl Options {
     }
 }
 
-/// Takes OpenAI's temperature, top_p and two penalties, and vLLM's min_p, repetition_penalty and top_k, with range checks;
-/// for top_k, 0 and -1 mean no limit.
+/// Takes OpenAI's temperature, top_p, seed and two penalties, and vLLM's min_p, repetition_penalty and top_k, with
+/// range checks. For top_k, 0 and -1 mean no limit; without a seed, each request gets another one.
 fn take_sampling(fields: &mut Fields) -> Result<Sampling, Failure> {
     let temperature = fields.number("temperature", 0.0..=2.0)?.unwrap_or(1.0);
     let top_p = fields.number("top_p", 0.0..=1.0)?.unwrap_or(1.0);
@@ -125,7 +125,7 @@ fn take_sampling(fields: &mut Fields) -> Result<Sampling, Failure> {
         .map_err(|error| Failure::invalid(error.name, error.to_string()))
 }
 
-/// Returns a different number on every call, since std seeds its hashers at random.
+/// Returns a different number on every call, from std's randomly seeded hasher.
 fn random_seed() -> u64 {
     RandomState::new().hash_one(())
 }
@@ -174,8 +174,8 @@ pub(super) fn take_cache_salt(fields: &mut Fields) -> Result<String, Failure> {
 ///
 /// | field | from | default | |
 /// | --- | --- | --- | --- |
-/// | `cache_prefix` | ADR-011 | `true` | whether computed pages are cached for other requests |
-/// | `min_cache_tokens` | ADR-011 | 0 | shortest prompt, in tokens, of which pages are cached |
+/// | `cache_prefix` | Foreword | `true` | whether computed pages are cached for other requests |
+/// | `min_cache_tokens` | Foreword | 0 | shortest prompt, in tokens, of which pages are cached |
 /// | `skip_reading_prefix_cache` | vLLM | `false` | whether the whole prompt is computed |
 /// | `cache_prompt` | llama.cpp | `true` | `false` disables both reading and writing |
 fn take_caching(fields: &mut Fields) -> Result<PrefixCaching, Failure> {
@@ -212,7 +212,7 @@ fn take_delivery(fields: &mut Fields) -> Result<Delivery, Failure> {
     Ok(Delivery::Stream { include_usage })
 }
 
-/// Refuses fields that would change the answer but are not supported.
+/// Refuses known fields that are not supported, unless their value has no effect.
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), Failure> {
     for (name, neutral) in UNSUPPORTED {
         if let Some(value) = fields.take(name)
@@ -228,7 +228,7 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns whether `value` equals `neutral`; numbers compare by value (0 is 0.0).
+/// Returns whether `value` equals the JSON value `neutral`; numbers compare by value (0 equals 0.0).
 fn is_neutral(value: &Value, neutral: &str) -> bool {
     match (value, serde_json::from_str::<Value>(neutral)) {
         (Value::Number(value), Ok(Value::Number(neutral))) => value.as_f64() == neutral.as_f64(),
@@ -237,7 +237,7 @@ fn is_neutral(value: &Value, neutral: &str) -> bool {
     }
 }
 
-/// Known but unsupported fields, each with its JSON value without effect.
+/// Fields to refuse if the route has not taken them before, each with the JSON value that has no effect.
 const UNSUPPORTED: &[(&str, &str)] = &[
     ("best_of", "1"),
     ("top_logprobs", "0"),
@@ -247,9 +247,9 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("min_tokens", "0"),
 ];
 
-/// Most choices of one request. Each takes a place in the queue.
+/// Most answers to one request. Each takes a place in the gate and in the engine's queue.
 const MAX_CHOICES: i64 = 16;
-/// vLLM's default bound (`--max-logprobs`).
+/// Limit on `prompt_logprobs`, the default of vLLM's `--max-logprobs`.
 const MAX_PROMPT_LOGPROBS: i64 = 20;
 const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 1024;

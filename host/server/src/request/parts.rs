@@ -1,21 +1,20 @@
-//! Shared code for converting other APIs' requests to chats: builds messages from parts, and writes documents in the
-//! gateway's format.
+//! Converts the messages and documents of other APIs to a chat's, with documents in the gateway's format.
 
 use super::fields::{object, show, text, wrong_type};
 use crate::failure::Failure;
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 
-/// A chat's messages under construction.
+/// A chat's messages under construction, in OpenAI's format.
 #[derive(Debug, Default)]
 pub(super) struct Conversation {
     messages: Vec<Map<String, Value>>,
-    /// Reasoning for the assistant's next message.
+    /// Reasoning for the next assistant message.
     reasoning: String,
 }
 
 impl Conversation {
-    /// Adds a message of `role` with these texts.
+    /// Adds a message of `role`, with one part for each text.
     pub(super) fn message(&mut self, role: &str, texts: Vec<String>) {
         let mut message = Map::new();
         message.insert("role".to_owned(), role.into());
@@ -23,18 +22,18 @@ impl Conversation {
         self.messages.push(message);
     }
 
-    /// Adds a message of the assistant.
+    /// Adds an assistant message, with the reasoning added before.
     pub(super) fn assistant(&mut self, texts: Vec<String>) {
         self.message("assistant", texts);
         self.reasoned();
     }
 
-    /// Adds reasoning to the assistant's next message.
+    /// Appends to the reasoning of the next assistant message.
     pub(super) fn reasoning(&mut self, text: String) {
         self.reasoning.push_str(&text);
     }
 
-    /// Adds the assistant's tool call: to its message if that is the last one, otherwise to a new one.
+    /// Adds a tool call to the last message if that is the assistant's, otherwise to a new assistant message.
     pub(super) fn call(&mut self, id: &str, name: &str, arguments: Value) {
         let last = self.messages.last();
         let is_assistants =
@@ -50,7 +49,7 @@ impl Conversation {
         }
     }
 
-    /// Adds a tool's result.
+    /// Adds the result of the tool call `id`, as a message of role `tool`.
     pub(super) fn result(&mut self, id: &str, texts: Vec<String>) {
         self.message("tool", texts);
         if let Some(last) = self.messages.last_mut() {
@@ -60,7 +59,7 @@ impl Conversation {
         }
     }
 
-    /// Adds retrieved documents to the user's message if that is the last one, otherwise as a new message of the user.
+    /// Adds rendered documents to the last message if that is the user's, otherwise as a new user message.
     pub(super) fn documents(&mut self, blocks: Vec<String>) {
         if blocks.is_empty() {
             return;
@@ -98,7 +97,7 @@ impl Conversation {
     }
 }
 
-/// Returns one text as a string, several as parts.
+/// Returns a message's `content`: up to one text as a string, several as an array of parts.
 fn content(mut texts: Vec<String>) -> Value {
     if texts.len() <= 1 {
         return texts.pop().unwrap_or_default().into();
@@ -109,8 +108,8 @@ fn content(mut texts: Vec<String>) -> Value {
         .collect()
 }
 
-/// Reads the parts of a message: a string, or an array whose elements `read` gets with their paths. `parts` is the API's word
-/// for them.
+/// Parses a message's content: a string, converted by `whole`, or an array, of which `read` converts each element,
+/// given its path. `parts` names the elements in an error.
 pub(super) fn each<T>(
     at: &str,
     content: &Value,
@@ -130,8 +129,8 @@ pub(super) fn each<T>(
     }
 }
 
-/// Converts an API's tools to a chat's: `{"type": "function", "function": …}`. Their `type` must be `kind`; `function`
-/// converts their other fields.
+/// Converts the `tools` of another API to a chat's, `{"type": "function", "function": …}`. Refuses tools of another
+/// type than `kind`. `function` converts a tool's fields other than `type`, without nulls.
 pub(super) fn nest_tools(
     tools: Value,
     kind: &str,
@@ -163,7 +162,7 @@ pub(super) fn nest_tools(
     nested.collect::<Result<_, _>>().map(Value::Array)
 }
 
-/// Returns a document's block in the gateway's format, escaped so that no client or retriever text can end it early.
+/// Returns a document's block in the gateway's format. Id, title and text are escaped so that they cannot end it early.
 pub(super) fn document(id: &str, title: &str, text: &str) -> String {
     let mut block = "<document".to_owned();
     if !id.is_empty() {
@@ -192,7 +191,7 @@ pub(super) fn document(id: &str, title: &str, text: &str) -> String {
     block
 }
 
-/// Escapes the block's closing tag in a text, in any case.
+/// Escapes `</document` in a text, in any case, so that it does not end the block.
 fn enclosed(text: &str) -> String {
     const CLOSING: &[u8] = b"</document";
     let bytes = text.as_bytes();
@@ -209,7 +208,7 @@ fn enclosed(text: &str) -> String {
     enclosed
 }
 
-/// Returns the failure for a part that is not text.
+/// Returns the failure for a part of type `kind`, which is not text, at the path `at`.
 pub(super) fn not_text(at: &str, kind: &Value) -> Failure {
     let shown = show(kind);
     let what = match kind.as_str().unwrap_or_default() {

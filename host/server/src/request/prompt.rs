@@ -1,5 +1,5 @@
-//! The fields of a chat request that determine its prompt, for a reader that does not answer it. Other fields are not
-//! validated, since another engine handles the request.
+//! The fields of a chat request that determine its prompt, for [`crate::bridge`], which renders a copy of a request.
+//! Other fields are not validated, since the request itself goes to another engine.
 
 use super::chat::take_messages;
 use super::fields::{Fields, take_objects};
@@ -10,17 +10,17 @@ use serde_json::Value;
 /// The validated fields from which a prompt is rendered.
 #[derive(Debug)]
 pub struct ChatPrompt {
-    /// The requested model; `None` for the served one.
+    /// The requested model; `None` if the request names none.
     pub model: Option<String>,
-    /// The messages, as [`Chat::messages`](super::Chat::messages).
+    /// The messages, in the form of [`Chat::messages`](super::Chat::messages).
     pub messages: Value,
-    /// The tools as the client sent them; an engine may show them to the model even if no call is allowed.
+    /// The field `tools` as sent, whatever `tool_choice` says; `None` if absent or empty.
     pub tools: Option<Value>,
-    /// The documents as the client sent them: an array of objects.
+    /// The field `documents`, an array of objects, for the chat template; `None` if absent or empty.
     pub documents: Option<Value>,
-    /// More variables for the template, an object.
+    /// Additional variables for the chat template, an object (`chat_template_kwargs`).
     pub template_variables: Option<Value>,
-    /// The salt. Requests with different salts share no KV state.
+    /// The field `cache_salt`; empty if absent. Requests with different salts share no KV state.
     pub cache_salt: String,
 }
 

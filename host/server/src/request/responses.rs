@@ -3,13 +3,13 @@
 //! | item of `input` | in the chat |
 //! | --- | --- |
 //! | a string, `message` | a message of its role; its texts are the parts |
-//! | `function_call`, `custom_tool_call` | a call of a tool by the assistant; calls in a row are one message's |
+//! | `function_call`, `custom_tool_call` | a tool call of the assistant; consecutive calls belong to one message |
 //! | `function_call_output`, `custom_tool_call_output` | a `tool` message |
 //! | `file_search_call` | its results, as documents after the user's last message |
 //! | `reasoning` | `reasoning_content` of the assistant's next message, unless it is encrypted |
 //! | anything else, images and files | refused by name, since the model cannot receive it |
 //!
-//! The request's fields that a response repeats ([`ResponsesRequest::told`]) are the client's own.
+//! [`ResponsesRequest::told`] has the request's own values of the fields that the response repeats.
 
 use super::Chat;
 use super::fields::{Fields, filled, object, text, wrong_type, wrong_value};
@@ -17,21 +17,21 @@ use super::parts::{self, Conversation};
 use crate::failure::{Failure, clip};
 use serde_json::{Map, Value, json};
 
-/// A request whose items are not yet a chat: items of an earlier response may precede them.
+/// A parsed request. It becomes a chat with the items of earlier responses, see [`ResponsesRequest::chat`].
 #[derive(Debug)]
 pub struct ResponsesRequest {
     /// The id of the response that this request continues.
     pub previous: Option<String>,
     /// Whether the response must be stored.
     pub store: bool,
-    /// The salt of the KV state and of stored responses.
+    /// The field `cache_salt`, empty if absent: it separates KV state and stored responses.
     pub cache_salt: String,
     /// The request's input items, in OpenAI's format.
     pub input: Vec<Value>,
-    /// The fields that the response repeats.
+    /// The fields that the response repeats, with their values or OpenAI's defaults.
     pub told: Map<String, Value>,
     instructions: Option<String>,
-    /// The other fields, under a chat's names.
+    /// The remaining fields, under a chat's names.
     rest: Map<String, Value>,
 }
 
@@ -44,6 +44,8 @@ pub const NAMES: &[(&str, &str)] = &[
 ];
 
 impl ResponsesRequest {
+    /// Parses a request's body.
+    ///
     /// # Errors
     /// Returns [`Failure::Invalid`] for an invalid field.
     pub fn parse(body: &[u8]) -> Result<Self, Failure> {
@@ -95,10 +97,10 @@ impl ResponsesRequest {
         })
     }
 
-    /// Converts the request to a chat, with the items of earlier responses first.
+    /// Converts the request to a chat, with `earlier`, the items of the responses that it continues, first.
     ///
     /// # Errors
-    /// Returns [`Failure::Invalid`]; fields have their names in a chat, see [`NAMES`].
+    /// Returns [`Failure::Invalid`] for an invalid item or field, under a chat's name where [`NAMES`] has one.
     pub fn chat(&self, earlier: &[Value]) -> Result<Chat, Failure> {
         let mut conversation = Conversation::default();
         if let Some(instructions) = &self.instructions {
@@ -116,7 +118,7 @@ impl ResponsesRequest {
     }
 }
 
-/// Refuses features that this server lacks and that an answer cannot ignore.
+/// Refuses fields that this server does not support and that would change the answer.
 fn refuse(fields: &mut Fields) -> Result<(), Failure> {
     for (field, why) in [
         ("conversation", "this server keeps no conversations"),
@@ -146,13 +148,13 @@ fn refuse(fields: &mut Fields) -> Result<(), Failure> {
             return Err(Failure::invalid("include", message));
         }
     }
-    // Its only field pads events.
+    // The field's only option would pad events.
     fields.take("stream_options");
     Ok(())
 }
 
-/// Takes the fields that a response repeats, with OpenAI's defaults for absent ones. Fields that also affect the answer
-/// stay among the rest.
+/// Takes the fields that a response repeats, with OpenAI's defaults for absent ones. `temperature` and `top_p`, which
+/// also affect the answer, are only copied.
 fn told(fields: &mut Fields) -> Result<Map<String, Value>, Failure> {
     let mut told = Map::new();
     for (field, default) in [
@@ -181,7 +183,7 @@ fn told(fields: &mut Fields) -> Result<Map<String, Value>, Failure> {
     Ok(told)
 }
 
-/// `text.format` as sent, and in the form of a chat's field.
+/// `text.format` as the response repeats it, and as a chat's `response_format`; `None` for plain text.
 struct Formats {
     told: Value,
     chats: Option<Value>,
@@ -298,7 +300,7 @@ fn take_item(conversation: &mut Conversation, at: &str, item: &Value) -> Result<
     Ok(())
 }
 
-/// Reads the texts of a string or of an array of parts.
+/// Parses content whose parts are all text: a string, or an array of parts.
 fn take_texts(at: &str, content: &Value) -> Result<Vec<String>, Failure> {
     parts::each(at, content, "parts", String::from, |at, part| {
         let field = match part["type"].as_str() {

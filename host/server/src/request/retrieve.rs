@@ -1,16 +1,16 @@
-//! The fields of a search: `POST /v1/retrieve`, and the field `retrieval` of a chat.
+//! The fields of a search: of `POST /v1/retrieve`, and of the field `retrieval` of a chat.
 
 use super::fields::{Fields, wrong_type, wrong_value};
 use crate::failure::Failure;
 use foreword_retrieval::{Ask, Cancelled};
 use serde_json::{Map, Value};
 
-/// A query: a question, its vector, or both.
+/// A search for documents by a question, by its embedding, or by both.
 #[derive(Clone, Debug, Default)]
 pub struct SearchQuery {
-    /// The question.
+    /// The question; `None` if only an embedding was given.
     pub query: Option<String>,
-    /// The search; its `vector` may be empty if there is a question.
+    /// The parameters of the search; `vector` is empty if the question is still to be embedded.
     pub ask: Ask,
 }
 
@@ -19,18 +19,18 @@ pub struct SearchQuery {
 pub struct Retrieve {
     /// The query.
     pub asked: SearchQuery,
-    /// Whether the documents are returned in the policy's order, based on the engine's cache.
+    /// Whether the documents are returned in the order that reuses most of the engine's cache; otherwise best first.
     pub order: bool,
-    /// The salt of the requests whose cache content is used.
+    /// The `cache_salt` of the tenant whose cache content determines that order; empty for none.
     pub cache_salt: String,
 }
 
-/// A chat that requests retrieval.
+/// A chat whose documents must be retrieved first (field `retrieval`).
 #[derive(Debug)]
 pub struct Retrieving {
-    /// The chat without the field.
+    /// The chat's fields without `retrieval`.
     pub body: Map<String, Value>,
-    /// The query.
+    /// The search.
     pub asked: SearchQuery,
     /// Whether the chat is answered without documents if retrieval is unavailable.
     pub does_without: bool,
@@ -57,17 +57,17 @@ impl Retrieve {
 }
 
 impl Retrieving {
-    /// Returns a chat body's retrieval request; `None` if it has none. The question is the last user message, unless
-    /// `retrieval` has another, or its embedding.
+    /// Returns a chat body's retrieval request; `None` without the field `retrieval`, or if the body is not valid JSON.
+    /// The question is that of `retrieval`, else the text of the last user message.
     ///
     /// # Errors
-    /// Returns [`Failure::Invalid`] for an invalid field.
+    /// Returns [`Failure::Invalid`] for an invalid field, or if there is neither a question nor an embedding.
     pub fn take(body: &[u8]) -> Result<Option<Self>, Failure> {
         if !body.windows(FIELD.len()).any(|bytes| bytes == FIELD) {
             return Ok(None);
         }
         let Ok(Value::Object(mut body)) = serde_json::from_slice(body) else {
-            // The next parser of the body reports the error.
+            // The chat's own parser reports the error.
             return Ok(None);
         };
         let mut fields = match body.shift_remove("retrieval") {
@@ -117,10 +117,10 @@ const MAX_K: i64 = 200;
 const MAX_QUERY_BYTES: usize = 64 << 10;
 const MAX_DIMENSIONS: usize = 65_536;
 const MAX_FILTERS: usize = 16;
-/// Most values of all filters of a request.
+/// Most values in all filters together.
 const MAX_FILTER_VALUES: usize = 256;
 
-/// Takes the fields common to both; errors prepend `prefix` to their names.
+/// Takes the fields of a search. `prefix` is their path in errors.
 fn take_asked(fields: &mut Fields, prefix: &str) -> Result<SearchQuery, Failure> {
     let invalid = |name: &str, message: String| {
         Err(Failure::invalid(
@@ -206,7 +206,7 @@ fn take_asked(fields: &mut Fields, prefix: &str) -> Result<SearchQuery, Failure>
     })
 }
 
-/// Returns the text of the last user message.
+/// Returns the text of the last user message; `None` if it has none.
 fn last_question(body: &Map<String, Value>) -> Option<String> {
     let messages = body.get("messages")?.as_array()?;
     let is_users = |message: &&Value| message.get("role").and_then(Value::as_str) == Some("user");

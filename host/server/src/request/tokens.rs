@@ -1,4 +1,4 @@
-//! `POST /tokenize` and `POST /detokenize`, as in vLLM: the fields of requests for tokens and for their text.
+//! `POST /tokenize`, `POST /detokenize` and `/v1/completions/render`, as in vLLM: the requests' fields.
 
 use super::completion::{check_prompt, check_tokens};
 use super::fields::{Fields, wrong_type};
@@ -7,32 +7,32 @@ use crate::failure::Failure;
 use foreword_engine::TokenId;
 use serde_json::Value;
 
-/// A request for tokens.
+/// A validated `POST /tokenize`.
 #[derive(Debug)]
 pub struct Tokenize {
     /// The requested model; `None` for the served one.
     pub model: Option<String>,
-    /// The text or chat to tokenise.
+    /// The input to tokenise.
     pub what: Tokenized,
-    /// Whether each token's text is requested too.
+    /// Whether the response also has each token's text (`return_token_strs`).
     pub strings: bool,
 }
 
 /// The input to tokenise.
 #[derive(Debug)]
 pub enum Tokenized {
-    /// A text, and whether to add the special tokens that open a prompt.
+    /// A text; true to add the tokenizer's own special tokens, such as BOS.
     Text(String, bool),
     /// A chat, rendered by its template.
     Chat(Box<Chat>),
 }
 
-/// A request for the text of tokens.
+/// A validated `POST /detokenize`.
 #[derive(Debug)]
 pub struct Detokenize {
     /// The requested model; `None` for the served one.
     pub model: Option<String>,
-    /// The tokens to convert.
+    /// The tokens to convert to text.
     pub tokens: Vec<TokenId>,
 }
 
@@ -86,8 +86,7 @@ impl Detokenize {
     }
 }
 
-/// A text completion whose prompts are only rendered. vLLM allows several prompts in such a request; the other fields apply
-/// to all of them.
+/// A validated `POST /v1/completions/render`. It may have several prompts, as in vLLM; the other fields apply to each.
 #[derive(Debug)]
 pub struct Rendering {
     first: Completion,
@@ -129,7 +128,7 @@ impl Rendering {
         self.first.options.model.as_deref()
     }
 
-    /// Calls `render` with each completion, in order.
+    /// Calls `render` with the completion of each prompt, in order, and returns the results.
     ///
     /// # Errors
     /// Returns the errors of `render`, and [`Failure::Invalid`] for an invalid prompt.

@@ -1,4 +1,4 @@
-//! The fields `tools` and `tool_choice`: the tools that a chat may call, and whether it must.
+//! The fields `tools` and `tool_choice`: the tools that a chat may call, and whether it must call one.
 
 use super::fields::{Fields, show, take_objects, wrong_type};
 use crate::failure::Failure;
@@ -7,23 +7,23 @@ use serde_json::{Map, Value, json};
 /// The tools of a chat.
 #[derive(Debug)]
 pub struct Tools {
-    /// The tools as the client sent them, at least one, with its order of keys.
+    /// The tools as the client sent them, at least one, with their order of keys.
     pub shown: Value,
     /// Whether the answer may or must call one.
     pub choice: ToolChoice,
 }
 
-/// Whether an answer calls a tool.
+/// Whether the model may or must call a tool.
 #[derive(Debug, PartialEq)]
 pub enum ToolChoice {
-    /// The model decides.
+    /// The model decides whether to call a tool.
     Auto,
     /// The answer is exactly one call that matches this schema: an object of `name` and `arguments`.
     Forced(Value),
 }
 
 impl Tools {
-    /// Takes the tools; `None` if there are none or `tool_choice` forbids them, and then the model does not see them.
+    /// Takes both fields. `None` if there are no tools or `tool_choice` is `none`; the model then sees no tools.
     pub(super) fn take(fields: &mut Fields) -> Result<Option<Self>, Failure> {
         let tools = take_objects(fields, "tools")?;
         let choice = fields.take("tool_choice");
@@ -76,7 +76,7 @@ fn named(choice: &Map<String, Value>) -> Result<&str, Failure> {
     }
 }
 
-/// Returns the schema of a call of the tool with this name, or of any tool.
+/// Returns the schema of a call: of the tool `name`, or of any tool if it is `None`.
 fn schema(tools: &Value, name: Option<&str>) -> Result<Value, Failure> {
     let mut functions = Vec::new();
     for (index, tool) in tools.as_array().into_iter().flatten().enumerate() {
@@ -102,7 +102,7 @@ fn schema(tools: &Value, name: Option<&str>) -> Result<Value, Failure> {
         }
     }
     let call = |name: &str, mut arguments: Value, place: String| {
-        // References are relative to the root, where the tool's schema no longer is.
+        // References start at the schema's root, and the tool's schema is no longer there.
         rebase(&mut arguments, &format!("{place}/properties/arguments"));
         json!({
             "type": "object",
@@ -133,7 +133,7 @@ fn schema(tools: &Value, name: Option<&str>) -> Result<Value, Failure> {
     }
 }
 
-/// Changes a schema's references to its new place, `root`.
+/// Prefixes the schema's local `$ref`s with `root`, the schema's new place.
 fn rebase(schema: &mut Value, root: &str) {
     match schema {
         Value::Object(fields) => {

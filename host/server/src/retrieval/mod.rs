@@ -1,4 +1,4 @@
-//! Retrieves documents for requests without any, while the engine already computes the first ones found.
+//! Retrieves documents for requests that have none, while the engine already prefills with the first ones found.
 //!
 //! ```text
 //!   /v1/embeddings ─▶ embedder
@@ -9,12 +9,12 @@
 //!
 //! | file | content |
 //! | --- | --- |
-//! | `orders` | the documents in the engine's cache, and the order of a request's documents |
+//! | `orders` | which documents the engine's cache holds, and the order of a request's documents |
 //! | `prompt` | writing documents into a chat's body |
-//! | `pipeline` | computing before the search is over |
+//! | `pipeline` | speculative prefills while the search continues |
 //!
-//! Embedder and store may be missing or fail: requests that need them are then refused with 503, and all others are served.
-//! Each request tries them again.
+//! If the embedder or the store is missing or fails, requests that need it are refused with 503; each such request
+//! tries to open it again. All other requests are served.
 
 pub mod orders;
 pub mod pipeline;
@@ -40,18 +40,18 @@ pub struct Config {
     pub store: Option<Arc<dyn Store>>,
     /// The gateway's ordering configuration, which also orders documents here.
     pub ordering: OrderingConfig,
-    /// The variant of `ordering` for an orderer that only writes documents; see [`prompt::config`].
+    /// The variant of `ordering` that writes documents in a given order; see [`prompt::config`].
     pub writing: OrderingConfig,
-    /// Which change of the documents ends a guess.
+    /// Which change of the found documents ends a speculative prefill.
     pub compared: pipeline::Compared,
 }
 
 /// The source of the embedder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EmbedderSource {
-    /// Hashed words and parts of words, without a model, into this many dimensions.
+    /// An embedder without a model, which hashes words and parts of words into this many dimensions.
     Hashing(u32),
-    /// The folder of a sentence encoder.
+    /// The folder of a sentence-encoder checkpoint.
     Folder(PathBuf),
 }
 
@@ -83,7 +83,7 @@ impl std::str::FromStr for EmbedderSource {
     }
 }
 
-/// Why there is no embedder.
+/// Why an embedder cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum EmbedderError {
     /// The hashing embedder has no dimensions, or too many.
@@ -95,10 +95,10 @@ pub enum EmbedderError {
 }
 
 impl EmbedderSource {
-    /// Opens the embedder. One in a folder takes a second.
+    /// Opens the embedder. Loading one from a folder takes about a second.
     ///
     /// # Errors
-    /// Returns an [`EmbedderError`] if there is none.
+    /// Returns an error if the dimensions are out of range or the folder has no usable model.
     pub fn open(&self) -> Result<Arc<dyn Embedder>, EmbedderError> {
         Ok(match self {
             Self::Hashing(dimensions) => Arc::new(Hashing::new(*dimensions)?),
@@ -107,21 +107,21 @@ impl EmbedderSource {
     }
 }
 
-/// Retrieves documents. All of its methods block.
+/// Embeds texts and searches the store. All methods block.
 pub struct Retriever {
     source: EmbedderSource,
     embedder: Mutex<Option<Arc<dyn Embedder>>>,
     store: Option<Arc<dyn Store>>,
-    /// The configuration for writing documents into a prompt.
+    /// The configuration for writing documents into a chat; see [`prompt::config`].
     pub writing: OrderingConfig,
-    /// The order of documents.
+    /// Orders documents by the engine's cache content.
     pub orders: orders::Orders,
-    /// Which change of the documents ends a guess.
+    /// Which change of the found documents ends a speculative prefill.
     pub compared: pipeline::Compared,
 }
 
 impl Retriever {
-    /// Returns a retriever; nothing is opened until it is needed.
+    /// Returns a retriever. The embedder is opened when it is first needed.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
@@ -134,7 +134,7 @@ impl Retriever {
         }
     }
 
-    /// Returns the embedder.
+    /// Returns the embedder, which is opened on the first call.
     ///
     /// # Errors
     /// Returns [`Failure::Retriever`] if it cannot be loaded.
@@ -148,10 +148,10 @@ impl Retriever {
         Ok(Arc::clone(embedder.insert(opened)))
     }
 
-    /// Returns the vectors of texts from the request's `field`.
+    /// Embeds texts of the request's field `field`, which errors name.
     ///
     /// # Errors
-    /// Returns [`Failure::Invalid`] if a text has nothing to embed, otherwise the errors of [`Retriever::embedder`].
+    /// Returns [`Failure::Invalid`] if a text has nothing to embed, else [`Failure::Retriever`].
     pub fn embed(&self, field: &str, texts: &[&str]) -> Result<Vec<Embedding>, Failure> {
         let embedded = self.embedder()?.embed(texts);
         embedded.map_err(|error| match error {
@@ -160,7 +160,7 @@ impl Retriever {
         })
     }
 
-    /// Returns the store's version; results of another version must be dropped.
+    /// Returns the version of the store's content, for the response.
     ///
     /// # Errors
     /// Returns [`Failure::Retriever`] if there is no store or it cannot be reached.
@@ -168,7 +168,8 @@ impl Retriever {
         self.store()?.version().map_err(refused)
     }
 
-    /// Returns the best documents, best first; calls `stage` with the best so far whenever they change.
+    /// Embeds the question unless the query has a vector, and returns the best documents, best first. Calls `stage`
+    /// with the best documents so far whenever they change.
     ///
     /// # Errors
     /// Returns [`Failure::Retriever`] if embedder or store are not available, and [`Failure::Invalid`] if they do not

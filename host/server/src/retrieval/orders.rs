@@ -1,9 +1,8 @@
-//! Tracks the documents in the engine's cache, and orders a request's documents.
+//! Tracks the documents in the engine's cache, and orders a request's documents by them.
 //!
-//! The engine's own feed is followed within the process: a tree per tenant holds exactly the cache's documents. A tenant is
-//! identified by the key of its salt, as in the feed over HTTP. The order is that of the gateway's policy, one for each
-//! tenant. It learns from the chats whose documents were retrieved here, and is dropped when the cache holds nothing of the
-//! tenant any more.
+//! The engine's own feed is read within the process. Each tenant, identified by the key of its salt as in the feed over
+//! HTTP, has a knowledge tree of the documents in the cache. Each tenant also has the gateway's policy, which learns
+//! from the chats whose documents were retrieved here; it is dropped when the cache holds nothing of the tenant.
 
 use crate::kv::wire;
 use foreword_engine::engine::feed::{Feed, Position};
@@ -17,11 +16,11 @@ use foreword_ordering::tree::{Bounds, KnowledgeTree, ResidencyEvent, Scope};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 
-/// Orders documents by the engine's cache content. The feed is read when an order is requested.
+/// Orders documents by the engine's cache content. Reads the feed's news whenever an order is requested.
 pub struct Orders {
-    /// Configuration with the policy.
+    /// The ordering configuration, from which each tenant's policy is made.
     ordering: Config,
-    /// Placement for a tenant without state.
+    /// The placement of favoured documents for tenants without state.
     placement: Placement,
     /// Valid after each line that changes it, so a panic under the lock does no harm.
     state: Mutex<OrdersState>,
@@ -32,13 +31,13 @@ struct OrdersState {
     since: Option<Position>,
     follower: Follower,
     tenants: HashMap<TenantKey, Tenant>,
-    /// Number of documents in requests: a tree stores each, held or not.
+    /// Number of documents ordered since the trees were empty. A tree interns each, resident or not.
     asked: usize,
 }
 
 struct Tenant {
     tree: KnowledgeTree,
-    /// Scopes of documents, latest last.
+    /// Scopes in which documents were stored, latest last, at most [`SCOPES`].
     scopes: Vec<Scope>,
     policy: Box<dyn Policy>,
 }
@@ -54,30 +53,30 @@ pub struct Known<'a> {
     pub tokens: u32,
 }
 
-/// An order, and its match with the cache.
+/// An order of documents, and how many of them the cache holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ordered {
-    /// Ranks, in the order of the documents.
+    /// The documents' ranks, 0 for the retriever's best, in their order in the prompt.
     pub order: Vec<u16>,
-    /// Number of documents at the beginning of the order that are cached.
+    /// Number of documents at the beginning of `order` that the cache holds.
     pub matched: u32,
-    /// Estimated tokens of the documents in `matched`.
+    /// Estimated tokens of the first `matched` documents.
     pub matched_tokens: u64,
 }
 
-/// Number of events read at once.
+/// Number of events read from the feed at once.
 const BATCH: usize = 4_096;
-/// Number of scopes tried if the caller does not know its own.
+/// Number of scopes remembered per tenant, and tried if the caller does not know the prompt's own.
 const SCOPES: usize = 64;
 const BOUNDS: Bounds = Bounds {
     max_nodes: 1 << 20,
     max_tokens: None,
 };
-/// Number of documents after which trees are rebuilt from the feed's snapshot.
+/// Number of ordered documents after which the trees are rebuilt from the feed's snapshot, to drop interned documents.
 const MAX_ASKED: usize = 1 << 18;
 
 impl Orders {
-    /// Returns orders without state.
+    /// Returns the state for an engine whose feed was not read yet.
     #[must_use]
     pub fn new(ordering: Config) -> Self {
         Self {
@@ -87,9 +86,9 @@ impl Orders {
         }
     }
 
-    /// Returns the policy's order of `documents`, which are in rank order, for the tenant of `salt`: after `scope`, or
-    /// after the scope that has most of them. If the cache holds nothing of the tenant, they stay in rank order, except
-    /// that favoured ones keep their place.
+    /// Returns the policy's order of `documents`, which are in rank order, for the tenant of `salt`: behind `scope`, or
+    /// if it is `None`, behind the scope in which most of their tokens are cached. If the cache holds nothing of the
+    /// tenant, they stay in rank order, except that favoured ones take their place.
     pub fn choose(
         &self,
         feed: &Feed,
@@ -140,15 +139,14 @@ impl Orders {
         })
     }
 
-    /// Divides `count` documents of the tenant of `salt` into those whose places follow from their ranks and those that the
-    /// policy orders.
+    /// Divides `count` documents of the tenant of `salt` into favoured ones and those that the policy orders.
     #[must_use]
     pub fn split(&self, salt: &str, count: usize) -> Split {
         let known = self.state.lock().placement(salt);
         known.unwrap_or(self.placement).split(count)
     }
 
-    /// Records that a chat of the tenant of `salt` sends `documents` in this order; `ranks` are their ranks.
+    /// Records that a chat of `salt`'s tenant sends `documents` in this order; `ranks` are theirs.
     pub fn remember(&self, salt: &str, documents: &[Fingerprint], ranks: &[u16]) {
         let mut state = self.state.lock();
         let Some(tenant) = state.tenants.get_mut(&TenantKey::of(salt)) else {
@@ -165,13 +163,13 @@ impl Orders {
 }
 
 impl OrdersState {
-    /// Returns the placement in force for the tenant of `salt`; `None` for an unknown tenant.
+    /// Returns the current placement for the tenant of `salt`; `None` if the tenant has no state.
     fn placement(&self, salt: &str) -> Option<Placement> {
         let tenant = self.tenants.get(&TenantKey::of(salt))?;
         Some(tenant.policy.placement())
     }
 
-    /// Follows the engine's feed to its end.
+    /// Applies the news of the engine's feed, up to its end.
     fn follow(&mut self, feed: &Feed, ordering: &Config) {
         if self.asked > MAX_ASKED {
             *self = Self::default();

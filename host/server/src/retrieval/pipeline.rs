@@ -1,4 +1,4 @@
-//! Prefills a chat while its documents are still being searched for (RAGCache, section 5.3, Algorithm 2).
+//! Prefills a chat speculatively while its documents are still being searched for (RAGCache, section 5.3, Algorithm 2).
 //!
 //! ```text
 //!   search   ── stage ──▶ [D1 D3] ── stage ──▶ [D1 D2] ── stage ── stage ──▶ [D1 D2], the end
@@ -8,17 +8,17 @@
 //!                                                                                  and its logits
 //! ```
 //!
-//! * A guess is made when the best documents change. By default another rank is a change only where the place follows from
-//!   the rank ([`Compared`]); elsewhere it changes the hint after the documents, which is short.
-//! * A guess whose documents changed ends with the engine's current step, whether or not another one replaces it, since its
-//!   further tokens would be useless. Computed tokens stay cached.
-//! * No guess is prepared while at least [`EngineConfig::max_prefill_batch`] requests wait: under load no capacity is idle.
-//!   The engine counts both. A guess that ended while it waited leaves the queue with the next step.
-//! * The documents' order is the policy's over the cache, or begins like the previous guess if that had started, whichever
-//!   saves more. So a guess shares as long a prefix with the previous one as possible. Favoured documents keep their places,
-//!   and with policy `retrieval` all documents do.
-//! * Only the latest stage is used: while a guess is prepared, the search continues. A guess whose documents changed before
-//!   it was prepared is not submitted.
+//! * A *guess* is a speculative prefill with the best documents so far. It is made when these change. By default
+//!   another rank is a change only for favoured documents, whose place depends on their rank ([`Compared`]); for others
+//!   it changes only the hint after the documents, which is short.
+//! * A guess whose documents changed ends after the engine's current step, whether or not another one replaces it.
+//!   Computed tokens stay cached.
+//! * No guess is made while at least [`EngineConfig::max_prefill_batch`] requests wait: under load no capacity is idle.
+//! * The order of the documents is that of the policy over the cache, or begins like the previous guess if that had
+//!   started, whichever reuses more tokens. Favoured documents keep their places, and with policy `retrieval` all
+//!   documents do.
+//! * Only the latest stage is used: the search continues while a guess is prepared. A guess whose documents changed
+//!   before it was prepared is not submitted.
 //!
 //! [`EngineConfig::max_prefill_batch`]: foreword_engine::engine::EngineConfig
 
@@ -47,69 +47,70 @@ use tokio::sync::{Semaphore, watch};
 /// Which change of the documents found so far ends a guess.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compared {
-    /// Another document, or another rank of one whose place follows from its rank: a favoured one, or with policy
-    /// `retrieval` any.
+    /// Another document, or another rank of a favoured document (with policy `retrieval`, of any document).
     #[default]
     Documents,
     /// Another document or another rank: RAGCache's Algorithm 2 as written.
     Ranks,
 }
 
-/// The components for a chat's search and its guesses.
+/// Runs the search of one chat and submits its guesses.
 pub struct Pipeline {
     /// The retriever.
     pub retriever: Arc<Retriever>,
-    /// The model whose engine computes the guesses.
+    /// The model whose engine computes the guesses and the chat.
     pub model: Arc<Model>,
-    /// Locates documents in a prompt.
+    /// Finds the ends of documents in a prompt.
     pub locator: Locator,
-    /// Permits to prepare requests.
+    /// Permits to parse, render and tokenise, shared with requests.
     pub preparing: Arc<Semaphore>,
-    /// Whether the engine computes guesses for the chat. They are useless if it may not cache them for the chat.
+    /// Whether guesses are made. False if the chat could not use their KV state.
     pub speculates: bool,
-    /// Time after which the answer is no longer needed.
+    /// The chat's deadline, which also ends its guesses.
     pub deadline: Instant,
 }
 
 /// A chat with its retrieved documents.
 pub struct Prepared {
-    /// The chat's body with its documents.
+    /// The chat's body with its documents, or without any if none were found.
     pub written: Written,
-    /// Number of documents that were found.
+    /// Number of documents found.
     pub documents: usize,
-    /// Id of all guesses for this chat.
+    /// Id that all guesses of this chat have; the chat joins them by submitting with the same id.
     pub id: SpeculationId,
-    /// The prompt submitted early with these documents; `None` if there is none.
+    /// The guess with the final documents; `None` if there is none.
     pub guess: Option<Speculation>,
 }
 
-/// A prompt submitted to the engine before its documents were final. Dropping it cancels it.
+/// A guess that was submitted to the engine. Dropping it cancels it.
 pub struct Speculation {
-    /// Fingerprints of the documents, in order.
+    /// Fingerprints of the documents, in the order of the prompt.
     documents: Vec<Fingerprint>,
-    /// What identifies the guess among those at the same chat.
+    /// The documents' ids as [`Pipeline::compared`] returns them: a guess with other ids is wrong.
     ids: Vec<String>,
     generation: Generation,
 }
 
 impl Speculation {
-    /// Ends the guess. Returns its documents if the engine had started it, and so may hold some of them.
+    /// Cancels the guess. Returns its documents if the engine had started it, so that some of them may be cached.
     fn end(mut self) -> Option<Vec<Fingerprint>> {
         let begun = matches!(self.generation.try_next(), Some(Event::Started { .. }));
         begun.then_some(self.documents)
     }
 
-    /// Waits until the engine ends the speculation, which the chat itself, submitted under the same id, joins or supersedes.
+    /// Keeps the guess until the engine ends it: the chat itself, submitted under the same id, joins or supersedes it.
     pub async fn handed_over(mut self) {
         while self.generation.next().await.is_some() {}
     }
 }
 
 impl Pipeline {
-    /// Searches for the documents of a chat with this `body` (without the field `retrieval`), for the tenant of `salt`.
+    /// Searches for the documents of a chat with this `body` (without the field `retrieval`) and writes them into it,
+    /// for the tenant of `salt`; makes guesses meanwhile.
     ///
     /// # Errors
-    /// Returns the search's errors. A guess that fails is dropped.
+    /// Returns the search's errors, and [`Failure::Invalid`] if the core does not accept the chat. A failed guess is
+    /// only logged.
     pub async fn run(
         self: Arc<Self>,
         body: Map<String, Value>,
@@ -166,8 +167,8 @@ impl Pipeline {
         })
     }
 
-    /// Lets the engine prefill the chat with the documents found so far, unless the engine is busy or `latest` has changed
-    /// when the prompt is ready. `before` are the documents of the last guess, in order.
+    /// Submits a guess with the documents found so far. Returns `None` if the engine is busy, `latest` has changed when
+    /// the prompt is ready, or the guess fails. `before` are the documents of the previous guess, in order.
     async fn guess(
         self: &Arc<Self>,
         chat: &Arc<Unanswered>,
@@ -204,7 +205,7 @@ impl Pipeline {
         }
     }
 
-    /// Runs `work` on a thread that may block, with at most one such thread per core.
+    /// Runs `work` on a blocking thread, while holding a permit of `preparing`.
     async fn prepare<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Self) -> Result<T, Failure> + Send + 'static,
@@ -213,7 +214,7 @@ impl Pipeline {
         blocking(&self.preparing, move || work(&this)).await
     }
 
-    /// Returns the chat's body with `found`, and the documents in order. `before` is the order of the previous guess.
+    /// Returns the chat's body with `found`, and the documents in prompt order. `before` is the previous guess's order.
     fn write(
         &self,
         chat: &Unanswered,
@@ -252,7 +253,8 @@ impl Pipeline {
         Ok((written.map_err(skipped)?, documents))
     }
 
-    /// Ends `guess` if it is not one at `found`, and notes in `before` what was computed of it.
+    /// Cancels `guess` if its documents are not `found`. If the engine had started it, stores its documents in
+    /// `before`.
     fn end_if_wrong(
         &self,
         salt: &str,
@@ -266,8 +268,8 @@ impl Pipeline {
         }
     }
 
-    /// Returns what identifies a guess at a chat with `found`: the ids of documents whose places follow from their ranks, in
-    /// order, and those of all others, sorted.
+    /// Returns the ids of `found` in a form that two searches share if a guess for one fits the other: favoured
+    /// documents in rank order, then the others sorted.
     fn compared(&self, salt: &str, found: &[ScoredDocument]) -> Vec<String> {
         let ids = found.iter().map(|found| found.document.id.clone());
         let mut ids: Vec<String> = ids.collect();
@@ -280,11 +282,11 @@ impl Pipeline {
         ids
     }
 
-    /// Returns the engine's request for a guess.
+    /// Returns the engine's request for a guess: a prefill without an answer.
     fn request(&self, chat: &Unanswered, written: &Written) -> Result<Request, Failure> {
         let parsed = Chat::parse(&written.body)?;
         let path = written.path.as_ref();
-        // Only the chat itself is counted.
+        // Only the chat itself is counted in the metrics.
         let counts = Placements::default();
         let placer = Placer::new(&self.locator, path, &written.body, &counts);
         let (request, ..) = self.model.chat_request(&parsed, &placer)?;
@@ -300,8 +302,8 @@ impl Pipeline {
     }
 }
 
-/// Returns the order that saves more: that of `held`, or one that begins like `before`, the previous guess, with the
-/// favoured documents of `split` in their places.
+/// Returns the order that reuses more tokens: `held`, or one that begins like `before`, the previous guess. Favoured
+/// documents keep the places of `split`.
 fn best(known: &[Known<'_>], before: &[Fingerprint], held: Ordered, split: Split) -> Vec<u16> {
     let rank = |fingerprint: &Fingerprint| {
         let at = known
@@ -328,14 +330,14 @@ fn best(known: &[Known<'_>], before: &[Fingerprint], held: Ordered, split: Split
     order.to_vec()
 }
 
-/// A chat before its documents are written into it.
+/// A chat whose documents are being searched for.
 struct Unanswered {
     body: Map<String, Value>,
     salt: String,
     id: SpeculationId,
 }
 
-/// Number of the next chat's id.
+/// The next chat's speculation id.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 #[cfg(test)]

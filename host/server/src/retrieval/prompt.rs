@@ -1,8 +1,8 @@
-//! Writes documents into a chat's body with the core, as the gateway would.
+//! Writes documents into a chat's body with the ordering core, as the gateway would.
 //!
-//! The order is chosen elsewhere ([`super::orders`]). The core's orderer still writes it, with its hint of the retriever's
-//! order. To make it choose that order, a new orderer first records these documents in the wanted order; it then replays
-//! it.
+//! The order is chosen in [`super::orders`], but only the core's orderer writes documents and the hint with the
+//! retriever's ranking. To make it keep the chosen order, a new orderer first receives the documents in that order,
+//! which it records; then it receives them in rank order and reuses the recorded path.
 
 use super::orders::Known;
 use axum::http::HeaderValue;
@@ -18,22 +18,22 @@ use serde_json::{Map, Value, json};
 /// A chat's body with its documents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
-    /// The body, as a client might have sent it.
+    /// The body with its documents in the prompt's order.
     pub body: Vec<u8>,
-    /// The path header of the documents, for locating them in the prompt.
+    /// The path header for finding the documents in the prompt; `None` if the path has no header form.
     pub path: Option<HeaderValue>,
-    /// Ranks of the documents, in the order of the prompt.
+    /// The documents' ranks, 0 for the retriever's best, in their order in the prompt.
     pub order: Vec<u16>,
 }
 
-/// Returns the configuration of an orderer that only writes, derived from the gateway's: it finds documents and writes
-/// hints in the same way, but records no chats.
+/// Derives the configuration for writing from the gateway's: documents are written and hints worded in the same way,
+/// but conversations are not recorded, and the policy keeps a recorded order.
 ///
 /// # Errors
-/// Returns a [`ConfigError`] if the gateway's has a value that is not allowed.
+/// Returns a [`ConfigError`] if `gateway` has an invalid value.
 pub fn config(gateway: &RawConfig) -> Result<Config, ConfigError> {
     let mut raw = gateway.clone();
-    // The gateway's policy has already chosen the order. This policy keeps the recorded one.
+    // The gateway's policy has chosen the order; this one keeps a recorded order.
     raw.policy = "longest".to_owned();
     raw.rank = RawRank::free();
     raw.documents.field = DocumentsField::Render;
@@ -43,11 +43,11 @@ pub fn config(gateway: &RawConfig) -> Result<Config, ConfigError> {
     Config::try_from(raw)
 }
 
-/// Writes `found`, in rank order, into `body`, a chat's without documents. `order` returns the order for the scope and the
-/// documents.
+/// Writes `found`, in rank order, into `body`, which has no documents. `order` returns the ranks in the order to write,
+/// given the scope and the documents.
 ///
 /// # Errors
-/// Returns [`Skip`] if the core does not accept the body.
+/// Returns a [`Skip`] if the core does not accept the body.
 pub fn write(
     config: &Config,
     body: &Map<String, Value>,
@@ -84,7 +84,7 @@ pub fn write(
             }
         })
         .collect();
-    // Equal documents are sent once. Ranks then differ from positions in the list, so the list stays in order.
+    // Exact duplicates are sent once. Ranks then differ from indices in `found`, so the list stays in rank order.
     let order = match known.len() == found.len() {
         true => order(run.scope, &known),
         false => ranks.clone(),

@@ -21,16 +21,16 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// A batch and its endpoint.
+/// What a run needs: the batch, its endpoint and the client.
 pub(super) struct Batch<'a> {
     pub(super) input: &'a File,
     pub(super) index: &'a BatchIndex,
     pub(super) client: &'a Client,
     pub(super) pace: &'a Pace,
-    /// Root of the endpoint's URL; a line's `url` is appended.
+    /// Root of the endpoint's URL, to which a line's `url` is appended.
     pub(super) root: &'a str,
     pub(super) workers: usize,
-    /// Prefix of the answers' ids, unique to this run.
+    /// Prefix of the answers' ids, which is different in every run.
     pub(super) run: &'a str,
     pub(super) bar: &'a ProgressBar,
 }
@@ -43,13 +43,13 @@ pub(super) struct Progress {
     pub(super) answers: BatchAnswers,
     /// Number of retries.
     pub(super) repeated: u64,
-    /// Number of requests whose documents were ordered.
+    /// Number of requests whose documents the core ordered.
     pub(super) ordered: u64,
-    /// Requests that failed since the last answer; [`MAX_FAILED`] of them end the run. The fault may be the endpoint's,
-    /// so they are written as failed only when another request is answered or, if the endpoint responded to them, when
-    /// nothing is left to send. Any others then end the run with an error, and the next run sends them again.
+    /// Requests that failed since the last answer; [`MAX_FAILED`] of them end the run. Because the fault may be the
+    /// endpoint's, they are written as failed only once another request is answered or, if the endpoint responded to
+    /// them, at the end of the run. Otherwise the run ends with an error, and the next run sends them again.
     pub(super) unanswered: Vec<Unanswered>,
-    /// The error that ends the run.
+    /// The error that ends the run; `None` while it continues.
     pub(super) stop: Option<anyhow::Error>,
 }
 
@@ -59,11 +59,11 @@ pub(super) struct Unanswered {
     /// The line to write to the output.
     text: Vec<u8>,
     reason: String,
-    /// Whether the endpoint sent a response, rather than none.
+    /// Whether the endpoint responded with an error, rather than not at all.
     is_response: bool,
 }
 
-/// A request that is ready to be forwarded.
+/// A request that is ready to be sent.
 struct Request {
     line: u32,
     custom_id: String,
@@ -72,11 +72,11 @@ struct Request {
 }
 
 impl Batch<'_> {
-    /// Sends everything that is scheduled.
+    /// Sends all scheduled requests.
     ///
     /// # Errors
-    /// Returns an error if the endpoint serves nothing or fails again and again, or if the output cannot be written.
-    /// Answers received until then are in the output.
+    /// Returns an error if the endpoint refuses the client or fails repeatedly, or if the output cannot be written.
+    /// Answers received before that are in the output.
     pub(super) fn ask(&self, progress: Progress) -> Result<Progress> {
         let progress = Mutex::new(progress);
         std::thread::scope(|scope| {
@@ -127,8 +127,8 @@ impl Batch<'_> {
         }
     }
 
-    /// Sends a request once, at the run's pace, which `Retry-After` holds back. Returns the answer or the refusal; `None` if
-    /// the run ended meanwhile.
+    /// Sends a request once, when the run's pace allows, and pauses the run if the response has `Retry-After`. Returns
+    /// the answer, which may be a refusal of this request; `None` if the run has ended.
     fn attempt(&self, url: &str, body: &[u8]) -> Result<Option<Reply>, Fault> {
         if !self.pace.wait() {
             return Ok(None);
@@ -170,7 +170,7 @@ impl Batch<'_> {
         self.pace.end();
     }
 
-    /// Returns the worker's next request, ordered.
+    /// Returns the worker's next request, with its documents ordered; `None` if there is none or the run has ended.
     fn next(&self, worker: usize, progress: &mut Progress) -> Result<Option<Request>> {
         if progress.stop.is_some() {
             return Ok(None);
@@ -203,7 +203,7 @@ impl Batch<'_> {
         }))
     }
 
-    /// Records a request's answer, or holds a failure back (see [`Progress::unanswered`]).
+    /// Writes a request's answer, or holds a failure back (see [`Progress::unanswered`]).
     fn keep(
         &self,
         progress: &mut Progress,
@@ -295,9 +295,9 @@ fn response(reply: &Reply) -> BatchAnswer<'_> {
     }
 }
 
-/// Longest `Retry-After` that is respected.
+/// Longest `Retry-After` that is followed; a longer one is shortened to this.
 const MAX_PAUSE: Duration = Duration::from_secs(600);
-/// Most bytes of an answer, so that its line can be read again when the run is resumed.
+/// Longest answer, in bytes; its line must be read again when a run continues.
 const MAX_ANSWER: u64 = 32 << 20;
-/// Failures in a row, each after several attempts, after which the endpoint counts as unreachable and the run ends.
+/// Consecutive failed requests after which the run ends, since the endpoint seems unreachable.
 const MAX_FAILED: usize = 3;

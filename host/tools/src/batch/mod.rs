@@ -1,5 +1,5 @@
-//! `foreword batch`: sends the requests of a file in OpenAI's batch format to an endpoint, in the order in which they share
-//! most.
+//! `foreword batch`: sends a file of requests in OpenAI's batch format to an endpoint, in the order that reuses most of
+//! its cache.
 //!
 //! ```text
 //!  FILE ─▶ index (offsets, hashes, numbers of documents) ─▶ schedule ─▶ ask: workers ─▶ output
@@ -7,10 +7,9 @@
 //!                                      documents ordered by the core ◀───┘   └── pace (rate, Retry-After), client
 //! ```
 //!
-//! All requests are known before the first is sent. So requests that share documents can follow each other, with the shared
-//! documents first (RAGBoost, section 5.2; `foreword_simulation::batch`). Any endpoint with OpenAI's protocol will do, over
-//! HTTP or HTTPS. A run that was stopped, by whatever cause, is resumed by the same command: the output records the
-//! answered requests.
+//! Since all requests are known before the first is sent, requests that share documents can follow each other, with the
+//! shared documents first (RAGBoost, section 5.2; `foreword_simulation::batch`). Any endpoint with OpenAI's API will
+//! do. The same command continues a run that was stopped: the output file records the answered requests.
 
 mod ask;
 mod output;
@@ -102,25 +101,24 @@ pub struct Options {
     json: bool,
 }
 
-/// Summary of a run.
+/// The figures of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Summary {
     /// Requests of the batch.
     pub requests: u64,
-    /// Requests that earlier runs had answered.
+    /// Requests that the output had answers to when the run began.
     pub answered_before: u64,
-    /// Requests that were served, in this run or earlier.
+    /// Requests that were served, in this run or an earlier one.
     pub served: u64,
-    /// Requests that were refused, or failed after all attempts.
+    /// Requests that were refused or failed, in this run or an earlier one.
     pub failed: u64,
     /// Retries in this run.
     pub repeated: u64,
     /// Requests of this run whose documents the core ordered.
     pub ordered: u64,
-    /// Number of distinct documents that a plan may order, over all requests: those at the beginning of each prompt,
-    /// except the favoured ones.
+    /// Number of distinct documents that a plan may order: those before any other text, except favoured ones.
     pub documents: u64,
-    /// Tokens of all answers, as the endpoint counts them.
+    /// Tokens of all answers together, as the endpoint reports them.
     pub usage: BatchUsage,
     /// Seconds that this run took.
     pub seconds: f64,
@@ -208,7 +206,7 @@ pub fn run(options: &Options) -> Result<Summary> {
     Ok(summary)
 }
 
-/// Reads the file and prints its bad lines, at most [`NAMED`] of them.
+/// Indexes the file. Prints its bad lines, at most [`NAMED`], and returns [`BadInput`] if there are any.
 fn read(options: &Options, input: &File, orderer: &mut BatchOrderer) -> Result<BatchIndex> {
     let file = &options.file;
     let failed = || format!("cannot read {}", file.display());

@@ -1,8 +1,8 @@
-//! The file of answers, which also records the run's progress: a stopped run continues from it.
+//! The file of answers, which also records a run's progress.
 //!
-//! A line is appended in one call when its answer has arrived. An incomplete line, left by a kill or a full disk, is
-//! removed, and its request is sent again. The answers may be as confidential as the questions: only its owner may read a
-//! file that is created here. The process that writes it holds a lock on it.
+//! A line is appended in one call when its answer has arrived. A line cut short by a kill or a full disk is removed by
+//! the next run, which sends its request again. A new file is readable by its owner only, since answers may be
+//! confidential. The process that writes the file holds a lock on it.
 
 use crate::files::{lock, open_appended};
 use anyhow::{Context, Result, anyhow, bail};
@@ -17,17 +17,17 @@ use std::path::{Path, PathBuf};
 pub(super) struct Output {
     file: File,
     path: PathBuf,
-    /// Bytes up to the end of the last whole line.
+    /// Bytes of all complete lines.
     bytes: u64,
 }
 
 impl Output {
-    /// Opens or creates the output, and reads which requests it answers. With `retry_failed`, the lines of requests that
-    /// were not served are removed.
+    /// Opens or creates the output, and reads which requests it answers. With `retry_failed`, first removes the lines
+    /// of requests that were not served.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read or written, another run writes it, it is the input, or it belongs to
-    /// another batch.
+    /// Returns an error if the file cannot be read or written, another run is writing it, it is the input, or it has
+    /// answers to another batch.
     pub(super) fn open(
         path: &Path,
         input: &File,
@@ -71,7 +71,7 @@ impl Output {
         Ok(())
     }
 
-    /// Waits until the answers are on the disk.
+    /// Flushes the answers to the disk.
     pub(super) fn sync(&self) -> Result<()> {
         let synced = self.file.sync_all();
         synced.with_context(|| format!("cannot write {}", self.path.display()))
@@ -93,7 +93,7 @@ fn read(mut file: &File, path: &Path, index: &BatchIndex) -> Result<BatchAnswers
     Ok(answers)
 }
 
-/// Replaces the output by a file without the lines of requests that were not served.
+/// Replaces the output by a copy without the lines of requests that were not served, and opens that.
 fn without_failed(mut file: &File, path: &Path, whole_bytes: u64) -> Result<File> {
     file.seek(SeekFrom::Start(0))?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -118,7 +118,7 @@ fn copy_served(file: &File, whole_bytes: u64, beside: &Path) -> Result<()> {
     let mut new = BufWriter::new(new);
     let mut lines = BufReader::new(std::io::Read::take(file, whole_bytes));
     let mut line = Vec::new();
-    // The lines have been parsed before, and each is within its bound.
+    // The lines were parsed before, so each is within the length limit.
     while lines.read_until(b'\n', &mut line)? > 0 {
         if AnswerLine::parse(&line).is_ok_and(|answer| answer.is_served()) {
             new.write_all(&line)?;

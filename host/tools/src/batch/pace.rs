@@ -1,19 +1,18 @@
-//! The time at which a request may be sent: at most at the configured rate, and not during a pause that the endpoint
-//! requested.
+//! Decides when a request may be sent: within the configured rate, and not during a pause that the endpoint asked for.
 
 use parking_lot::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-/// The pace of all workers together.
+/// The pace of a run, which all workers share.
 pub(super) struct Pace {
     slots: Mutex<Slots>,
     changed: Condvar,
 }
 
-/// The times at which requests may be sent, computed without a clock.
+/// The state of a pace; the current time is an argument.
 #[derive(Clone, Copy, Debug)]
 struct Slots {
-    /// Time between two requests.
+    /// Shortest time between two requests.
     interval: Duration,
     /// Earliest time of the next request.
     next: Instant,
@@ -23,14 +22,14 @@ struct Slots {
 }
 
 impl Slots {
-    /// Takes the next time at which a request may be sent.
+    /// Returns the next time at which a request may be sent, and reserves it.
     fn take(&mut self, now: Instant) -> Instant {
         let at = self.next.max(now);
         self.next = at + self.interval;
         at
     }
 
-    /// Returns how much longer a request that may be sent at `at` must wait.
+    /// Returns how much longer a request with the reserved time `at` must wait, pauses included.
     fn wait(&self, at: Instant, now: Instant) -> Duration {
         at.max(self.pause_ends).saturating_duration_since(now)
     }
@@ -51,13 +50,13 @@ impl Pace {
         }
     }
 
-    /// Waits until the next request may be sent. Returns `false` if the run is over.
+    /// Waits until the next request may be sent. Returns false if the run has ended.
     pub(super) fn wait(&self) -> bool {
         let at = self.slots.lock().take(Instant::now());
         self.wait_until(at)
     }
 
-    /// Waits until `at` and until the end of any pause. Returns `false` if the run is over.
+    /// Waits until `at` and until no pause is left. Returns false if the run has ended.
     pub(super) fn wait_until(&self, at: Instant) -> bool {
         let mut slots = self.slots.lock();
         loop {
@@ -69,13 +68,13 @@ impl Pace {
         }
     }
 
-    /// Pauses all requests for `time`, as the endpoint requested.
+    /// Pauses all requests for `time` from now on.
     pub(super) fn pause(&self, time: Duration) {
         let mut slots = self.slots.lock();
         slots.pause_ends = slots.pause_ends.max(Instant::now() + time);
     }
 
-    /// Ends every wait.
+    /// Ends the run: every wait returns false.
     pub(super) fn end(&self) {
         self.slots.lock().is_over = true;
         self.changed.notify_all();

@@ -1,19 +1,19 @@
-//! Warns of a chain of filters in which some releases of Envoy lose bytes, whatever the configurations of its filters.
+//! Warns of a chain of filters in which some Envoy releases lose bytes, whatever Foreword's configuration.
 //!
 //! ```text
 //!   http_filters: Foreword, Wasm (holds headers) ─▶ … ─▶ ext_proc with request_body_mode FULL_DUPLEX_STREAMED
 //! ```
 //!
-//! Envoy 1.35 to 1.37 lose a chunk of 16 KiB of bodies over 1 MB after a Wasm filter that resumes a request while its body
-//! arrives (Kuadrant/wasm-shim#388). Foreword resumes later, and with Envoy 1.40 no byte is lost
-//! (`tests/tests/ext_proc/picker.rs`), but other releases are not tested. An endpoint picker of the Gateway API's inference
-//! extension is such an ext_proc. Foreword as a dynamic module, or as an external processor itself, is not affected, nor is
-//! a picker that buffers.
+//! Envoy 1.35 to 1.37 lose a chunk of 16 KiB of bodies over 1 MB if a Wasm filter resumes a request while its body
+//! arrives, and such an ext_proc follows (Kuadrant/wasm-shim#388). Endpoint pickers of the Gateway API's inference
+//! extension are such ext_procs. Foreword resumes later, and with Envoy 1.40 no byte is lost
+//! (`tests/tests/ext_proc/picker.rs`), but other releases are not tested. Foreword as a dynamic module or as an
+//! external processor is not affected, nor is a picker that buffers.
 
 use serde_json::Value;
 
-/// Returns a warning for each chain in the text, Envoy's YAML or JSON, in which Foreword's Wasm filter precedes an external
-/// processor that streams bodies in both directions.
+/// Returns a warning for each chain in `text`, YAML or JSON, in which an external processor that streams bodies in both
+/// directions follows Foreword's Wasm filter.
 pub(super) fn warnings(text: &str) -> Vec<String> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(text).unwrap_or_default();
     let mut found = Vec::new();

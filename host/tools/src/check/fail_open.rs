@@ -1,5 +1,5 @@
-//! Finds settings that let requests bypass Foreword when it fails: an external processor, picker or module that fails open.
-//! With salts, such a request reaches the engine with a salt of the client's own, or none.
+//! Finds settings by which requests bypass Foreword while it is unavailable. If the gateway writes salts, such a
+//! request reaches the engine with a salt of the client's choice, or none.
 //!
 //! | resource | setting that fails open |
 //! | --- | --- |
@@ -11,16 +11,16 @@
 
 use serde_json::Value;
 
-/// A text's settings for requests while Foreword is unavailable.
+/// The settings in a file for the case that Foreword is unavailable.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Failures {
-    /// Whether the file sets what happens when Foreword is unavailable. Such a file is checked even without a plugin configuration.
+    /// Whether the file has such a setting. Then it may lack a plugin configuration.
     pub(super) is_told: bool,
     /// The settings that fail open, as `path: value`.
     pub(super) open: Vec<String>,
 }
 
-/// Returns the settings of a text, YAML or JSON.
+/// Returns the settings in `text`, YAML or JSON; none if it is neither.
 pub(super) fn failures(text: &str) -> Failures {
     let documents: Vec<Value> = serde_saphyr::from_multiple(text).unwrap_or_default();
     let mut found = Failures::default();
@@ -71,8 +71,8 @@ fn search(place: &str, value: &Value, found: &mut Failures) {
     }
 }
 
-/// Returns whether a field fails open; `None` if it is not such a setting. `is_processor`: other filters'
-/// `failure_mode_allow` does not count.
+/// Returns whether a field fails open; `None` if it is no such setting. `is_processor`: the field belongs to an
+/// ext_proc filter, the only one whose `failure_mode_allow` counts.
 fn is_open(name: &str, value: &Value, is_processor: bool) -> Option<bool> {
     match name {
         "failure_mode_allow" if is_processor => value.as_bool(),

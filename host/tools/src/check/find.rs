@@ -1,5 +1,5 @@
-//! Finds the plugin's configuration: in a file that contains only it, or inside the configuration of Envoy, Istio or Envoy
-//! Gateway, or inside a ConfigMap.
+//! Finds the plugin's configuration in a file: alone, or within a configuration of Envoy, Istio or Envoy Gateway, or
+//! within a ConfigMap.
 //!
 //! | document | the configuration is |
 //! | --- | --- |
@@ -9,7 +9,7 @@
 //! | `EnvoyExtensionPolicy` | `config` of one of `wasm` |
 //! | a ConfigMap | in a document within one of its texts |
 //!
-//! Other filters of these kinds are skipped: our filter is one whose name or module contains Foreword.
+//! Filters of these kinds whose name and module do not contain `foreword` are skipped.
 
 use anyhow::{Context, bail};
 use serde_json::{Map, Value};
@@ -17,18 +17,18 @@ use serde_json::{Map, Value};
 /// A plugin configuration.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct FoundConfig {
-    /// The path of the configuration in the document; empty if it is the document.
+    /// Path of the configuration in the file; empty if it is the whole file.
     pub(super) place: String,
     /// The configuration as JSON, as the filter receives it.
     pub(super) configuration: String,
 }
 
-/// Returns all plugin configurations in a text.
+/// Returns all plugin configurations in `text`.
 ///
 /// # Errors
 /// Returns an error if the text is not YAML, or contains no plugin configuration.
 pub(super) fn configurations(text: &str) -> anyhow::Result<Vec<FoundConfig>> {
-    // The original JSON text is passed to the filter: only the text shows a duplicate field.
+    // The filter must receive the original JSON, since only that shows a duplicate field.
     if serde_json::from_str::<Value>(text).is_ok_and(|value| !is_resource(&value))
         || text.trim().is_empty()
     {
@@ -62,7 +62,7 @@ pub(super) fn configurations(text: &str) -> anyhow::Result<Vec<FoundConfig>> {
     Ok(found)
 }
 
-/// Returns whether the document is a resource to search, rather than a plugin configuration, valid or not.
+/// Returns whether the document is a resource to search. Any other counts as a plugin configuration, valid or not.
 fn is_resource(document: &Value) -> bool {
     [
         "kind",
@@ -117,7 +117,7 @@ fn below(place: &str, key: &str) -> String {
     }
 }
 
-/// Returns the plugin configuration in the object with its field's name, if the object configures our filter.
+/// Returns the plugin configuration in an object and the name of its field, if the object configures Foreword's filter.
 fn held(fields: &Map<String, Value>) -> Option<(&'static str, &Value)> {
     const HOLDERS: [(&str, &str); 4] = [
         // Envoy's PluginConfig, whose module is in `vm_config`; its dynamic module; Istio; Envoy Gateway.
@@ -135,7 +135,7 @@ fn held(fields: &Map<String, Value>) -> Option<(&'static str, &Value)> {
     })
 }
 
-/// Returns the configuration as the filter receives it: a string's text, or an object's JSON.
+/// Returns the configuration as the filter receives it: a string's text, or an object as JSON.
 fn text_of(configuration: &Value) -> String {
     let packed = configuration
         .get("@type")

@@ -1,4 +1,4 @@
-//! `foreword check-config`: checks whether the gateway's filter would accept its configuration, before a gateway reads it.
+//! `foreword check-config`: checks whether the gateway's filter would accept its configuration, without a gateway.
 //!
 //! ```text
 //!   file ──► YAML or JSON documents ──► find: the plugin configurations in them
@@ -7,9 +7,9 @@
 //!            the filter itself: the rest ◄────┘
 //! ```
 //!
-//! It also warns of a chain of filters in which Envoy loses bytes (`chain`), and refuses gateways that fail open if a
-//! configuration has salts (`fail_open`). It reports every error, with path, value and limit; for a possible secret it
-//! shows only the path. It reads no environment, so it cannot check that a key is set.
+//! It also warns of a chain of filters in which Envoy loses bytes (`chain`), and refuses a gateway that fails open if a
+//! configuration has salts (`fail_open`). An error states path, value and allowed values; for fields that may contain a
+//! secret, no value. It does not read the environment, so it cannot check that a key is set.
 
 mod chain;
 mod fail_open;
@@ -25,12 +25,12 @@ use jsonschema::error::ValidationErrorKind;
 use jsonschema::{ValidationError, Validator};
 use serde_json::Value;
 
-/// The result of a check.
+/// The result of a check of all files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// The filter would accept every configuration.
     Accepted,
-    /// The filter would refuse a configuration.
+    /// The filter would refuse a configuration, or a gateway fails open although a configuration has salts.
     Refused,
 }
 
@@ -52,8 +52,8 @@ pub struct Options {
     accept_fail_open: bool,
 }
 
-/// Checks the configurations in the files (`-`: standard input) and prints their errors. A gateway that fails open is refused
-/// if any configuration in the files has salts, unless `--accept-fail-open` is given.
+/// Checks the configurations in the files (`-`: standard input) and prints their errors. A gateway that fails open is
+/// refused if any configuration has salts, unless `--accept-fail-open` is given.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read, or contains no configuration.
@@ -68,7 +68,7 @@ pub fn run(options: &Options) -> anyhow::Result<Verdict> {
         let settings = failures.open.into_iter();
         open.extend(settings.map(|setting| format!("{}: {setting}", file.display())));
         let configurations = match find::configurations(&text) {
-            // The configuration of an external processor is in a separate file.
+            // An external processor's configuration is in a file of its own.
             Err(_) if failures.is_told => Vec::new(),
             configurations => {
                 configurations.with_context(|| format!("cannot read {}", file.display()))?
@@ -128,7 +128,7 @@ fn read(file: &Path) -> anyhow::Result<String> {
     std::fs::read_to_string(file).with_context(context)
 }
 
-/// Returns one line with the verdict, and one for each error.
+/// Returns the verdict on one line, and each error on a further one.
 fn judged(errors: &[String]) -> String {
     let mut text = match errors.len() {
         0 => "the filter takes this configuration".to_owned(),
@@ -141,7 +141,7 @@ fn judged(errors: &[String]) -> String {
     text
 }
 
-/// Returns a warning for each route without a salt, whose requests the filter refuses if the configuration has salts.
+/// Returns a warning per route that the filter refuses because salts are configured and no engine separates them.
 fn unsalted(configuration: &str) -> Vec<String> {
     let config = Config::from_json(configuration.as_bytes());
     let routes = config
@@ -156,7 +156,7 @@ fn unsalted(configuration: &str) -> Vec<String> {
     routes.iter().map(warning).collect()
 }
 
-/// Returns all errors of a configuration: those of the schema, or if it finds none, the filter's own.
+/// Returns the errors by the schema; if there are none, the filter's own first error.
 fn errors(schema: &Value, validator: &Validator, configuration: &str) -> Vec<String> {
     let told = |errors: Vec<String>| match Config::from_json(configuration.as_bytes()) {
         Err(error) if errors.is_empty() => vec![error.to_string()],
@@ -172,14 +172,14 @@ fn errors(schema: &Value, validator: &Validator, configuration: &str) -> Vec<Str
     }
 }
 
-/// Returns an error in words: the path, the value and the allowed values.
+/// Returns a schema error as text: the path, the value, and the allowed values.
 fn in_words(schema: &Value, error: &ValidationError<'_>) -> String {
     let pointer = error.instance_path().as_str();
     let path = match pointer.trim_start_matches('/').replace('/', ".") {
         path if path.is_empty() => "the configuration".to_owned(),
         path => path,
     };
-    // Keys and tokens are in these fields, and a misspelt field in them may contain one.
+    // These fields contain keys and tokens, and so may a misspelt field within them.
     let is_secret = path.split('.').any(|part| part == "salt" || part == "feed");
     let keyword = error.schema_path().as_str();
     let (part, _) = keyword.rsplit_once('/').unwrap_or_default();

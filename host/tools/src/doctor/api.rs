@@ -1,4 +1,4 @@
-//! The four APIs: the field of the prompt, and the fields of the response that count its tokens and the cached ones.
+//! The four APIs that take prompts: names of their fields for the prompt, for its tokens and for the cached ones.
 
 use super::client::{Answer, Client, served};
 use serde_json::{Value, json};
@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 pub(super) struct Api {
     pub(super) name: &'static str,
     pub(super) path: &'static str,
-    /// The field of the prompt, and whether it holds messages.
+    /// Name of the prompt's field, and whether its value is an array of messages.
     field: (&'static str, bool),
-    /// The field that bounds the answer.
+    /// Name of the field that limits the answer's tokens.
     limit: &'static str,
-    /// Where the response has the prompt's tokens and, of these, the cached ones.
+    /// JSON pointers in the response to the number of prompt tokens and of cached ones.
     prompt: &'static str,
     cached: &'static str,
-    /// Whether the cached tokens are left out of the prompt's.
+    /// Whether the number of prompt tokens excludes the cached ones.
     is_apart: bool,
 }
 
@@ -62,9 +62,9 @@ pub(super) const CHAT: &Api = &APIS[0];
 /// An API's token counts of one prompt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Usage {
-    /// Tokens of the prompt; 0 where they were not reported.
+    /// Tokens of the prompt; 0 if the response does not report them.
     pub(super) prompt: u64,
-    /// Of these, the cached ones; `None`: the response has no such field.
+    /// Cached tokens among these; `None` if the response does not report them.
     pub(super) cached: Option<u64>,
 }
 
@@ -83,12 +83,12 @@ impl Usage {
         self.is_cached(self.prompt)
     }
 
-    /// Returns the cached tokens and the prompt's as a finding shows them.
+    /// Returns the cached tokens and the prompt's tokens as text, such as `384 of 400`.
     pub(super) fn of_prompt(&self) -> String {
         format!("{} of {}", self.shown(), self.prompt)
     }
 
-    /// Returns the cached tokens as a finding shows them.
+    /// Returns the cached tokens as text.
     pub(super) fn shown(&self) -> String {
         (self.cached).map_or_else(|| "no field".to_owned(), |cached| cached.to_string())
     }
@@ -99,7 +99,7 @@ impl Api {
         format!("{root}{}", self.path)
     }
 
-    /// Returns a body that asks for one token after `text`.
+    /// Returns a request body for one token after the prompt `text`.
     pub(super) fn body(&self, model: &str, text: &str) -> Value {
         let prompt = match self.field.1 {
             true => json!([{"role": "user", "content": text}]),
@@ -108,14 +108,14 @@ impl Api {
         json!({"model": model, self.field.0: prompt, self.limit: 1})
     }
 
-    /// Returns the same with a `cache_salt`.
+    /// Returns a request body like [`Api::body`] with a `cache_salt`, 32 times `salt`.
     pub(super) fn salted(&self, model: &str, text: &str, salt: &str) -> Value {
         let mut body = self.body(model, text);
         body["cache_salt"] = salt.repeat(32).into();
         body
     }
 
-    /// Reads the counts in a response.
+    /// Returns the token counts in a response.
     pub(super) fn usage(&self, response: &Value) -> Usage {
         let cached = response.pointer(self.cached).and_then(Value::as_u64);
         let prompt = response.pointer(self.prompt).and_then(Value::as_u64);
@@ -126,19 +126,19 @@ impl Api {
         }
     }
 
-    /// Sends a body, and returns the counts in the response.
+    /// Sends a body, and returns the token counts in the response.
     ///
     /// # Errors
-    /// Returns the error of a request that got no 200.
+    /// Returns a message if the response is not a 200.
     pub(super) fn ask(&self, client: &Client, root: &str, body: &Value) -> Result<Usage, String> {
         let answer = client.post(&self.url(root), body);
         self.read(client, answer).map(|(usage, _)| usage)
     }
 
-    /// Returns the counts in a response, and its JSON.
+    /// Returns the token counts in a response, and its JSON. Adds the prompt's tokens to the client's count.
     ///
     /// # Errors
-    /// Returns the error of a request that got no 200.
+    /// Returns a message if the response is not a 200.
     pub(super) fn read(&self, client: &Client, answer: Answer) -> Result<(Usage, Value), String> {
         let response = served(&format!("POST {}", self.path), answer)?.json();
         let usage = self.usage(&response);

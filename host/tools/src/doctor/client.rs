@@ -1,4 +1,4 @@
-//! The client of an examination: it bounds and counts the requests and their prompts.
+//! The HTTP client of an examination, which limits and counts the requests and their prompt tokens.
 
 pub(super) use crate::client::Reply;
 use crate::client::{Access, Client as Connections};
@@ -6,23 +6,23 @@ use serde_json::Value;
 use std::cell::Cell;
 use std::time::Duration;
 
-/// A client that counts what it sends.
+/// An HTTP client that counts what it sends.
 pub(super) struct Client {
     kept: Connections,
     fresh: Connections,
     requests: Cell<u64>,
     prompt_tokens: Cell<u64>,
-    /// Requests in a row that got no response.
+    /// Number of consecutive requests without a response.
     silent: Cell<u32>,
 }
 
-/// A response, or the reason why there is none.
+/// A response, or why there is none.
 pub(super) type Answer = Result<Reply, String>;
 
 /// The connection that a request uses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Connection {
-    /// An idle one, if there is one.
+    /// An idle connection if there is one.
     Kept,
     /// A new one, which a gateway may give to another of its workers.
     Fresh,
@@ -47,12 +47,12 @@ impl Client {
         }
     }
 
-    /// Returns how many requests were sent, and how many prompt tokens they asked the engine for.
+    /// Returns the number of requests sent, and the prompt tokens that [`Client::count`] received.
     pub(super) fn spent(&self) -> (u64, u64) {
         (self.requests.get(), self.prompt_tokens.get())
     }
 
-    /// Counts the tokens of a prompt that was answered.
+    /// Adds the tokens of an answered prompt.
     pub(super) fn count(&self, prompt_tokens: u64) {
         self.prompt_tokens
             .set(self.prompt_tokens.get() + prompt_tokens);
@@ -66,7 +66,7 @@ impl Client {
         self.send(url, Some(body), &[], Connection::Kept)
     }
 
-    /// Posts a body, or sends a GET if there is none, and sends it again if the server answers 429 or 503.
+    /// Posts `body`, or sends a GET if there is none; retries after 429 and 503.
     pub(super) fn send(
         &self,
         url: &str,
@@ -121,16 +121,16 @@ impl Client {
 }
 
 impl Reply {
-    /// Returns the body as JSON; null where it is none.
+    /// Returns the body as JSON; null if it is none.
     pub(super) fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_default()
     }
 }
 
-/// Returns the response of a request that got a 200.
+/// Returns the response if it is a 200.
 ///
 /// # Errors
-/// Returns the [`refusal`].
+/// Returns the [`refusal`] otherwise.
 pub(super) fn served(request: &str, answer: Answer) -> Result<Reply, String> {
     match answer {
         Ok(reply) if reply.status == 200 => Ok(reply),
@@ -138,7 +138,7 @@ pub(super) fn served(request: &str, answer: Answer) -> Result<Reply, String> {
     }
 }
 
-/// Returns the error of a request that got no 200: the request with the refusal, or why there is no response, which names its URL.
+/// Returns a message for a request without a 200: the name of the request with the response, or why there is none.
 pub(super) fn refusal(request: &str, answer: &Answer) -> String {
     match answer {
         Ok(reply) => format!("{request}: {}", reply.words()),
@@ -146,14 +146,14 @@ pub(super) fn refusal(request: &str, answer: &Answer) -> String {
     }
 }
 
-/// Most requests of one examination; a usual one needs a third.
+/// Most requests of an examination; about a third are usual.
 const MAX_REQUESTS: u64 = 160;
-/// Requests in a row without a response after which nothing more is asked.
+/// Number of consecutive requests without a response after which no more are sent.
 const MAX_SILENT: u32 = 3;
-/// Attempts of a request that is answered with 429 or 503.
+/// Most attempts of a request that is answered with 429 or 503.
 const MAX_ATTEMPTS: u32 = 3;
-/// The wait before another attempt, unless the server states one, and the longest.
+/// Wait before a retry without `Retry-After`, and the longest wait.
 const WAIT: Duration = Duration::from_secs(1);
 const MAX_WAIT: Duration = Duration::from_secs(5);
-/// Most bytes of a response: a feed's snapshot is the longest.
+/// Longest response, in bytes; a feed's snapshot is the longest.
 const MAX_BODY: u64 = 16 << 20;

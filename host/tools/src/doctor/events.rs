@@ -1,8 +1,9 @@
-//! The checks of KV events: they arrive, and they agree with the prompts that were sent.
+//! The checks of KV events: whether they arrive, and whether they agree with the prompts that were sent.
 //!
-//! | source | asked how | agrees if |
+//! | source | what is sent | agrees if |
 //! | --- | --- | --- |
-//! | vLLM's ZeroMQ socket (`--events`) | a new prompt, and its tokens from `/tokenize` | stored blocks hold these tokens, at their places |
+//! | vLLM's ZeroMQ socket (`--events`) | a new prompt, whose tokens `/tokenize` returns | stored blocks hold these
+//! tokens |
 //! | our feed over HTTP | a new prompt with documents, as the gateway would send it | stored paths hold these documents |
 
 use super::api::{Api, CHAT};
@@ -22,33 +23,33 @@ pub(super) enum Source {
     Socket(Subscription),
     /// The URL of our feed.
     Feed(String),
-    /// No address serves events; the text says what the last one answered.
+    /// No source: the error of the last address that was tried.
     Nowhere(String),
 }
 
-/// The events that followed a prompt.
+/// The events after a prompt.
 #[derive(Debug)]
 pub(super) struct Observed {
-    /// The prompt, in words.
+    /// Description of the prompt.
     asked: String,
-    /// Blocks or paths that were stored.
+    /// Number of events about stored blocks or paths.
     stored: usize,
     agreement: Result<Agreement, String>,
 }
 
-/// The prompt sent, compared with what the events store of it.
+/// How much of the prompt the events report as stored.
 #[derive(Debug)]
 struct Agreement {
     detail: String,
-    /// Tokens or documents of the prompt that are stored.
+    /// Tokens or documents of the prompt that were reported.
     found: u64,
-    /// Those that may be missing: cached before, or in a block that is not full.
+    /// Tokens or documents that may be missing: cached before, or in a block that is not full.
     excused: u64,
-    /// All of the prompt.
+    /// All tokens or documents of the prompt.
     all: u64,
 }
 
-/// The reason why nothing was observed.
+/// Why no events were observed.
 #[derive(Debug)]
 pub(super) enum Unobserved {
     /// There is no source, or the prompt could not be sent.
@@ -63,14 +64,14 @@ impl Agreement {
     }
 }
 
-/// A position in a source's events.
+/// A position in a source's events, see [`Source::has_removed`].
 pub(super) enum Mark {
     Removals(u64),
     Position(Position),
 }
 
 impl Source {
-    /// Finds the source: the socket if one is named, else the first of `feeds` that answers.
+    /// Returns the source: the socket if its address is given, else the first of the URLs `feeds` that responds.
     pub(super) fn find(client: &Client, socket: Option<&str>, feeds: &[String]) -> Self {
         if let Some(address) = socket {
             return Self::Socket(Subscription::start(address));
@@ -85,11 +86,11 @@ impl Source {
         Self::Nowhere(came)
     }
 
-    /// Sends a prompt of `length` words to `api`, and returns the events that follow. If Foreword's feed has none, sends it
-    /// through the gateway too: a feed derived from an engine's own events learns of documents only there.
+    /// Sends a prompt of `length` words to `api`, and returns the events after it. If Foreword's feed has none, sends a
+    /// prompt through the gateway too, because `kv-bridge` learns of documents only from there.
     ///
     /// # Errors
-    /// Returns the reason if there is no source, or the prompt or the source fails.
+    /// Returns an error if there is no source, or if the prompt or the source fails.
     pub(super) fn observe(
         &self,
         engine: &Engine<'_>,
@@ -114,7 +115,7 @@ impl Source {
         }
     }
 
-    /// Returns the current position, for [`Source::has_removed`].
+    /// Returns the current position; `None` if there is no source or it fails.
     pub(super) fn mark(&self, client: &Client) -> Option<Mark> {
         match self {
             Self::Socket(subscription) => {
@@ -125,7 +126,7 @@ impl Source {
         }
     }
 
-    /// Waits for removed blocks or a cleared cache since a position, and returns whether there were any; `None` if the source fails.
+    /// Waits up to [`PATIENCE`] for removed blocks or a cleared cache after `since`; `None` if the source fails.
     pub(super) fn has_removed(&self, client: &Client, since: &Mark) -> Option<bool> {
         match (self, since) {
             (Self::Socket(subscription), Mark::Removals(before)) => {
@@ -163,7 +164,7 @@ fn observe_blocks(
         let detail = format!(
             "{all} tokens by /tokenize, {cached} cached before: blocks of {block} with {found} of them stored"
         );
-        // The last block is not full, and the answer's token is in none.
+        // The last block is not full, and the answer's token may be in none.
         let excused = cached + 2 * block;
         Ok(Agreement {
             detail,
@@ -187,7 +188,7 @@ fn observe_blocks(
     })
 }
 
-/// Sends a chat with documents as a gateway would, and reads the feed.
+/// Sends a chat with documents as the gateway would, and reads the feed.
 fn observe_documents(
     url: &str,
     engine: &Engine<'_>,
@@ -240,13 +241,13 @@ fn compared(sent: &[u64], stored: &[u64]) -> Agreement {
             sent.len()
         ),
         found: found as u64,
-        // The last one may end within a page.
+        // The last document may end within a page.
         excused: 2,
         all: sent.len() as u64,
     }
 }
 
-/// Returns how many of the prompt's tokens stored blocks hold, at places where a block can begin.
+/// Returns how many of the prompt's tokens are in stored blocks, at positions where a block can begin.
 fn covered(prompt: &[u64], stored: &[Stored]) -> u64 {
     let mut is_held = vec![false; prompt.len()];
     for block in stored {
@@ -260,7 +261,7 @@ fn covered(prompt: &[u64], stored: &[Stored]) -> u64 {
     is_held.into_iter().filter(|is_held| *is_held).count() as u64
 }
 
-/// Checks that events arrive. `caching` is that check's status: an engine that caches nothing stores nothing.
+/// Checks that events arrive. `caching` is the status of the check `caching`: without a cache nothing is stored.
 pub(super) fn arrive(observed: &Result<Observed, Unobserved>, caching: Status) -> Finding {
     match observed {
         Err(Unobserved::NotAsked(came)) => Finding::skipped(came, PUBLISH),
@@ -279,7 +280,7 @@ pub(super) fn arrive(observed: &Result<Observed, Unobserved>, caching: Status) -
     }
 }
 
-/// Checks that the events hold the prompt that was sent.
+/// Checks that the events report the prompt that was sent.
 pub(super) fn agree(observed: &Result<Observed, Unobserved>) -> Finding {
     match observed {
         Ok(observed) if observed.stored > 0 => match &observed.agreement {

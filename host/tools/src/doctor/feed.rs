@@ -1,4 +1,4 @@
-//! Our KV feed over HTTP (`/v1/kv/events`), of `foreword serve` or `foreword kv-bridge`: the documents that the engine holds.
+//! Reads which documents the engine holds from the KV feed of `foreword serve` or `foreword kv-bridge`.
 
 use super::client::{Client, refusal};
 use super::zmq::PATIENCE;
@@ -13,18 +13,18 @@ pub(super) struct Position {
 
 /// The events since a position.
 pub(super) struct News {
-    /// Documents of the paths that were stored, or why they cannot be read.
+    /// Fingerprints of the documents in stored paths, or why they cannot be read.
     pub(super) documents: Result<Vec<u64>, String>,
-    /// Paths that were stored.
+    /// Number of events about stored paths.
     pub(super) stored: usize,
-    /// Whether something was removed, or everything begins anew.
+    /// Whether something was removed, or the feed restarted.
     pub(super) is_removal: bool,
 }
 
-/// Returns the feed's position now.
+/// Returns the feed's current position.
 ///
 /// # Errors
-/// Returns why there is no response, or the response if it is not a feed's.
+/// Returns a message with the response if it is not a feed's, or why there is none.
 pub(super) fn position(client: &Client, url: &str) -> Result<Position, String> {
     let answer = client.get(url);
     let batch = answer
@@ -39,15 +39,15 @@ pub(super) fn position(client: &Client, url: &str) -> Result<Position, String> {
     }
 }
 
-/// Returns the events since a position. Waits for the first one, [`PATIENCE`] at most.
+/// Returns the events after a position. Waits for the first one, [`PATIENCE`] at most.
 ///
 /// # Errors
-/// Returns why there is no response, or the response if it is not a feed's.
+/// Returns a message with the response if it is not a feed's, or why there is none.
 pub(super) fn news(client: &Client, url: &str, since: &Position) -> Result<News, String> {
     let (epoch, next, wait) = (&since.epoch, since.next, PATIENCE.as_millis());
     let answer = client.get(&format!("{url}?epoch={epoch}&since={next}&wait_ms={wait}"));
     let reply = answer.as_ref().map_err(Clone::clone)?;
-    // Types are readable in a sealed feed too.
+    // The types of events are readable even if the feed is sealed.
     let batch = reply.json();
     let Some(events) = batch["events"].as_array() else {
         return Err(refusal(&format!("GET {url}"), &answer));

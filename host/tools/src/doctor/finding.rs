@@ -1,4 +1,4 @@
-//! The result of a check: a status, the question and the answer, and the line that mends it.
+//! The result of a check: a status, what was observed, and a remedy.
 
 use foreword_report::words::grouped;
 use serde::Serialize;
@@ -8,18 +8,18 @@ use std::fmt::Write;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// Nothing keeps prefixes from being reused here.
+    /// Nothing was found that prevents reuse of prefixes.
     Ok,
     /// Prefixes are reused less than they could be, or only under a condition.
     Warn,
-    /// Prefixes are not reused, or another component relies on something that is not true.
+    /// Prefixes are not reused, or an assumption of another component is wrong.
     Fail,
-    /// The check could not run; the detail has the response that prevented it.
+    /// The check could not run; the detail says why.
     Skipped,
 }
 
 impl Status {
-    /// Returns the status's name in the table and the JSON.
+    /// Returns the name in the table and the JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -34,13 +34,13 @@ impl Status {
 /// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// Name of the check, with the route behind a slash where there is one check for each.
+    /// Name of the check, followed by `/` and the API if it runs for each API.
     pub check: String,
-    /// Its status.
+    /// Status of the check.
     pub status: Status,
-    /// The question and the answer.
+    /// What was sent, and what was observed.
     pub detail: String,
-    /// The line that mends it; empty where nothing is to be mended.
+    /// What to change, such as a line of configuration; empty if there is nothing to change.
     pub remedy: String,
 }
 
@@ -77,12 +77,12 @@ impl Finding {
     }
 }
 
-/// All findings, and what they cost.
+/// All findings of an examination, and its cost.
 #[derive(Clone, Debug, Serialize)]
 pub struct Examination {
     /// The engine's URL.
     pub url: String,
-    /// The model that was asked.
+    /// The model that was examined.
     pub model: String,
     /// Requests sent.
     pub requests: u64,
@@ -90,12 +90,12 @@ pub struct Examination {
     pub prompt_tokens: u64,
     /// Seconds from the first request to the last answer, to the millisecond.
     pub seconds: f64,
-    /// One finding for each check, in the order in which they depend on each other.
+    /// One finding for each check; a check follows those on which it depends.
     pub findings: Vec<Finding>,
 }
 
 impl Examination {
-    /// Returns whether a check failed.
+    /// Returns whether any check failed.
     #[must_use]
     pub fn has_failure(&self) -> bool {
         (self.findings.iter()).any(|finding| finding.status == Status::Fail)

@@ -1,4 +1,4 @@
-//! The checks of the gateway in front of the engine: what it forwards, what it decides, and that its workers decide alike.
+//! The checks of the gateway in front of the engine: what it forwards, how it decides, and whether its workers agree.
 //!
 //! ```text
 //!   one body ──▶ engine                  prompt, answer and counts must be the same
@@ -16,27 +16,28 @@ use crate::client::REPORT_HEADER;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// The answers through the gateway.
+/// The observations at the gateway.
 pub(super) struct Gateway {
-    /// The same body, sent to the engine and through the gateway.
+    /// The responses to one body: of the engine, and through the gateway.
     pair: [Result<(Usage, Value), String>; 2],
     stream: Answer,
-    /// The same documents, first in one order, then in another.
+    /// Decisions about the same documents: the first in one order, the others in another.
     decisions: Vec<Decision>,
-    /// One prompt with two salts of the client's through the gateway, then without any to the engine.
+    /// Counts of one prompt: through the gateway with two `cache_salt`s, then to the engine without one. `None` if the
+    /// engine ignores salts.
     salted: Option<Result<[Usage; 3], String>>,
 }
 
-/// The gateway's report of a request with documents, and the engine's counts.
+/// The gateway's report of its decision, and the engine's token counts.
 #[derive(Clone, Debug)]
 pub(super) struct Decision {
-    /// The report header; `None` if there was no response, or none with the header.
+    /// The value of the report header; `None` if there was no response or no such header.
     report: Option<String>,
     usage: Result<Usage, String>,
 }
 
 impl Gateway {
-    /// Returns whether the engine's cached tokens do not pass the gateway.
+    /// Returns whether the engine reports cached tokens, but not through the gateway.
     fn loses_counts(&self) -> bool {
         let [direct, through] = (self.pair.each_ref())
             .map(|answer| (answer.as_ref()).is_ok_and(|(usage, _)| usage.cached.is_some()));
@@ -45,7 +46,7 @@ impl Gateway {
 }
 
 impl Decision {
-    /// Returns the value of a field of the report.
+    /// Returns the number in a field of the report, such as `matched`.
     fn field(&self, name: &str) -> Option<u64> {
         let mut fields = self.report.as_deref()?.split("; ");
         let value = fields.find_map(|field| field.strip_prefix(name)?.strip_prefix('='))?;
@@ -57,8 +58,7 @@ impl Decision {
     }
 }
 
-/// Sends a chat about the documents, in the order of `ranks`, through the gateway at `root`. Returns the gateway's
-/// report and the engine's counts.
+/// Sends a chat about the documents, in the order of `ranks`, through the gateway at `root`.
 pub(super) fn decide(
     engine: &Engine<'_>,
     root: &str,
@@ -76,7 +76,7 @@ pub(super) fn decide(
     }
 }
 
-/// Asks the engine and the gateway; `is_salted`: the engine keeps salts apart on the chat route.
+/// Sends all requests of the gateway's checks. `is_salted`: the engine honours `cache_salt` on the chat route.
 pub(super) fn ask(
     engine: &Engine<'_>,
     root: &str,
@@ -92,11 +92,11 @@ pub(super) fn ask(
     body["logprobs"] = true.into();
     body["tools"] = json!([{"type": "function", "function": {"name": "ask_tide", "description": words.text(32),
         "parameters": {"type": "object", "properties": {}}}}]);
-    // Engines may have tools and log-probabilities switched off.
+    // The engine may not allow tools or log-probabilities.
     if post(engine.root, &body).is_err() {
         body = plain.clone();
     }
-    // Once more: engines may have no field where nothing was cached.
+    // The body is sent again, since some engines omit the count if nothing was cached.
     let pair = [post(engine.root, &body), post(root, &body)];
     let mut streaming = plain;
     streaming["stream"] = true.into();
@@ -104,7 +104,7 @@ pub(super) fn ask(
     let stream = client.post(&CHAT.url(root), &streaming);
     let decide = |ranks, connection| decide(engine, root, documents, ranks, connection);
     let mut decisions = vec![decide(FIRST, Connection::Kept)];
-    // Workers tell each other within a tick, 100 ms.
+    // Workers exchange updates within a tick, 100 ms.
     std::thread::sleep(SETTLE);
     decisions.push(decide(AGAIN, Connection::Kept));
     decisions.extend((0..3).map(|_| decide(AGAIN, Connection::Fresh)));
@@ -121,7 +121,7 @@ pub(super) fn ask(
     }
 }
 
-/// Checks that the gateway answers.
+/// Checks that the gateway responds.
 pub(super) fn reachable(answer: &Answer) -> Finding {
     match answer {
         Ok(reply) => Finding::ok(format!("GET /v1/models: {}", reply.status)),
@@ -132,7 +132,7 @@ pub(super) fn reachable(answer: &Answer) -> Finding {
     }
 }
 
-/// Checks that body and answer pass the gateway whole.
+/// Checks that the gateway forwards body and answer unchanged.
 pub(super) fn forwards(gateway: &Gateway) -> Finding {
     let ((direct, answer), (through, passed)) = match &gateway.pair {
         [Ok(direct), Ok(through)] => (direct, through),
@@ -178,7 +178,7 @@ pub(super) fn forwards(gateway: &Gateway) -> Finding {
     }
 }
 
-/// Checks that a stream passes the gateway, with its counts.
+/// Checks that the gateway forwards a stream to its end, with the token counts.
 pub(super) fn streams(gateway: &Gateway, is_reported: bool) -> Finding {
     let reply: &Reply = match &gateway.stream {
         Ok(reply) => reply,
@@ -203,7 +203,7 @@ pub(super) fn streams(gateway: &Gateway, is_reported: bool) -> Finding {
     Finding::ok(detail)
 }
 
-/// Checks that a decision sees the documents of an earlier one, and that the engine then finds them cached.
+/// Checks that a decision knows the documents of an earlier one, and that the engine then finds them cached.
 pub(super) fn orders(gateway: &Gateway, is_reported: bool) -> Finding {
     let second = &gateway.decisions[1];
     let usage = match &second.usage {
@@ -238,7 +238,7 @@ pub(super) fn orders(gateway: &Gateway, is_reported: bool) -> Finding {
     }
 }
 
-/// Checks that all workers see the documents that one of them sent.
+/// Checks that all workers know the documents that one of them sent.
 pub(super) fn agree(gateway: &Gateway) -> Finding {
     let matched: Vec<u64> = gateway.decisions[1..]
         .iter()
@@ -253,7 +253,7 @@ pub(super) fn agree(gateway: &Gateway) -> Finding {
     }
 }
 
-/// Checks that a salt reaches the engine, and says whose.
+/// Checks that a salt reaches the engine, and reports whether it is the client's or the gateway's.
 pub(super) fn salts(gateway: &Gateway) -> Finding {
     let [_, other, bare] = match &gateway.salted {
         Some(Ok(answers)) => answers,

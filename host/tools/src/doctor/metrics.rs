@@ -1,18 +1,18 @@
-//! Prometheus metrics of an engine or a gateway, and the check of the gateway's counters.
+//! Reads Prometheus metrics of an engine or a gateway, and checks the gateway's counters.
 
 use super::client::{Client, served};
 use super::finding::Finding;
 
-/// The samples of one scrape.
+/// The text of one scrape.
 #[derive(Debug, Default)]
 pub(super) struct Metrics {
     text: String,
-    /// The error of a scrape that failed.
+    /// Why there is no scrape; `None` if there is one.
     missing: Option<String>,
 }
 
 impl Metrics {
-    /// Asks the first of these addresses that answers.
+    /// Scrapes the first of `urls` that responds with 200.
     pub(super) fn scrape(client: &Client, urls: &[String]) -> Self {
         let mut missing = "no address was given".to_owned();
         for url in urls {
@@ -32,7 +32,7 @@ impl Metrics {
         }
     }
 
-    /// Returns names, labels and values. Prefixes that proxies put before our names are removed.
+    /// Returns name, labels and value of each sample. Cuts off prefixes before `foreword_`, which proxies add.
     fn samples(&self) -> impl Iterator<Item = (&str, &str, f64)> {
         let lines = self.text.lines().filter(|line| !line.starts_with('#'));
         lines.filter_map(|line| {
@@ -43,7 +43,7 @@ impl Metrics {
         })
     }
 
-    /// Returns the value of a label of the first sample with this name.
+    /// Returns the value of a label of the first sample called `name`; `None` if there is none.
     pub(super) fn label(&self, name: &str, label: &str) -> Option<&str> {
         let (_, labels, _) = self.samples().find(|sample| sample.0 == name)?;
         let mut pairs = labels.split(',').filter_map(|pair| pair.split_once('='));
@@ -51,14 +51,14 @@ impl Metrics {
         Some(value.trim_matches('"'))
     }
 
-    /// Returns the sum of all samples of this name; `None` if there is none.
+    /// Returns the sum of all samples called `name`; `None` if there is none.
     fn sum(&self, name: &str) -> Option<f64> {
         let mut values = self.samples().filter(|sample| sample.0 == name).peekable();
         values.peek()?;
         Some(values.map(|sample| sample.2).sum())
     }
 
-    /// Returns how many decisions matched nothing, and how many there were.
+    /// Returns the number of decisions without a match, and of all decisions; `None` if the metric is missing.
     fn decisions(&self) -> Option<(f64, f64)> {
         let all = self.sum("foreword_matched_percent_count")?;
         let buckets =
@@ -68,7 +68,7 @@ impl Metrics {
             Some((bound.split('"').next()?.parse::<f64>().ok()?, count))
         });
         let buckets: Vec<(f64, f64)> = buckets.collect();
-        // The lowest bucket holds what matched nothing: its bound is 1 in the shipped configurations, else 0.5.
+        // The lowest bucket counts decisions without a match: its bound is 1 in the shipped configurations, else 0.5.
         let lowest = buckets
             .iter()
             .map(|bucket| bucket.0)
@@ -78,7 +78,7 @@ impl Metrics {
     }
 }
 
-/// Checks the gateway's counters: decisions that saw nothing resident, corrections, lost updates.
+/// Checks the gateway's counters: decisions without resident documents, corrections, lost updates.
 pub(super) fn decisions(metrics: &Metrics) -> Finding {
     if let Some(came) = &metrics.missing {
         return Finding::skipped(came, SCRAPE);
@@ -110,7 +110,7 @@ pub(super) fn decisions(metrics: &Metrics) -> Finding {
     }
 }
 
-/// Counters that stay 0 where workers, gateways and feeds agree.
+/// Counters that must be 0, each with the remedy if it is not.
 const LOST: [(&str, &str); 4] = [
     (
         "foreword_feed_key_mismatches_total",
@@ -130,10 +130,10 @@ const LOST: [(&str, &str); 4] = [
     ),
 ];
 const SCRAPE: &str = "--gateway-metrics URL: Envoy's http://HOST:9901/stats/prometheus, or /metrics of foreword ext-proc";
-/// The remedy of belief that outlives the cache.
+/// The remedy if the gateway believes documents resident that were evicted.
 pub(super) const FEED: &str = "\"engines\": [{\"name\": \"a\", \"feed\": {\"cluster\": \"a-feed\"}}], from foreword serve's internal \
                                listener or foreword kv-bridge beside vLLM";
-/// Decisions from which on a share means something.
+/// Fewest requests or decisions for which a share is judged.
 const ENOUGH: f64 = 20.0;
 const MAX_BLIND: f64 = 0.5;
 const MAX_CORRECTED: f64 = 0.05;

@@ -1,4 +1,4 @@
-//! `foreword doctor`: examines a running engine, and the gateway in front of it, and reports what keeps prefixes from being reused.
+//! `foreword doctor`: examines a running engine and its gateway, and reports what prevents reuse of prefixes.
 //!
 //! ```text
 //!   /v1/models ─▶ survey: each API twice ─▶ salts ─▶ events ─▶ rendering, tools ─▶ gateway ─▶ --allow-reset: residency
@@ -8,9 +8,9 @@
 //!                                   checks: functions from observations to a finding each
 //! ```
 //!
-//! A few requests answer several questions: the prompt that shows whether anything is cached is the one whose beginnings show the
-//! least reusable length, and which is sent again with salts. Prompts are random words, so nothing of them is cached before. The
-//! engine is believed in what it counts; what it announces and what a gateway believes are compared with that.
+//! Some requests serve several checks: the prompt that shows whether anything is cached is sent again with salts, and
+//! its beginnings show the shortest reusable length. Prompts are random words, so none of them is cached before. The
+//! engine's token counts are taken as true; its events and the gateway's reports are compared with them.
 
 mod api;
 mod client;
@@ -89,10 +89,10 @@ pub struct Options {
     json: bool,
 }
 
-/// Examines, and prints what was found.
+/// Examines the engine and the gateway, and prints the findings.
 ///
 /// # Errors
-/// Returns an error if the engine does not answer, or the output cannot be written.
+/// Returns an error if the engine does not respond, or the output cannot be written.
 pub fn run(options: &Options) -> Result<Examination> {
     let examination = examine(options)?;
     let to_json = || json!(examination).to_string();
@@ -141,7 +141,7 @@ fn examine(options: &Options) -> Result<Examination> {
         .iter()
         .zip(salted.collect::<Vec<_>>())
         .collect();
-    // Where no prompt is reused, its length does not matter.
+    // Without any reuse, the prompt's length does not matter.
     let reusing = survey.reusing().map(|(route, _)| route);
     let length = reusing.map_or(400, |route| route.text.split(' ').count() as u64);
     let served = survey.routes.iter().find(|route| route.pair.is_ok());
@@ -175,7 +175,7 @@ fn examine(options: &Options) -> Result<Examination> {
         findings.push(salts::honoured(route, salted.as_ref(), &kept).named(check));
     }
     let arriving = events::arrive(&observed, status);
-    // A source that said nothing before says nothing of a cleared cache either.
+    // If no events arrived before, their absence after a clear means nothing.
     let source = Some(&source).filter(|_| arriving.status == Status::Ok);
     findings.extend([
         rendering::template_date(&renderings, SystemTime::now()).named("template-date"),
@@ -221,7 +221,7 @@ fn examine(options: &Options) -> Result<Examination> {
     })
 }
 
-/// Returns the model to ask, and the tokens that its prompts may have.
+/// Returns the model to examine, and the most tokens of its prompts if the engine states them.
 fn model(client: &Client, root: &str, wanted: Option<&str>) -> Result<(String, Option<u64>)> {
     let url = format!("{root}/v1/models");
     let answer = client.get(&url);
@@ -248,7 +248,7 @@ fn model(client: &Client, root: &str, wanted: Option<&str>) -> Result<(String, O
     Ok((name.to_owned(), max_tokens))
 }
 
-/// Returns the URL of a `foreword serve`'s internal listener, by its default.
+/// Returns the default URL of the internal listener of a `foreword serve` at `root`; `None` if `root` has no port.
 fn a_thousand_above(root: &str) -> Option<String> {
     let (start, port) = root.rsplit_once(':')?;
     let port: u16 = port.parse().ok()?;

@@ -1,19 +1,19 @@
-//! Prompts that no cache has seen.
+//! Prompts that no cache can contain yet.
 
 use foreword_ordering::random::Random;
 use serde_json::{Value, json};
 use std::hash::{BuildHasher, RandomState};
 
-/// Makes texts of random words. They have no digit and no colon, so a date or a clock in a rendered prompt is the template's.
+/// Generates texts of random words without digits and colons, so dates and times in a prompt are the template's.
 pub(super) struct Words(Random);
 
 impl Words {
-    /// Returns a generator with a new random seed, so that its texts differ from those of every other run.
+    /// Returns a generator with a random seed, so that its texts differ from those of all other runs.
     pub(super) fn new() -> Self {
         Self(Random::new(RandomState::new().hash_one(())))
     }
 
-    /// Returns a text of so many words. Two texts share their first eight words once in 2^40 times.
+    /// Returns a text of `words` words. Two texts begin with the same eight words by chance once in 2^40.
     pub(super) fn text(&mut self, words: u64) -> String {
         let word = |_| WORDS[self.0.below(WORDS.len() as u64) as usize];
         (0..words).map(word).collect::<Vec<_>>().join(" ")
@@ -37,7 +37,7 @@ impl Documents {
         }
     }
 
-    /// Returns a chat about the documents, in this order, the best first.
+    /// Returns a chat about the documents in the order of `ranks`, best first.
     pub(super) fn chat(&self, model: &str, ranks: [usize; 4]) -> Value {
         let document = |rank: usize| {
             format!(
@@ -51,11 +51,11 @@ impl Documents {
     }
 }
 
-/// Ranks as the retriever may give them, and others with the same best document, which keeps its place.
+/// Two orders of the documents with the same best one, which keeps its place.
 pub(super) const FIRST: [usize; 4] = [0, 1, 2, 3];
 pub(super) const AGAIN: [usize; 4] = [0, 3, 2, 1];
 
-/// Short, common words: about a token each in most vocabularies.
+/// Short, common words, about one token each in most vocabularies.
 const WORDS: [&str; 32] = [
     "apple", "bread", "chair", "door", "earth", "field", "glass", "house", "iron", "jacket",
     "king", "lake", "moon", "north", "ocean", "paper", "queen", "river", "stone", "table", "under",

@@ -1,7 +1,7 @@
-//! The checks of the chat template: it writes no date and no clock, and equal tools alike.
+//! The checks of the chat template: whether it writes a date or a time, and whether it renders equal tools alike.
 //!
-//! `/tokenize` renders the same chat before and after the other probes, and `/detokenize` returns its text. The chat's own
-//! words have no digit and no colon.
+//! `/tokenize` renders the same chat before and after other requests, and `/detokenize` returns its text. The chat
+//! itself has no digits and no colons.
 
 use super::api::{CHAT, Usage};
 use super::client::served;
@@ -15,23 +15,23 @@ use std::time::{Duration, SystemTime};
 #[derive(Clone, Debug)]
 pub(super) struct Rendered {
     pub(super) tokens: Vec<u64>,
-    /// `None`: the engine does not detokenize.
+    /// The prompt's text; `None` if `/detokenize` returns none.
     text: Option<String>,
 }
 
 /// One body rendered twice, or the error of a request.
 pub(super) type Renderings = Result<[Rendered; 2], String>;
 
-/// One chat with tools: rendered twice, and sent twice where the chat API reports reuse.
+/// A chat with tools: rendered twice, and sent twice if the chat API reports cached tokens.
 pub(super) struct Tools {
     rendered: Renderings,
     asked: Option<[Usage; 2]>,
 }
 
-/// Renders a body of chat or completions.
+/// Renders a request body with `/tokenize` and `/detokenize`.
 ///
 /// # Errors
-/// Returns the error of a request that got no tokens.
+/// Returns a message if `/tokenize` returns no tokens.
 pub(super) fn render(engine: &Engine<'_>, body: &Value) -> Result<Rendered, String> {
     let post = |path: &str, body: &Value| {
         let answer = engine.client.post(&format!("{}{path}", engine.root), body);
@@ -59,7 +59,7 @@ pub(super) fn render(engine: &Engine<'_>, body: &Value) -> Result<Rendered, Stri
     Ok(Rendered { tokens, text })
 }
 
-/// Renders and sends a chat with tools; `is_reported`: the chat API reports reuse.
+/// Renders a chat with tools twice, and sends it twice if `is_reported`: the chat API reports cached tokens.
 pub(super) fn ask_tools(engine: &Engine<'_>, words: &mut Words, is_reported: bool) -> Tools {
     let mut body = CHAT.body(engine.model, &words.text(16));
     body["tools"] = Value::from_iter(TOOLS.map(|name| {
@@ -74,7 +74,7 @@ pub(super) fn ask_tools(engine: &Engine<'_>, words: &mut Words, is_reported: boo
     }
 }
 
-/// Checks that the template writes nothing that changes.
+/// Checks that the template renders a chat the same twice and without today's date.
 pub(super) fn template_date(renderings: &Renderings, now: SystemTime) -> Finding {
     let [first, second] = match renderings {
         Ok(renderings) => renderings,
@@ -104,7 +104,7 @@ pub(super) fn template_date(renderings: &Renderings, now: SystemTime) -> Finding
     }
 }
 
-/// Checks that equal tools make equal prompts. `least` is the shortest prompt that is reused, in tokens.
+/// Checks that equal tools give equal prompts. `least` is the length of the shortest prompt that is reused, in tokens.
 pub(super) fn tool_order(tools: &Tools, least: Option<u64>) -> Finding {
     let remedy =
         "render tools in the order of the request, from a list and not from a map or a set";
@@ -135,7 +135,7 @@ pub(super) fn tool_order(tools: &Tools, least: Option<u64>) -> Finding {
 }
 
 impl Tools {
-    /// Returns in which order the template writes the tools, as an addition to a finding.
+    /// Returns the end of a finding: in which order the template writes the tools; empty if unknown.
     fn order(&self) -> &'static str {
         let rendered = self.rendered.as_ref().ok();
         let Some(text) = rendered.and_then(|[first, _]| first.text.as_ref()) else {
@@ -150,7 +150,7 @@ impl Tools {
     }
 }
 
-/// Returns the words of `text` that say today's date, or yesterday's or tomorrow's: day, month and year, in any order and form.
+/// Returns the date of today, yesterday or tomorrow found in `text`, in any order and form of day, month and year.
 fn today(text: &str, now: SystemTime) -> Option<String> {
     let words = text.split(|character: char| !character.is_ascii_alphanumeric());
     let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
@@ -174,7 +174,7 @@ fn today(text: &str, now: SystemTime) -> Option<String> {
     })
 }
 
-/// Returns a part of a date as a number without zeros before it: `November` is 11, `25th` is 25.
+/// Returns a part of a date as a number without leading zeros: 11 for `November`, 25 for `25th`.
 fn plain(word: &str) -> String {
     let starts = |name: &&str| {
         word.get(..3)
@@ -189,7 +189,7 @@ fn plain(word: &str) -> String {
     }
 }
 
-/// Names in an order that no sorting yields.
+/// Names in an order that sorting does not produce.
 const TOOLS: [&str; 5] = [
     "mend_roof",
     "ask_tide",

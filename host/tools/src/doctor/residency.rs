@@ -1,5 +1,4 @@
-//! The check that a cleared cache is noticed: the engine's cache is emptied (`--allow-reset`), and then events and the gateway's
-//! next decision are read.
+//! Checks that a cleared cache is noticed: clears it (`--allow-reset`), then reads events and the next decision.
 
 use super::api::Usage;
 use super::client::{Connection, served};
@@ -12,23 +11,23 @@ use super::survey::{Engine, Route};
 use serde_json::Value;
 use std::time::Duration;
 
-/// The result of emptying the cache.
+/// The result of clearing the cache.
 pub(super) enum Cleared {
     NotAllowed,
-    /// Every route refused.
+    /// No route cleared it: the error of the last one.
     Refused(String),
     Done {
-        /// The prompt that was cached before.
+        /// Counts of a prompt that was cached before, sent again; `None` if there was none.
         after: Option<Usage>,
-        /// Whether the events say that something was removed; `None`: they do not arrive.
+        /// Whether events report a removal; `None` if events do not arrive.
         is_announced: Option<bool>,
-        /// The gateway's decision about documents that were cached before.
+        /// The gateway's decision about documents that were cached before; `None` without a gateway.
         decision: Option<Decision>,
     },
 }
 
-/// Empties the engine's cache at one of `roots`, and asks again for what it held: the prompt of `route`, the documents that the
-/// gateway ordered.
+/// Clears the engine's cache at the first of `roots` that allows it. Then sends again what was cached: the prompt of
+/// `route`, and the documents that the gateway ordered.
 pub(super) fn clear(
     engine: &Engine<'_>,
     roots: &[String],
@@ -50,10 +49,10 @@ pub(super) fn clear(
     if !is_done {
         return Cleared::Refused(came);
     }
-    // vLLM publishes what happened with its next step.
+    // vLLM publishes events with its next step.
     let after = route.and_then(|route| engine.ask(route.api, &route.text).ok());
     let is_announced = before.and_then(|(source, before)| source.has_removed(client, &before));
-    // The gateway's feed has the same news, at the latest with its next poll.
+    // The gateway's feed has the same events by its next poll.
     std::thread::sleep(SETTLE);
     let decide = |(root, documents): (&str, &Documents)| {
         gateway::decide(engine, root, documents, AGAIN, Connection::Kept)
@@ -65,7 +64,7 @@ pub(super) fn clear(
     }
 }
 
-/// Checks that no cleared prefix is still believed resident.
+/// Checks that neither the events nor the gateway's decision contradict that the cache was cleared.
 pub(super) fn believed(cleared: &Cleared) -> Finding {
     let (after, is_announced, decision) = match cleared {
         Cleared::NotAllowed => return Finding::skipped("the cache was not emptied", ALLOW),

@@ -1,16 +1,16 @@
-//! The check that each route keeps prompts with different `cache_salt`s apart.
+//! The check that each route separates prompts with different `cache_salt`s.
 //!
-//! The surveyed prompt, which is cached without a salt, is sent again with salt a, with b, and with a. An engine that honours the
-//! field finds it for the third of these alone; one whose request model lacks it finds it every time.
+//! The surveyed prompt, which is cached without a salt, is sent again with salt a, with b, and with a. An engine that
+//! honours the field finds it cached only the third time; one that ignores the field, every time.
 
 use super::api::Usage;
 use super::finding::Finding;
 use super::survey::{Engine, Route};
 
-/// The counts of the three requests, or the error of one that was refused.
+/// Token counts of the three requests, or the error of one of them.
 pub(super) type Salted = Result<[Usage; 3], String>;
 
-/// Asks a route; `None` if it reports no reuse, which a salt could end.
+/// Sends the three requests; `None` if the route reports no cached tokens.
 pub(super) fn ask(engine: &Engine<'_>, route: &Route) -> Option<Salted> {
     route.warm()?;
     let ask = |salt| {
@@ -21,7 +21,7 @@ pub(super) fn ask(engine: &Engine<'_>, route: &Route) -> Option<Salted> {
     Some(all())
 }
 
-/// Checks that a route honours salts. `kept` are the paths of the routes that do.
+/// Checks that a route honours salts. `kept` are the paths of the routes that do, for the remedy.
 pub(super) fn honoured(route: &Route, salted: Option<&Salted>, kept: &[&str]) -> Finding {
     let path = route.api.path;
     let (warm, [a, b, again]) = match (route.warm(), salted) {
@@ -55,7 +55,7 @@ pub(super) fn honoured(route: &Route, salted: Option<&Salted>, kept: &[&str]) ->
     }
 }
 
-/// Returns the line that has the gateway salt only the routes that keep salts.
+/// Returns the configuration by which the gateway salts only the routes `kept`.
 fn remedy(kept: &[&str]) -> String {
     format!(
         "\"engines\": [{{\"name\": \"engine\", \"salts\": {kept:?}}}]: the gateway then refuses tenants' requests elsewhere; vLLM \

@@ -1,5 +1,5 @@
-//! The survey: a new prompt twice on each API, then shorter beginnings of it. Three checks read it: `caching`,
-//! `cached-tokens/<api>` and `least-reusable`.
+//! The survey: a new prompt twice on each API, then its beginnings. The checks `caching`, `cached-tokens/<api>` and
+//! `least-reusable` use the answers.
 //!
 //! ```text
 //!   no API caches 400 tokens ─▶ 2,300 ─▶ 9,200 on one API (hybrid models share blocks of up to 8,320) ─▶ off
@@ -12,29 +12,29 @@ use super::finding::{Finding, Status};
 use super::metrics::Metrics;
 use super::prompt::Words;
 
-/// The answers of all APIs.
+/// The token counts of all APIs.
 #[derive(Debug, Default)]
 pub(super) struct Survey {
     pub(super) routes: Vec<Route>,
-    /// Beginnings of the prompt that was sent whole, the shortest first.
+    /// Token counts of the prompt's beginnings, the shortest first.
     beginnings: Vec<Usage>,
 }
 
-/// One API's answers.
+/// The token counts of one API.
 #[derive(Debug)]
 pub(super) struct Route {
     pub(super) api: &'static Api,
     pub(super) text: String,
-    /// Counts of the same prompt for the first and the second time, or the error of the request.
+    /// Counts of the same prompt sent twice, or the error of a request.
     pub(super) pair: Result<[Usage; 2], String>,
 }
 
-/// The engine that is examined.
+/// The engine to examine.
 pub(super) struct Engine<'a> {
     pub(super) client: &'a Client,
     pub(super) root: &'a str,
     pub(super) model: &'a str,
-    /// Most tokens of a prompt, where the engine says it.
+    /// Most tokens of a prompt; `None` if the engine does not state them.
     pub(super) max_tokens: Option<u64>,
 }
 
@@ -51,14 +51,13 @@ impl Route {
         Self { api, text, pair }
     }
 
-    /// Returns the second answer's report if it found cached tokens.
+    /// Returns the second request's counts if at least half of the prompt was cached.
     pub(super) fn warm(&self) -> Option<&Usage> {
         let [_, warm] = self.pair.as_ref().ok()?;
         Some(warm).filter(|warm| warm.is_warm())
     }
 
-    /// Returns the prompt's tokens per word of `text`, as the engine counts them; `None` if it reported no count or
-    /// refused the request.
+    /// Returns the prompt's tokens per word of `text`; `None` if the request failed or reported no tokens.
     fn tokens_per_word(&self) -> Option<f64> {
         let [first, _] = self.pair.as_ref().ok()?;
         let words = self.text.split(' ').count();
@@ -113,7 +112,7 @@ impl Survey {
         lengths.filter_map(ask).collect()
     }
 
-    /// Returns a route that found its second prompt cached.
+    /// Returns the first route whose second request found the prompt cached, with that request's counts.
     pub(super) fn reusing(&self) -> Option<(&Route, &Usage)> {
         (self.routes.iter()).find_map(|route| Some((route, route.warm()?)))
     }
@@ -122,13 +121,13 @@ impl Survey {
         (self.routes.iter()).find(|route| route.api.name == api.name)
     }
 
-    /// Returns the tokens of the shortest prompt that was reused in part.
+    /// Returns the tokens of the shortest prompt of which any were cached; `None` if there is none.
     pub(super) fn least(&self) -> Option<u64> {
         let reused = self.counted().filter(|usage| usage.cached_or_zero() > 0);
         reused.map(|usage| usage.prompt).min()
     }
 
-    /// Returns what all counts of cached tokens are multiples of.
+    /// Returns the greatest common divisor of all counts of cached tokens.
     fn step(&self) -> u64 {
         self.counted()
             .fold(0, |step, usage| common(step, usage.cached_or_zero()))
@@ -141,7 +140,7 @@ impl Survey {
     }
 }
 
-/// Checks that a prompt is found cached the second time.
+/// Checks that a prompt is cached the second time.
 pub(super) fn caching(survey: &Survey, metrics: &Metrics) -> Finding {
     if let Some((route, warm)) = survey.reusing() {
         let (name, cached) = (route.api.name, warm.of_prompt());
@@ -219,18 +218,18 @@ fn common(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { common(b, a % b) }
 }
 
-/// Returns the words of a prompt of `tokens` tokens.
+/// Returns the number of words for a prompt of `tokens` tokens.
 fn count(tokens: u64, per_word: f64) -> u64 {
     (tokens as f64 / per_word).ceil() as u64
 }
 
-/// Tokens of a word, before the engine has counted some.
+/// Tokens per word, until the engine has counted some.
 const WORD_TOKENS: f64 = 1.5;
-/// Tokens of the prompt that is sent twice.
+/// Tokens of the prompt that is sent twice; longer ones are tried if the shorter is not reused.
 const LENGTHS: [u64; 3] = [400, 2_300, 9_200];
-/// Tokens of its shortest beginning.
+/// Tokens of the shortest beginning.
 const LEAST: u64 = 24;
-/// Longest least reusable length that is usual: two blocks of 128 tokens, as vLLM has on CPUs.
+/// Longest least reusable length that is not a warning: two blocks of 128 tokens, as vLLM has on CPUs, and some more.
 const MAX_LEAST: u64 = 288;
 
 const SERVED: &str = "name the engine itself, and with --model a model that it serves: foreword doctor http://HOST:8000 --model NAME";

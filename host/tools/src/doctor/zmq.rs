@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::time::timeout;
 
-/// A subscription, read on a thread of its own until it is dropped.
+/// A subscription, which a thread reads until it is dropped.
 pub(super) struct Subscription {
     seen: Arc<Mutex<Seen>>,
     stop: Arc<AtomicBool>,
@@ -21,15 +21,15 @@ pub(super) struct Subscription {
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     is_connected: bool,
-    /// The latest events about stored blocks, oldest first.
+    /// The last events about stored blocks, oldest first, at most [`MAX_STORED`].
     pub(super) stored: Vec<Stored>,
-    /// Number of events about removed blocks and cleared caches.
+    /// Number of events about removed blocks and cleared caches so far.
     pub(super) removals: u64,
     pub(super) error: Option<String>,
 }
 
 impl Subscription {
-    /// Subscribes, and waits until the engine has taken the subscription.
+    /// Subscribes, and waits until the engine should have received the subscription.
     pub(super) fn start(address: &str) -> Self {
         let seen = Arc::new(Mutex::new(Seen::default()));
         let stop = Arc::new(AtomicBool::new(false));
@@ -54,12 +54,12 @@ impl Subscription {
         subscription
     }
 
-    /// Returns the result of `look` at the events received so far.
+    /// Calls `look` with the events received so far.
     pub(super) fn seen<T>(&self, look: impl FnOnce(&mut Seen) -> T) -> T {
         look(&mut self.seen.lock())
     }
 
-    /// Waits a while for a condition, and returns whether it holds. An error ends the wait.
+    /// Waits up to [`PATIENCE`] until `condition` is true, and returns whether it is. An error ends the wait.
     pub(super) fn wait(&self, condition: impl Fn(&Seen) -> bool) -> bool {
         let start = Instant::now();
         loop {
@@ -76,7 +76,7 @@ impl Drop for Subscription {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // Its error is in `seen`.
+            // An error of the thread is in `seen`.
             let _ = thread.join();
         }
     }
@@ -87,7 +87,7 @@ async fn follow(address: &str, seen: &Mutex<Seen>, stop: &AtomicBool) -> anyhow:
     engine.subscribe(b"").await?;
     seen.lock().is_connected = true;
     while !stop.load(Ordering::Relaxed) {
-        // Nothing is lost when this wait ends.
+        // `receive` is cancel-safe.
         let Ok(received) = timeout(TICK, engine.receive()).await else {
             continue;
         };
@@ -103,7 +103,7 @@ async fn follow(address: &str, seen: &Mutex<Seen>, stop: &AtomicBool) -> anyhow:
                 BlockEvent::Unknown => {}
             }
         }
-        // On a busy engine the latest are enough.
+        // On a busy engine the latest events are enough.
         let old = seen.stored.len().saturating_sub(MAX_STORED);
         seen.stored.drain(..old);
     }

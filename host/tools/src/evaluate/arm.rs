@@ -1,5 +1,5 @@
-//! The arms: the ways to ask the same question. An arm is the client's arrangement of the documents, and a
-//! configuration of the ordering core, which is the filter's own.
+//! The arms: the ways in which every question is asked. An arm is the client's arrangement of the documents, and a
+//! configuration of the ordering core.
 //!
 //! | arm | the client sends | the core orders by | order hint | earlier turns' documents |
 //! | --- | --- | --- | --- | --- |
@@ -19,8 +19,8 @@
 //! The prompt's head is the client's, except in the arms that stabilise it, and in `dedup+hint` if the configuration
 //! does. A changing head shows what stabilising gains: see [`head`](super::head).
 //!
-//! `dedup+hint` is what the filter does with the unchanged configuration. The core always replaces a document by words
-//! that contain its label, so `dedup`, the arm without hints, has only the label.
+//! `dedup+hint` is what the filter does with the gateway's configuration. The core always replaces a repeated document
+//! by words with its label, so `dedup`, the arm without hints, replaces it by the bare label.
 
 use super::data::{Document, Turn};
 use super::hint_place::{self, HintPlace};
@@ -36,15 +36,15 @@ use std::sync::Arc;
 pub(super) enum Arm {
     /// The retriever's order, the baseline of all comparisons.
     Retrieval,
-    /// Ordered for the prefix cache.
+    /// Ordered by the configured policy, without hints.
     Ordered,
-    /// Like `Ordered`, with a text that tells the model the retriever's order.
+    /// As `Ordered`, with the order hint, which tells the model the retriever's ranking.
     OrderedHint,
     /// Like `OrderedHint`, with the hint in another place than the gateway's.
     OrderedHintAt(HintPlace),
-    /// Ordered for the prefix cache with the best document in a given place; true adds the order hint.
+    /// As `Ordered`, with the best document in the given place; true adds the order hint.
     OrderedWith(Place, bool),
-    /// Ordered for the prefix cache; documents of earlier turns are not sent again.
+    /// As `Ordered`; documents of earlier turns are replaced by their labels.
     Dedup,
     /// Like `Dedup`, with order hints and location hints.
     DedupHint,
@@ -66,15 +66,15 @@ pub(super) enum Arm {
     StabilisedTools,
     /// Like `Stabilised`, with only the system text stabilised.
     StabilisedWords,
-    /// The retriever's order, sent through the gateway of this name, which orders.
+    /// The retriever's order, sent through the gateway of this name, whose filter orders.
     Gateway(&'static str),
 }
 
 impl Arm {
-    /// The arm of a gateway without a name.
+    /// The gateway for which `--gateway` gives no name.
     pub(super) const GATEWAY: Self = Self::Gateway("gateway");
 
-    /// All arms except those of gateways, with their names, in the order of tables.
+    /// All arms except gateways, with their names, in the order of tables.
     const NAMED: [(Self, &str); 27] = [
         (Self::Retrieval, "retrieval"),
         (Self::Ordered, "ordered"),
@@ -105,10 +105,10 @@ impl Arm {
         (Self::StabilisedWords, "stabilised:words"),
     ];
 
-    /// The arms of a position analysis.
+    /// The arms of `--positions`.
     pub(super) const POSITIONS: [Self; 3] = [Self::First, Self::Middle, Self::Last];
 
-    /// Returns all arms except those of named gateways, in the order of tables.
+    /// Returns all arms except gateways with names, in the order of tables.
     pub(super) fn all() -> impl Iterator<Item = Self> {
         let own = Self::NAMED.into_iter().map(|(arm, _)| arm);
         own.chain([Self::GATEWAY])
@@ -125,7 +125,7 @@ impl Arm {
             .map_or("", |(_, name)| name)
     }
 
-    /// Returns the arm of that name.
+    /// Returns the arm of that name; `None` if there is none.
     pub(super) fn by_name(name: &str) -> Option<Self> {
         Self::all().find(|arm| arm.name() == name)
     }
@@ -140,7 +140,7 @@ impl Arm {
         matches!(self, Self::Gateway(_))
     }
 
-    /// Returns the place of the order hint if it differs from the gateway's.
+    /// Returns the place of the order hint if it is not the gateway's.
     pub(super) fn hint_place(self) -> Option<HintPlace> {
         match self {
             Self::OrderedHintAt(place) | Self::DedupHintAt(place) => Some(place),
@@ -148,7 +148,7 @@ impl Arm {
         }
     }
 
-    /// Returns the arm that differs only in having the order hint in the gateway's place.
+    /// For an arm with the order hint in another place than the gateway's, returns the arm that has it there.
     pub(super) fn with_usual_hint(self) -> Option<Self> {
         match self {
             Self::OrderedHintAt(_) => Some(Self::OrderedHint),
@@ -157,7 +157,7 @@ impl Arm {
         }
     }
 
-    /// Returns the core's configuration for this arm, derived from the gateway's, `base`.
+    /// Returns the core's configuration for this arm; `base` is the gateway's, and `seed` is for the random order.
     pub(super) fn config(self, base: &RawConfig, seed: u64) -> Result<Config> {
         let failed = || format!("the configuration for the arm {}", self.name());
         let mut raw = base.clone();
@@ -197,7 +197,7 @@ impl Arm {
         Config::try_from(raw).with_context(failed)
     }
 
-    /// Returns the core's configuration of the head for this arm.
+    /// Returns the configuration of the head for this arm; `base` is the gateway's.
     fn head(self, base: &RawHead) -> RawHead {
         let mut head = base.clone();
         match self {

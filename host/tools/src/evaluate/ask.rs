@@ -10,14 +10,13 @@
 //!     └──────────────────────────────────────────────────┘
 //! ```
 //!
-//! Arms alternate, so that changing conditions, such as the machine's load, affect all of them. Each arm has its own
-//! orderer, which sees only the arm's requests, as a gateway's would. Chats begin in the plan's order whatever the
-//! number in flight, so without several turns a run's bodies do not depend on `concurrency`; later turns are ordered as
-//! they arrive.
+//! The arms of a case follow each other, so changing conditions, such as the machine's load, affect all arms. Each arm
+//! has its own orderer, which sees only the arm's requests, as a gateway's would. Chats begin in the plan's order, so
+//! bodies of single-turn cases do not depend on `concurrency`; later turns are ordered as they arrive.
 //!
-//! A resumed run first replays the recorded answers to the orderers, in the original order. So does scoring
-//! ([`Questions::forced`]): right answers are forced on the very prompts that were asked, after all were. A run that
-//! only scores uses the first right answers in place of the model's.
+//! A resumed run first orders the requests of recorded answers again, in the original order. So does scoring
+//! ([`Questions::forced`]), which forces right answers on the prompts that were sent. A run that only scores uses the
+//! first right answers in place of the model's.
 
 use super::arm::Arm;
 use super::choice::{self, ChosenBy};
@@ -44,7 +43,7 @@ pub(super) struct Questions<'a> {
     pub(super) client: &'a Client,
     /// The endpoint's chat route.
     pub(super) url: &'a str,
-    /// Names and chat routes of gateways, for their arms.
+    /// Names and chat routes of the gateways, for their arms.
     pub(super) gateways: &'a [(&'static str, String)],
     pub(super) seed: u64,
     pub(super) concurrency: usize,
@@ -55,7 +54,7 @@ pub(super) struct Questions<'a> {
 pub(super) struct RunOutcome {
     /// All answers, including those of earlier runs.
     pub(super) records: Vec<Record>,
-    /// Ids of the cases that the endpoint does not serve under some arm.
+    /// Ids of the cases that the endpoint refused or failed to serve under some arm.
     pub(super) left_out: FxHashSet<String>,
 }
 
@@ -67,11 +66,11 @@ struct Job {
 }
 
 impl Questions<'_> {
-    /// Asks the questions that `records` do not answer yet.
+    /// Asks the questions that have no answer in `records`.
     ///
     /// # Errors
-    /// Returns an error if the endpoint is unsuitable, or fails repeatedly, or if the journal cannot be written.
-    /// Earlier answers are in the journal.
+    /// Returns an error if the endpoint is unsuitable or fails repeatedly, or if the journal cannot be written. Answers
+    /// received before that are in the journal.
     pub(super) fn ask(
         &self,
         journal: &mut Journal,
@@ -104,10 +103,10 @@ impl Questions<'_> {
         }
     }
 
-    /// Returns the records of a run that sends no requests: the right answer counts as the model's.
+    /// Returns the records of a run that only scores: the first right answer of each turn counts as the model's.
     ///
     /// # Errors
-    /// Returns an error if a turn before another turn has no right answer.
+    /// Returns an error if a turn that is not its chat's last has no right answer.
     pub(super) fn unasked(&self) -> Result<Vec<Record>> {
         let mut records = Vec::new();
         for job in self.plan() {
@@ -133,8 +132,8 @@ impl Questions<'_> {
         Ok(records)
     }
 
-    /// Returns the requests that force the first right answer on each prompt, each with its record's index. Also adds
-    /// the core's report to records without a request.
+    /// Returns for each record with a right answer its index and the request that forces the first one on the record's
+    /// prompt. Also adds the core's report to records that were not asked.
     ///
     /// # Errors
     /// Returns an error if a record belongs to no question.
@@ -159,14 +158,14 @@ impl Questions<'_> {
         Ok(forced)
     }
 
-    /// Returns an arm's chat route.
+    /// Returns the chat route to which an arm's requests go.
     fn url_of(&self, arm: Arm) -> &str {
         let is_asked = |(name, _): &&(&'static str, String)| arm == Arm::Gateway(name);
         let gateway = self.gateways.iter().find(is_asked);
         gateway.map_or(self.url, |(_, url)| url)
     }
 
-    /// Returns the number of requests.
+    /// Returns the number of requests in the plan.
     pub(super) fn requests(&self) -> usize {
         let turns = self
             .plan()
@@ -175,7 +174,7 @@ impl Questions<'_> {
         turns.sum()
     }
 
-    /// Returns every case under every arm that applies to it.
+    /// Returns every case under every arm that applies to it, in the order of asking.
     fn plan(&self) -> Vec<Job> {
         let mut random = Random::new(self.seed);
         let mut plan = Vec::new();
@@ -202,7 +201,7 @@ impl Questions<'_> {
         }
     }
 
-    /// Asks a chat's unanswered turns. Its first request is built before any other chat begins.
+    /// Asks the unanswered turns of a chat. Builds its first request before any other chat begins.
     fn chat<'r, 's: 'r>(
         &self,
         job: Job,
@@ -253,7 +252,7 @@ impl Questions<'_> {
 }
 
 impl Record {
-    /// Records the core's report on the request.
+    /// Stores the core's report on the request.
     fn note(&mut self, report: Option<&Report>) {
         if let Some(report) = report {
             self.documents = report.documents;
@@ -264,16 +263,16 @@ impl Record {
     }
 }
 
-/// The chats in progress, and the orderers with their history.
+/// The chats in progress, and the arms' orderers.
 struct Chats<'a> {
     questions: &'a Questions<'a>,
     /// Indices of the cases, by their ids.
     places: FxHashMap<&'a str, usize>,
-    /// Orderers by arm.
+    /// The orderers, one for each arm, with the state after the requests so far.
     orderers: Vec<Orderer>,
     /// Number of requests ordered so far.
     at: u64,
-    /// Answers of every chat in progress.
+    /// The answers so far of every chat.
     answers: FxHashMap<Job, Vec<String>>,
 }
 
@@ -318,8 +317,7 @@ impl<'a> Chats<'a> {
         }
     }
 
-    /// Rebuilds the request of a recorded answer and orders it again, which brings its arm's orderer to the state after
-    /// it. Returns the chat (a case under an arm) and the request.
+    /// Orders a recorded answer's request again, to restore the orderer's state. Returns the chat and the request.
     ///
     /// # Errors
     /// Returns an error if no question or arm is the record's, or if the record is not its chat's next turn.
@@ -378,7 +376,7 @@ impl<'a> Chats<'a> {
 }
 
 impl Run<'_> {
-    /// Replays recorded answers to the orderers.
+    /// Orders the requests of recorded answers again, in their original order, and counts the answers.
     fn recall(&mut self, mut records: Vec<Record>) -> Result<()> {
         records.sort_by_key(|record| record.at);
         for record in records {
@@ -422,7 +420,7 @@ impl Run<'_> {
         self.bar.inc(1);
     }
 
-    /// Leaves the chat's case out, or ends the run.
+    /// Leaves the chat's case out of the results, or ends the run after too many failures.
     fn fail(&mut self, job: Job, fault: Fault) -> Result<()> {
         let (count, limit) = match &fault {
             Fault::Denied(_) => return Err(anyhow!(fault)),
@@ -451,7 +449,7 @@ fn micros(time: std::time::Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Consecutive refusals that end a run, since no request is served then.
+/// Most consecutive refusals. Then the run ends, since the endpoint seems to refuse every request.
 const MAX_REFUSED: u32 = 20;
-/// Consecutive failures, each after several attempts, that end a run, since the endpoint is unavailable.
+/// Most consecutive failures, each after several attempts. Then the run ends, since the endpoint seems to be down.
 const MAX_FAILED: u32 = 3;

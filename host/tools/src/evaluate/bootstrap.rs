@@ -15,25 +15,25 @@ pub(super) struct Interval {
     pub(super) high: f64,
 }
 
-/// The verdict on an arm's score, compared with retrieval order's.
+/// The verdict on the difference between an arm's score and that in retrieval order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// The whole interval is within [`MARGIN`] of 0.
+    /// Equal: the whole interval is within [`MARGIN`] of 0.
     Within,
     /// The whole interval is above 0.
     Better,
     /// The whole interval is below 0.
     Worse,
-    /// The interval allows no other verdict, or there are too few cases.
+    /// Unclear: the interval includes 0 and exceeds the margin, or there are too few cases.
     NotEnough,
-    /// No answer is right under either arm, so the order does not matter.
+    /// No answer is right under either arm, so nothing can be compared.
     NothingRight,
 }
 
 /// Number of draws per interval.
 pub(super) const RESAMPLES: usize = 10_000;
 
-/// Largest loss of a score, in points, that counts as equal.
+/// Largest difference of two scores, in points, that counts as equal.
 pub(super) const MARGIN: f64 = 1.0;
 
 /// Least number of cases for a verdict. With fewer, draws vary less than other questions would.
@@ -43,7 +43,7 @@ pub(super) const MIN_CASES: usize = 30;
 /// %), which the bootstrap cannot detect; for one point, `n` is 300.
 pub(super) const MIN_CASES_WITHIN: usize = 300;
 
-/// Returns the interval of `statistic`, which gets the indices of the drawn cases, with repetitions.
+/// Returns the interval of `statistic`, which gets the indices of the drawn cases, some of them several times.
 ///
 /// The same seed gives the same draws. Without cases, both ends are the statistic of no cases.
 pub(super) fn interval(

@@ -1,4 +1,4 @@
-//! Questions with choices: how they are asked, and which choice an answer makes.
+//! Questions with choices: how they are asked, and how the choice is read from the answer.
 //!
 //! ```text
 //!   What is a ferry?                  {"logprobs": true, "top_logprobs": 20, "max_tokens": 1}
@@ -25,7 +25,7 @@ pub(super) enum ChosenBy {
     Text,
 }
 
-/// Returns a turn's question with its choices, as text.
+/// Returns the question, followed by its choices with letters if it has any.
 pub(super) fn question(turn: &Turn) -> String {
     let mut text = turn.question.clone();
     if turn.choices.is_empty() {
@@ -48,7 +48,7 @@ pub(super) fn ask(body: &mut Map<String, Value>) {
     body.insert("top_logprobs".into(), RIVALS.into());
 }
 
-/// Returns the answer's choice: its letter, or the text if it has none.
+/// Returns the letter that the answer chooses, and how it was found. If there is none, returns the answer's text.
 pub(super) fn chosen(streamed: &Streamed, choices: usize) -> (String, ChosenBy) {
     let letters = (0..choices).filter_map(letter);
     let best = letters
@@ -68,7 +68,7 @@ pub(super) fn chosen(streamed: &Streamed, choices: usize) -> (String, ChosenBy) 
     }
 }
 
-/// Returns the letter at the beginning of a text; the text itself if there is none.
+/// Returns the letter at the beginning of a text; the whole text if it does not begin with one.
 fn named(text: &str, choices: usize) -> String {
     let answer = text
         .rsplit_once("</think>")
@@ -98,7 +98,7 @@ fn is_letter(token: &str, letter: char) -> bool {
         && characters.next().is_none()
 }
 
-/// Alternatives requested for the first token: OpenAI's limit.
+/// Number of alternatives requested for the first token: OpenAI's maximum.
 const RIVALS: u32 = 20;
 
 #[cfg(test)]

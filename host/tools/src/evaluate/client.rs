@@ -1,7 +1,8 @@
-//! Asks for a streamed answer or for the log-probabilities of a prompt, until there is one or further attempts are useless.
+//! Requests streamed answers and prompts' log-probabilities, with retries.
 //!
-//! Beyond [`verdict`]: 404, 405, a success other than 200 and an answer that is no stream mean an endpoint of the wrong kind,
-//! which ends the run. A refused request leaves its question out. Garbage is asked for again.
+//! In addition to [`verdict`]: after 404, 405, a success other than 200, or an answer that is no stream of events, the
+//! endpoint counts as unsuitable, which ends the run. A refused request leaves its question out. A malformed answer is
+//! requested again.
 
 use super::likelihood::{self, ScoredPrompt};
 use super::stream::{self, Broken, Streamed};
@@ -12,12 +13,12 @@ use crate::client::{
 use std::io::{BufReader, Read};
 use std::time::{Duration, Instant};
 
-/// A response of the endpoint, parsed as `T`.
+/// A response, parsed as `T`.
 #[derive(Debug)]
 pub(super) struct Answer<T> {
     pub(super) read: T,
     pub(super) total: Duration,
-    /// Whether it has a gateway's report header.
+    /// Whether the response has the header in which Foreword's filter reports.
     pub(super) is_reported: bool,
 }
 
@@ -28,7 +29,7 @@ impl Client {
     /// Sends `body` to `url`, and returns the streamed answer.
     ///
     /// # Errors
-    /// Returns a [`Fault`] if there is no answer.
+    /// Returns a [`Fault`] if there is no complete answer.
     pub(super) fn ask(&self, url: &str, body: &[u8]) -> Result<Answer<Streamed>, Fault> {
         self.answered(url, body, "text/event-stream", |body, sent| {
             stream::read(body, || sent.elapsed())
@@ -38,7 +39,7 @@ impl Client {
     /// Sends `body` to `url`, and returns the log-probabilities of its prompt.
     ///
     /// # Errors
-    /// Returns a [`Fault`] if the endpoint does not report them.
+    /// Returns a [`Fault`] if the response does not have them.
     pub(super) fn score(&self, url: &str, body: &[u8]) -> Result<Answer<ScoredPrompt>, Fault> {
         self.answered(url, body, "application/json", |body, _| {
             likelihood::read(body)
@@ -84,7 +85,7 @@ fn refused(url: &str, mut response: Response) -> Fault {
     let status = response.status().as_u16();
     let mut words = Vec::new();
     let body = response.body_mut().as_reader();
-    // A body that cannot be read is not shown.
+    // If the body cannot be read, the status alone is shown.
     let _ = body.take(MAX_SHOWN as u64).read_to_end(&mut words);
     let reason = format!("{url} answered {status}: {}", on_one_line(&words));
     match verdict(status) {

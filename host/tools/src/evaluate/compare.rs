@@ -1,4 +1,4 @@
-//! Computes figures from answers: for each arm alone, and compared with retrieval order.
+//! Computes the figures of each arm, and their differences from retrieval order.
 //!
 //! Only cases answered under every arm count, so that all arms cover the same questions. Position arms apply only to
 //! cases whose answer's document is known, and are compared with retrieval order over these. Arms with the order hint
@@ -16,11 +16,11 @@ use fxhash::FxHashMap;
 #[derive(Clone, Debug)]
 pub(super) struct Figure {
     pub(super) arm: Arm,
-    /// Number of questions and chats included.
+    /// Number of cases that were answered under every arm.
     pub(super) cases: usize,
     /// Number of the model's answers; 0 if right answers were only scored.
     pub(super) asked: usize,
-    /// Number of the model's answers that were compared with right ones.
+    /// Number of the model's answers for which right ones are known.
     pub(super) scored: usize,
     /// Exact match in percent.
     pub(super) exact_match: Estimate,

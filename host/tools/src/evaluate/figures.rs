@@ -22,11 +22,11 @@ pub(super) struct Figures {
     pub(super) concurrency: usize,
     /// Number of questions and chats asked.
     pub(super) cases: usize,
-    /// Number of these that some arm could not serve.
+    /// Number of cases that some arm could not serve.
     pub(super) left_out: usize,
     /// Number of the file's questions without an answer.
     pub(super) without_answers: usize,
-    /// Whether every arm had its own cache.
+    /// Whether a `cache_salt` gave every arm a cache of its own.
     pub(super) salted: bool,
     /// Figures by arm, in the order of tables.
     pub(super) arms: Vec<Figure>,

@@ -1,5 +1,5 @@
-//! A prompt's head that changes from request to request, like those of real clients: a clock and a session's id before
-//! the system message, and tools in varying order.
+//! A prompt's head that changes from request to request, as real clients' heads do: a clock and a session id before the
+//! system message, and tools in varying order.
 //!
 //! ```text
 //!   Current date and time: 2026-11-22 14:03:27      a little later in each turn of a chat
@@ -7,7 +7,7 @@
 //!   Answer the question from the documents, …       the system message
 //! ```
 //!
-//! It is derived from the run's seed and the case, so every arm asks a question with the same head.
+//! The head is derived from the run's seed and the case, so a question has the same head under every arm.
 
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::random::Random;
@@ -22,7 +22,7 @@ pub(super) struct ChangingHead {
 }
 
 impl ChangingHead {
-    /// Returns the tools and first lines of the prompt for a case's turn, counted from 0.
+    /// Returns the head of a case's turn, counted from 0.
     pub(super) fn of(seed: u64, case: &str, turn: usize) -> Self {
         let case = Fingerprint::of(&[case.as_bytes()]).0;
         let mut chat = Random::new(seed ^ case);

@@ -13,8 +13,8 @@
 //! Only lines that the core moves there from the head may be between documents and question, so *before the question*
 //! is not a separate place.
 //!
-//! Only the core knows the hint's words, and it writes them after the documents. In these arms it is configured to put
-//! them between two marks, by which they are found; the marks are removed before sending.
+//! Only the core knows the hint's words, and it writes them after the documents. For these arms it is configured to
+//! write them between two marks; the hint is then moved, and the marks are removed, before the request is sent.
 
 use super::data::Case;
 use anyhow::{Context, Result, ensure};
@@ -30,7 +30,7 @@ pub(super) enum HintPlace {
     End,
 }
 
-/// Configures the core to mark its hints.
+/// Configures the core to put its hints between marks.
 ///
 /// # Errors
 /// Returns an error if the configuration never writes a hint.
@@ -52,7 +52,7 @@ pub(super) fn mark(config: &mut RawConfig) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a case's texts contain no mark.
+/// Checks that a case's texts do not contain the marks.
 ///
 /// # Errors
 /// Returns an error that names the case.
@@ -71,7 +71,7 @@ pub(super) fn check(case: &Case) -> Result<()> {
 }
 
 impl HintPlace {
-    /// Returns a body with the hint of every user message moved to this place, and the core's marks removed.
+    /// Returns a body with the marked hint of every user message moved to this place, without the marks.
     ///
     /// # Errors
     /// Returns an error if the body is not a JSON object, which the core would not have rewritten.
@@ -89,7 +89,7 @@ impl HintPlace {
         Ok(body.to_string().into_bytes())
     }
 
-    /// Returns a message's text with its hint in this place; `None` if it has no hint.
+    /// Returns a message's text with its hint in this place; `None` if it has no marked hint.
     fn moved_text(self, text: &str) -> Option<String> {
         let (before, rest) = text.split_once(OPEN)?;
         let (hint, behind) = rest.split_once(CLOSE)?;

@@ -1,4 +1,4 @@
-//! The journal of answers, with which a run can be stopped at any time and resumed.
+//! The journal of answers, by which a run can be stopped at any time and resumed.
 //!
 //! `answers.jsonl` in the run's folder has a first line with the run's parameters, then a line for every answer,
 //! appended when it arrives. A line that a crash truncated is dropped, and its question asked again. A resumed run must
@@ -40,7 +40,7 @@ pub(super) struct Record {
     pub(super) total_us: u64,
     #[serde(flatten)]
     pub(super) usage: Usage,
-    /// Number of documents; then of those that the core moved, and of those that it only referred to.
+    /// Number of documents; then of those that the core moved, and of those that it replaced by a reference.
     pub(super) documents: u32,
     pub(super) moved: u32,
     pub(super) deduplicated: u32,
@@ -50,19 +50,19 @@ pub(super) struct Record {
     /// Whether a choice was read from the answer's text, because the endpoint reported no log-probability of a letter.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) by_text: bool,
-    /// A judge's judgement of the answer, which is stored elsewhere.
+    /// A judge's judgement; `None` without one. Stored in `judgements.jsonl`.
     #[serde(skip)]
     pub(super) judged: Option<bool>,
-    /// The likelihood of the right answer, which is stored elsewhere.
+    /// The likelihood of the right answer; `None` if unknown. Stored in `scores.jsonl`.
     #[serde(skip)]
     pub(super) likelihood: Option<Likelihood>,
-    /// Whether the text is the right answer, because the model was not asked for one.
+    /// Whether `answer` is the right answer rather than the model's, because the model was not asked.
     #[serde(skip)]
     pub(super) is_forced: bool,
 }
 
 impl Record {
-    /// Returns the index of the record's arm in `arms`.
+    /// Returns the index of the record's arm in `arms`; `None` if it is not among them.
     pub(super) fn arm(&self, arms: &[Arm]) -> Option<usize> {
         arms.iter().position(|arm| arm.name() == self.arm)
     }
@@ -144,7 +144,7 @@ impl Journal {
         &self.run
     }
 
-    /// Appends an answer in one call, so that a line that is read later is complete or lacks its line break.
+    /// Appends a line in one call, so that a crash can only leave a last line without its line break.
     pub(super) fn append(&mut self, line: &impl Serialize) -> Result<()> {
         let mut text = serde_json::to_vec(line)?;
         text.push(b'\n');
@@ -154,7 +154,7 @@ impl Journal {
     }
 }
 
-/// Returns the first parameter that differs, with both values.
+/// Returns the first parameter that differs, with both values; `None` if all are equal.
 fn difference(was: &Map<String, Value>, is: &Map<String, Value>) -> Option<String> {
     let names = was.keys().chain(is.keys());
     let shown = |value: Option<&Value>| value.map_or("absent".to_owned(), Value::to_string);

@@ -21,14 +21,14 @@ use serde_json::json;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A line of `judgements.jsonl`.
+/// A judgement, a line of `judgements.jsonl`.
 #[derive(Clone, Serialize, Deserialize)]
 struct Judgement {
     /// Whether the answer is right; `None` if the reply was neither yes nor no.
     right: Option<bool>,
 }
 
-/// Judges every record whose turn has right answers in words.
+/// Stores a judgement in every record whose turn has right answers in words.
 ///
 /// # Errors
 /// Returns an error if the judge does not answer, or the file cannot be used. Earlier judgements are kept.
@@ -109,7 +109,7 @@ fn body(model: &str, turn: &Turn, answer: &str) -> Vec<u8> {
     body.to_string().into_bytes()
 }
 
-/// Returns the meaning of a reply's first word after any thinking.
+/// Returns whether a reply means yes, by its first word after any thinking; `None` if it is neither yes nor no.
 fn verdict(reply: &str) -> Option<bool> {
     let reply = reply
         .rsplit_once("</think>")

@@ -1,4 +1,4 @@
-//! Stores results that depend only on their request, in a file, by the request's hash.
+//! A file of results that depend only on their request, with the request's hash as key.
 //!
 //! ```text
 //!   bodies ──▶ those whose hash the file has not ──▶ workers ──▶ {"of": "9f…", …} a line
@@ -34,7 +34,7 @@ struct Line<T> {
     result: T,
 }
 
-/// Returns the key of a request's result, a hash of it.
+/// Returns the key of a request: its hash in hexadecimal digits.
 pub(super) fn key(asked: &[u8]) -> String {
     format!("{:016x}", Fingerprint::of(&[asked]).0)
 }
@@ -58,13 +58,13 @@ impl<T: Serialize + DeserializeOwned + Clone + Send> Kept<T> {
         Ok(Self { file, known })
     }
 
-    /// Returns the result with this key.
+    /// Returns the stored result with this key; `None` if there is none.
     pub(super) fn get(&self, key: &str) -> Option<&T> {
         self.known.get(key)
     }
 
-    /// Runs `ask` for those of `open` that have no result, several at a time, and stores the results. If `ask` returns
-    /// `None`, nothing is stored.
+    /// Calls `ask` for each element of `open` without a stored result, several at a time, and stores the results. A
+    /// `None` is not stored.
     ///
     /// # Errors
     /// Returns the first error of `ask`, or of the file; earlier results are kept.

@@ -1,5 +1,5 @@
-//! The likelihood of the right answer, by teacher forcing: the answer is the beginning of the assistant's message, and
-//! the endpoint reports the log-probability of each of its tokens.
+//! The likelihood of the right answer, by teacher forcing: the request ends with the answer as the beginning of the
+//! assistant's message, and the endpoint reports the log-probability of each of its tokens.
 //!
 //! ```text
 //!   messages … user: documents, question │ assistant: "30 June"   add_generation_prompt: false
@@ -45,7 +45,7 @@ pub(super) struct Forced {
     pub(super) url: String,
 }
 
-/// A prompt's tokens from the second one on, as the endpoint reports them.
+/// A prompt's tokens from the second on, with their log-probabilities.
 #[derive(Debug)]
 pub(super) struct ScoredPrompt(Vec<ScoredToken>);
 
@@ -93,7 +93,7 @@ impl Forced {
     }
 }
 
-/// Reads the response to a request for its prompt's log-probabilities.
+/// Parses a response with a prompt's log-probabilities.
 ///
 /// # Errors
 /// Returns [`Broken`] if they are missing.
@@ -151,7 +151,7 @@ impl ScoredPrompt {
     }
 }
 
-/// Returns the text's printable ASCII characters without spaces, which all tokenizers report in the same way.
+/// Returns the text's printable ASCII characters except spaces, which all tokenizers report alike.
 fn visible(text: &str) -> String {
     text.chars().filter(char::is_ascii_graphic).collect()
 }

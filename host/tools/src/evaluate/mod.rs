@@ -1,5 +1,5 @@
-//! `foreword evaluate`: tests whether answers are as good with documents in another order. It asks the user's own model
-//! questions with known answers, before the filter is enabled.
+//! `foreword evaluate`: tests whether answers stay as good when documents are in another order. It asks the user's own
+//! model questions with known answers, before the filter is enabled.
 //!
 //! ```text
 //!  FILE ──▶ data ──▶ cases ─┐
@@ -10,9 +10,9 @@
 //!                                           score ──▶ compare, bootstrap ──▶ table, JSON, report (plots)
 //! ```
 //!
-//! The arms order with the filter's own core, so the measurement covers what the filter does (`tests/tests/evaluate`
-//! proves it, through Envoy). The endpoint may be any with OpenAI's chat protocol, over HTTP or HTTPS. A stopped run is
-//! resumed; a finished one is scored again without a request.
+//! The arms order with the ordering core itself, so what is measured is what the filter does (`tests/tests/evaluate`
+//! checks this through Envoy). Any endpoint with OpenAI's chat API will do. A stopped run is resumed; a finished one is
+//! scored again without a request.
 
 mod arm;
 mod ask;
@@ -327,10 +327,10 @@ pub fn run(options: &Options) -> Result<()> {
     show(&figures, options)
 }
 
-/// Returns whether the endpoint can report likelihoods, and prints the reason if it cannot.
+/// Returns whether the endpoint reports likelihoods; prints the reason if it does not.
 ///
 /// # Errors
-/// Returns an error if it cannot and nothing else is to be measured, or if it does not answer at all.
+/// Returns an error if it does not and nothing else is to be measured, or if it does not answer.
 fn can_score(options: &Options, client: &Client, prompts: &Prompts, url: &str) -> Result<bool> {
     let Some(reason) = scores::unable(client, &prompts.probe(), url)? else {
         return Ok(true);
@@ -347,7 +347,7 @@ fn can_score(options: &Options, client: &Client, prompts: &Prompts, url: &str) -
     Ok(false)
 }
 
-/// Scores the right answers under every arm.
+/// Stores the likelihood of the right answer in each record.
 fn score(
     options: &Options,
     client: &Client,
@@ -364,7 +364,7 @@ fn score(
     Ok(())
 }
 
-/// Scores the right answer under different document orders, and fits how each rank's place affects it.
+/// Measures right answers' likelihoods in several document orders, and fits the effect of each rank's place on them.
 fn measure_profile(
     options: &Options,
     orders: Option<NonZeroUsize>,
@@ -445,8 +445,8 @@ fn arms(options: &Options, has_chats: bool) -> Result<Vec<Arm>> {
     Ok(core.chain(named).filter(|arm| arms.contains(arm)).collect())
 }
 
-/// Returns the parameters on which answers and times depend: a run is resumed only with the same ones. The API key,
-/// time limit and retries do not belong to them.
+/// Returns the parameters on which answers and times depend: a run can be resumed only with the same ones. API key,
+/// time limit and retries are not among them.
 fn parameters(
     options: &Options,
     ordering: &RawConfig,
@@ -490,7 +490,7 @@ fn gateway(text: &str) -> Result<(&'static str, String), String> {
     if name.is_empty() || (name != usual && Arm::by_name(name).is_some()) {
         return Err(format!("{name:?} cannot be a gateway's name"));
     }
-    // An arm's name is static.
+    // An arm's name is a `&'static str`.
     Ok((name.to_owned().leak(), url.to_owned()))
 }
 

@@ -70,10 +70,10 @@ pub(super) struct Placed {
     pub(super) loss: Worth,
 }
 
-/// An order of a question's documents, with the likelihood of its answer.
+/// An order of a question's documents, and the log-probability of its right answer, in nats per token.
 #[derive(Clone, Debug)]
 struct Measured {
-    /// Ranks, in the order of the documents.
+    /// The documents' ranks, in the order of the prompt.
     order: Vec<usize>,
     per_token: f64,
 }
@@ -91,15 +91,15 @@ const RULES: usize = Placement::COMPARED.len();
 
 type Table = [f64; CELLS];
 
-/// The requests for a rank profile, each with the index of its question and its order.
+/// The requests for a rank profile: for each, the index of its question and the order of its documents.
 pub(super) struct Orders {
     asked: Vec<(usize, Vec<usize>)>,
     documents: usize,
 }
 
 impl Orders {
-    /// Returns the requests: `orders` for each question, or as many as it has documents. For a chat, only the first
-    /// question is asked.
+    /// Returns the requests, with `orders` orders for each question, or as many as it has documents. Of a chat, only
+    /// the first question is used.
     ///
     /// # Errors
     /// Returns an error if no question has an answer and two documents.
@@ -146,7 +146,7 @@ impl Orders {
         Ok((Self { asked, documents }, forced))
     }
 
-    /// Returns the profile computed from the likelihoods of the orders' answers.
+    /// Returns the profile by the `likelihoods` of the requests' answers; a request without one is left out.
     pub(super) fn profile(
         self,
         likelihoods: &[Option<Likelihood>],
@@ -216,7 +216,7 @@ fn profile(
         };
         (0..PLACES.len()).map(cell).collect()
     };
-    // Its interval does not show that it is worse than the best one.
+    // The interval of the loss relative to the best placement includes 0 or less.
     let is_as_good = |index: &usize| intervals[CELLS + RULES + index].low <= 0.0;
     let indices = || (0..RULES).filter(of_rule);
     let freest = indices().find(is_as_good).and_then(|index| rules[index]);
@@ -285,7 +285,7 @@ fn cell(rank: usize, place: usize, documents: usize) -> usize {
     rank_class(rank) * PLACES.len() + place_class(place, documents)
 }
 
-/// One question's contribution to the normal equations, without its own mean; of the squares, the lower triangle.
+/// One question's sums for the normal equations, without its mean; only `squares`' lower triangle is used.
 struct Sums {
     squares: [[f64; CELLS]; CELLS],
     products: Table,
@@ -398,7 +398,7 @@ fn normalised(mut table: Table, documents: usize) -> Table {
     table
 }
 
-/// Returns the placements to compare, those with the most freedom first; `None` if there are too few documents for one.
+/// Returns the placements to compare, the freest first; `None` for one that needs more documents.
 fn rules(documents: usize) -> [Option<Placement>; RULES] {
     Placement::COMPARED
         .map(|placement| (usize::from(placement.documents) < documents).then_some(placement))
@@ -436,7 +436,7 @@ pub(super) fn words(placement: Placement) -> String {
     }
 }
 
-/// Returns a placement as a setting of the gateway's configuration.
+/// Returns a placement in the form of `ordering.rank`.
 pub(super) fn setting(placement: Placement) -> String {
     match placement.place {
         Place::Free => r#"{"place": "free"}"#.to_owned(),

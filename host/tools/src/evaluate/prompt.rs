@@ -1,5 +1,5 @@
-//! Builds the requests of a client without Foreword: a system message, and each turn's question with its documents in
-//! the form of a [template](super::template).
+//! Builds requests as a client without Foreword would: a system message, and for each turn the question with its
+//! documents, in the form of a [template](super::template).
 
 use super::arm::Arm;
 use super::choice;
@@ -20,18 +20,18 @@ pub(super) struct Prompts {
     pub(super) max_tokens: u32,
     /// Further fields of the body, which replace or extend the standard ones.
     pub(super) extra: Map<String, Value>,
-    /// The prefix of every `cache_salt`; `None` if requests have no salt.
+    /// Prefix of the `cache_salt`, which ends with the arm's name; `None` for no salt.
     pub(super) salt: Option<String>,
     /// The form of documents in the prompt.
     pub(super) template: Template,
     /// The tag around a document, for templates with tags.
     pub(super) tag: String,
-    /// Seed of heads that change from request to request; `None` for a constant head.
+    /// Seed of heads that change from request to request, see [`head`](super::head); `None` for a constant head.
     pub(super) changing_head: Option<u64>,
 }
 
 impl Prompts {
-    /// Returns a tag that the core recognises as a document's, under the gateway's configuration.
+    /// Returns the tag in which documents are sent: one that the core recognises under the gateway's configuration.
     pub(super) fn tag(ordering: &RawConfig) -> Result<String> {
         let tags = &ordering.documents.tags;
         let usual = tags.iter().find(|tag| *tag == "document");
@@ -40,7 +40,7 @@ impl Prompts {
             .ok_or_else(|| anyhow!("documents.tags is empty: documents are sent in tags"))
     }
 
-    /// Returns the request for the turn after those answered by `answers`.
+    /// Returns the request for a case's next turn; `answers` are the answers so far.
     pub(super) fn body(&self, case: &Case, arm: Arm, answers: &[&str]) -> Vec<u8> {
         let mut messages = Vec::new();
         let head = (self.changing_head).map(|seed| ChangingHead::of(seed, &case.id, answers.len()));

@@ -1,4 +1,4 @@
-//! The report, an HTML file.
+//! The HTML report.
 
 use super::bootstrap::{MIN_CASES, MIN_CASES_WITHIN, RESAMPLES, Verdict};
 use super::compare::{Difference, Estimate, Figure};
@@ -12,7 +12,7 @@ use std::fmt::Write;
 
 const TITLE: &str = "Foreword evaluate: are answers as good";
 
-/// Returns the page.
+/// Returns the report's page.
 pub(super) fn page(figures: &Figures) -> Result<String> {
     let values = [
         ("data", escaped(&figures.data)),
@@ -59,7 +59,7 @@ fn caches(figures: &Figures) -> &'static str {
     }
 }
 
-/// Returns the numbers of truncated answers by arm, if there are any.
+/// Returns the numbers of answers truncated at `max_tokens` by arm, or `none`.
 fn cut(figures: &Figures) -> String {
     let cut: Vec<_> = (figures.arms.iter())
         .filter(|figure| figure.cut > 0)
@@ -72,7 +72,7 @@ fn cut(figures: &Figures) -> String {
     }
 }
 
-/// Returns the arm that represents the filter: the gateway if there is one, otherwise the core with hints.
+/// Returns the arm to highlight as the filter's: the last gateway if there is one, otherwise the core's best equipped.
 fn filter(figures: &Figures) -> Option<&Figure> {
     use super::arm::Arm::{DedupHint, Ordered, OrderedHint};
     let gateway = figures.arms.iter().rfind(|figure| figure.arm.is_gateway());

@@ -1,5 +1,5 @@
-//! Scores an answer by SQuAD's exact match and F1, as the script of its authors computes them (`evaluate-v2.0.py`,
-//! Rajpurkar et al., 2018).
+//! Scores answers by SQuAD's exact match and F1, as its authors' script computes them (`evaluate-v2.0.py`, Rajpurkar et
+//! al., 2018).
 //!
 //! Both compare words after the script's normalisation: lower case, no ASCII punctuation, no `a`, `an` and `the`, and
 //! single spaces between words. If there are several right answers, the best one counts, for each score separately.
@@ -21,7 +21,7 @@ pub(super) struct Score {
 }
 
 impl Score {
-    /// Scores a choice, which is a letter: SQuAD's normalisation would remove `A` as an article.
+    /// Scores a letter. Not by words, since SQuAD's normalisation would remove `A` as an article.
     pub(super) fn of_choice(answer: &str, right: &[String]) -> Self {
         let is_right = right.iter().any(|right| right == answer.trim());
         let value = f64::from(u8::from(is_right));
@@ -33,7 +33,7 @@ impl Score {
     }
 }
 
-/// Scores `answer` against the best of the `right` ones; 0 if there are none.
+/// Returns the best scores of `answer` against the answers in `right`; 0 if there are none.
 ///
 /// A model's thinking, up to the last `</think>`, does not belong to its answer.
 pub(super) fn score(answer: &str, right: &[String]) -> Score {
@@ -75,7 +75,7 @@ fn normalised(text: &str) -> String {
     kept.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Returns whether the words of `right` stand in `answer`, one after another.
+/// Returns whether the words of `right` occur in `answer` in the same sequence.
 fn contains(answer: &str, right: &str) -> bool {
     format!(" {answer} ").contains(&format!(" {right} "))
 }

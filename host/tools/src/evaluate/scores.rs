@@ -1,4 +1,4 @@
-//! Requests the likelihoods of right answers, and stores them in the run's folder.
+//! Requests the likelihoods of right answers, and stores them in the run's `scores.jsonl`.
 
 use super::kept::Kept;
 use super::likelihood::{Forced, Likelihood};
@@ -8,7 +8,7 @@ use indicatif::ProgressBar;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Requests the likelihood of a forced answer.
+/// Requests the likelihood of one answer.
 ///
 /// # Errors
 /// Returns a fault if there is no response, or if it does not cover the answer.
@@ -22,10 +22,10 @@ fn ask(forced: &Forced, client: &Client) -> Result<Likelihood, Fault> {
     })
 }
 
-/// Returns why the endpoint cannot report likelihoods; `None` if it can.
+/// Returns why the endpoint does not report likelihoods; `None` if it does.
 ///
 /// # Errors
-/// Returns the fault if the endpoint does not answer at all.
+/// Returns an error if the endpoint does not answer.
 pub(super) fn unable(client: &Client, body: &[u8], url: &str) -> Result<Option<String>> {
     match ask(&Forced::new(body, "Four.", url)?, client) {
         Ok(_) => Ok(None),
@@ -34,8 +34,8 @@ pub(super) fn unable(client: &Client, body: &[u8], url: &str) -> Result<Option<S
     }
 }
 
-/// Requests the likelihoods that `folder` does not have, and returns all in the order of `forced`; `None` for those
-/// that the endpoint does not serve.
+/// Returns the likelihoods of all answers, in the order of `forced`; `None` where the endpoint refuses one. Requests
+/// only those that `folder` does not have.
 ///
 /// # Errors
 /// Returns an error if the endpoint fails, or the file cannot be used. Earlier results are kept.
@@ -47,7 +47,7 @@ pub(super) fn likelihoods(
     bar: &ProgressBar,
 ) -> Result<Vec<Option<Likelihood>>> {
     let mut kept = Kept::<Likelihood>::open(&folder.join("scores.jsonl"))?;
-    // The URL is part of the key, since a gateway changes the body.
+    // The URL belongs to the key, since a gateway may change the body.
     let key = |forced: &Forced| super::kept::key(&[forced.url.as_bytes(), &forced.body].concat());
     let keys: Vec<String> = forced.iter().map(key).collect();
     let open = keys.iter().cloned().zip(forced).collect();

@@ -8,8 +8,7 @@ use std::time::Duration;
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Streamed {
     pub(super) text: String,
-    /// Time to the first token of the answer, or of the thinking before it. If a model generates no token, the time to
-    /// the end.
+    /// Time to the first token of the answer, or of the thinking before it. Without a token, the time to the end.
     pub(super) first: Duration,
     /// The finish reason: `stop`, `length`, …
     pub(super) finish: Option<String>,
@@ -18,7 +17,7 @@ pub(super) struct Streamed {
     pub(super) usage: Usage,
 }
 
-/// The counts that the endpoint reports, if any.
+/// Token counts; `None` for those that the endpoint does not report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Usage {
     pub(super) prompt_tokens: Option<u64>,
@@ -84,7 +83,7 @@ struct Rival {
 #[derive(Default, Deserialize)]
 struct Delta {
     content: Option<String>,
-    /// The text of the model's thinking, under vLLM's name and SGLang's.
+    /// The model's thinking; the two fields are vLLM's and SGLang's.
     reasoning: Option<String>,
     reasoning_content: Option<String>,
 }

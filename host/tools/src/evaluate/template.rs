@@ -1,6 +1,5 @@
-//! The forms of documents in a client's prompt. The place of the documents and the text around them affect where a
-//! model reads best, so a measurement is valid only for its template.
-//!
+//! The forms in which clients write documents into a prompt. They affect where in a prompt a model reads best, so a
+//! measurement is valid for one template only.
 //! | template | documents | earlier turns |
 //! | --- | --- | --- |
 //! | `tags` | `<document id="…">` before the question | keep their documents |
@@ -9,8 +8,8 @@
 //! | `llamaindex` | `file_name: …` between rules, at the beginning of the system message | are sent without |
 //! | `cohere` | the array `documents`, which the model's chat template must know | are sent without |
 //!
-//! In these templates the core finds single documents. It finds none in LangChain's, which joins bare texts by blank
-//! lines, and one in Dify's.
+//! The core finds single documents in these templates. It finds none in LangChain's, which joins texts by blank lines,
+//! and one in Dify's.
 
 use super::data::Document;
 use foreword_ordering::RawConfig;
@@ -62,7 +61,7 @@ impl Template {
             .find(|template| template.name() == name)
     }
 
-    /// Makes a gateway's configuration find this template's documents.
+    /// Changes a gateway's configuration so that it finds this template's documents.
     pub(super) fn configure(self, ordering: &mut RawConfig) {
         match self {
             Self::Tags | Self::OpenWebUi => {}
@@ -151,8 +150,8 @@ impl Template {
     }
 }
 
-/// Writes a document in tags, with `edge` around its text. If the text contains the tag's own name in brackets, a space
-/// is inserted there, so that the document does not end early.
+/// Writes a document in tags, with `edge` around its text. Inserts a space into occurrences of the tag in the text, so
+/// that they do not end the document early.
 fn write_tagged(
     text: &mut String,
     tag: &str,

@@ -1,4 +1,4 @@
-//! Sums up causes over a log.
+//! Sums up the causes of cache misses over a log.
 
 use foreword_ordering::head::{Cause, Diagnosis, SegmentKind, Volatile};
 use foreword_report::words::{grouped, percent};
@@ -6,27 +6,26 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// The diagnoses of many requests, summed up: for each cause of a cache miss, the number of requests and the tokens
-/// that were computed again.
+/// The summed diagnoses of many requests: for each cause of a cache miss, the number of requests and the tokens lost.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Causes {
     /// Number of diagnosed requests.
     pub(crate) requests: u64,
-    /// Estimated tokens of all prompts.
+    /// Estimated tokens of all prompts together.
     pub(crate) prompt_tokens: u64,
-    /// Tokens that prefixes of earlier prompts saved.
+    /// Prompt tokens that begin as an earlier prompt does, and so were reused.
     pub(crate) reused_tokens: u64,
     by_cause: BTreeMap<Key, Sum>,
 }
 
-/// A cause of a cache miss, the prompt's segment, and the kind of the changing value (a date, an id) if that is the cause.
+/// A cause, the segment of the prompt in which it is, and for a changing value its kind, such as a date or an id.
 type Key = (Cause, &'static str, Option<Volatile>);
 
-/// The cost of a cause, in requests and tokens.
+/// The cost of a cause: requests, and lost tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sum {
     pub(crate) requests: u64,
-    /// Tokens computed although an earlier prompt contained them.
+    /// Tokens that were computed although an earlier prompt contained them.
     pub(crate) tokens: u64,
 }
 
@@ -34,7 +33,7 @@ pub(crate) struct Sum {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
     pub(crate) cause: Cause,
-    /// Name of the segment; `request` for a difference outside the prompt.
+    /// Name of the segment; `request` for a difference outside the prompt, such as the model.
     pub(crate) segment: &'static str,
     pub(crate) volatile: Option<Volatile>,
     pub(crate) sum: Sum,
@@ -53,12 +52,12 @@ impl Causes {
         sum.tokens += diagnosis.lost_tokens;
     }
 
-    /// Returns the tokens lost to all causes.
+    /// Returns the lost tokens of all causes.
     pub(crate) fn lost_tokens(&self) -> u64 {
         self.by_cause.values().map(|sum| sum.tokens).sum()
     }
 
-    /// Returns the causes that broke a prefix, the costliest first.
+    /// Returns the causes by which requests lost tokens, the costliest first.
     pub(crate) fn rows(&self) -> Vec<Row> {
         let all = self.by_cause.iter();
         let mut rows: Vec<Row> = all
@@ -77,7 +76,7 @@ impl Causes {
         rows
     }
 
-    /// Returns the number of requests with a cause that broke nothing, such as [`Cause::None`].
+    /// Returns the number of requests with a cause that costs nothing: [`Cause::None`] or [`Cause::FirstSeen`].
     pub(crate) fn quiet(&self, cause: Cause) -> u64 {
         let all = self.by_cause.iter();
         all.filter(|((known, ..), _)| *known == cause)
@@ -85,12 +84,12 @@ impl Causes {
             .sum()
     }
 
-    /// Returns `[{"segment", "cause", "requests", "tokens"}]`, with the kind of volatile values.
+    /// Returns the rows as JSON: `{"segment", "cause", "requests", "tokens"}`, and `volatile` if there is a kind.
     pub(crate) fn to_json(&self) -> Vec<Value> {
         self.rows().into_iter().map(Row::to_json).collect()
     }
 
-    /// Returns lines for a terminal; empty if no prefix broke.
+    /// Returns the rows as lines for a terminal; empty if there are none.
     pub(crate) fn to_table(&self) -> String {
         let rows = self.rows();
         if rows.is_empty() {
@@ -115,7 +114,7 @@ impl Causes {
         table
     }
 
-    /// Returns `tokens` as a share of all prompts' tokens.
+    /// Returns `tokens` as a fraction (0 to 1) of all prompts' tokens.
     pub(crate) fn share(&self, tokens: u64) -> f64 {
         if self.prompt_tokens == 0 {
             0.0
@@ -126,7 +125,7 @@ impl Causes {
 }
 
 impl Row {
-    /// Returns the cause's name, with the kind of value in brackets.
+    /// Returns the cause's name, followed by the kind of value in brackets.
     pub(crate) fn name(&self) -> String {
         match self.volatile {
             Some(kind) => format!("{} ({})", self.cause.name(), kind.name()),
@@ -148,7 +147,7 @@ impl Row {
     }
 }
 
-/// Returns a segment's name; `request` for a difference outside the prompt.
+/// Returns the segment's name; `request` for a difference outside the prompt.
 pub(crate) fn segment_name(segment: Option<SegmentKind>) -> &'static str {
     segment.map_or("request", SegmentKind::name)
 }

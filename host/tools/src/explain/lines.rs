@@ -1,10 +1,10 @@
-//! Why the request of each line of a log could not begin like an earlier one.
+//! Diagnoses the requests of a log's lines: why each could not reuse an earlier prompt's prefix.
 
 use foreword_ordering::Config;
 use foreword_ordering::head::{Diagnosis, Index, Limits};
 use foreword_simulation::{BadLine, LogReader, Logged, LoggedKind};
 
-/// Explains a log's lines, one after another.
+/// Diagnoses a log's requests one after another.
 pub(crate) struct Explaining {
     index: Index,
     reader: LogReader,
@@ -13,7 +13,7 @@ pub(crate) struct Explaining {
 }
 
 impl Explaining {
-    /// Returns an empty explanation that compares each request with the last `requests` ones.
+    /// Returns an explainer that compares each request with the `requests` requests before it.
     pub(crate) fn new(
         requests: u32,
         page_tokens: u32,
@@ -33,10 +33,10 @@ impl Explaining {
         }
     }
 
-    /// Returns why the request of a line could not begin like an earlier one.
+    /// Returns the diagnosis of a line's request, and adds the request to the index.
     ///
     /// # Errors
-    /// Returns an error if the line is no request.
+    /// Returns an error if the line is not a valid request.
     pub(crate) fn line(&mut self, line: &[u8]) -> Result<Diagnosis, BadLine> {
         let logged = Logged::read(line)?;
         let body = logged.body.as_bytes();

@@ -1,5 +1,5 @@
-//! `foreword explain`: why the prompts of a log could not begin like earlier ones, what that cost, and which line of
-//! configuration remedies it.
+//! `foreword explain`: reports why the prompts of a log did not reuse earlier ones' prefixes, what that cost, and which
+//! line of configuration would change it.
 //!
 //! ```text
 //!  LOG… ──lines──▶ Explaining: index of recent requests ──▶ diagnosis of each ──▶ JSON
@@ -7,8 +7,8 @@
 //!                     the log again, for each remedy ───────────▶ tokens that it saves ─┘
 //! ```
 //!
-//! The core determines causes ([`foreword_ordering::head`]), and `remedy` their remedies. Memory is bounded by the window
-//! of requests; no text is kept.
+//! The core determines causes ([`foreword_ordering::head`]), and `remedy` maps them to remedies. Memory is bounded by
+//! the window of requests; no text is kept.
 
 pub(crate) mod causes;
 pub(crate) mod lines;
@@ -79,29 +79,29 @@ pub struct Options {
 }
 
 impl Options {
-    /// Returns the capacity of the engine's cache that the replays simulate.
+    /// Returns the size of the simulated cache.
     fn capacity(&self) -> Capacity {
         Capacity::stated(self.cache_tokens, self.page_tokens)
     }
 }
 
-/// The results that the table, the JSON and the page show.
+/// The results to show as a table, as JSON and in the report.
 struct Findings {
     log: String,
     skipped: u64,
     page_tokens: u32,
     causes: Causes,
     rows: Vec<(Row, Remedy)>,
-    /// The cost of the log without and with each remedy; empty with `--no-gain`.
+    /// The gain of each remedy that changes the configuration; empty with `--no-gain`.
     gains: BTreeMap<Part, Gain>,
 }
 
-/// The tokens that a remedy saves.
+/// What a remedy saves, from two simulations of the log.
 #[derive(Clone, Copy, Debug)]
 struct Gain {
-    /// Tokens that the engine computes without the remedy.
+    /// Tokens computed without the remedy.
     without: u64,
-    /// Tokens that the engine computes with the remedy.
+    /// Tokens computed with the remedy.
     with: u64,
 }
 
@@ -111,10 +111,11 @@ impl Gain {
     }
 }
 
-/// Explains, prints the results to standard output and writes the report.
+/// Explains the log, prints the results to standard output, and writes the report if requested.
 ///
 /// # Errors
-/// Returns an error if a file cannot be read or written, for a bad line when strict, or [`BadInput`](log::BadInput).
+/// Returns an error if a file cannot be read or written, for a bad line with `--strict`, and
+/// [`BadInput`](log::BadInput) if no line is a request.
 pub fn run(options: &Options) -> Result<()> {
     let ordering = Ordered::read(options.ordering.as_deref())?;
     let config = Config::try_from(ordering.as_came()?)?;
@@ -123,7 +124,7 @@ pub fn run(options: &Options) -> Result<()> {
     let mut explaining =
         Explaining::new(options.window, options.page_tokens, DOCUMENT_TOKENS, config);
     let mut causes = Causes::default();
-    // Places of the requests in the index.
+    // The places in the log of the requests in the index.
     let mut places: VecDeque<(u64, Place)> = VecDeque::new();
     let on_bad = OnBad::when(options.strict);
     if options.json {
@@ -170,7 +171,7 @@ pub fn run(options: &Options) -> Result<()> {
     }
     if options.json {
         let summary = findings.to_json().to_string();
-        // The summary's fields follow the list.
+        // The summary's fields follow the list of diagnoses.
         let fields = summary.trim_start_matches('{');
         writeln!(out, "\n],{fields}").context(written)?;
     } else {
@@ -180,7 +181,7 @@ pub fn run(options: &Options) -> Result<()> {
     out.flush().context(written)
 }
 
-/// Tokens of a ranking's document that does not state them.
+/// Tokens assumed for a document whose tokens a log does not state.
 const DOCUMENT_TOKENS: u32 = 256;
 
 /// Returns a request's diagnosis as an entry of the JSON output.
@@ -227,7 +228,7 @@ fn entry(
     entry
 }
 
-/// Returns the gain of each remedy for a cause in this log.
+/// Returns the gain of each configuration change that is a remedy in this log.
 fn gains(
     options: &Options,
     ordering: &Ordered,

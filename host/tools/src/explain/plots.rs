@@ -7,12 +7,12 @@ use foreword_report::words::grouped;
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
-/// Plots a bar for every cause: the tokens that it cost, the costliest first.
+/// Plots a bar for each cause with the tokens that it cost, the costliest first.
 pub(super) fn tokens(rows: &[Row], width: Width) -> Result<String> {
     const ROW: i32 = 34;
     const TOP: i32 = 4;
     let pixels = width.pixels();
-    // A phone has room for names only above the bars.
+    // A phone has no room for names beside the bars.
     let (names, height) = match width {
         Width::Desktop => (190, ROW),
         Width::Phone => (0, ROW + 18),

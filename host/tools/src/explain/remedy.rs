@@ -1,37 +1,36 @@
-//! The remedies of causes: a line of the gateway's configuration if there is one, or advice if the client or the engine
-//! must change.
+//! Maps causes to remedies: a line of the gateway's configuration, or else advice for the client or the engine.
 
 use foreword_ordering::head::{Cause, Volatile};
 use serde_json::{Value, json};
 
-/// The remedy of a cause.
+/// What to do about a cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Remedy {
     /// The advice, in a sentence.
     pub(crate) words: &'static str,
-    /// The part of the gateway's configuration that applies the remedy, if there is one.
+    /// The part of the gateway's configuration to change; `None` if the gateway cannot help.
     pub(crate) part: Option<Part>,
 }
 
-/// A part of the configuration that is a remedy.
+/// A part of the configuration that can be a remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Part {
-    /// A stable order of tools, and of their keys.
+    /// Sends tools in a stable order, and equal tools with the same keys.
     Tools,
-    /// Known patterns of values that change.
+    /// Moves changing values of known form, such as dates and ids, out of the head.
     Patterns,
-    /// Learning the values that change.
+    /// Also learns which other words change.
     Learned,
-    /// Positional ids and scores of documents.
+    /// Removes positional ids and scores from documents.
     Documents,
-    /// Documents stay with the turn in which they were sent.
+    /// Keeps documents at the turn in which they were first sent.
     Pin,
-    /// Documents are ordered.
+    /// Orders documents.
     Policy,
 }
 
 impl Part {
-    /// Returns the change of `ordering` that applies this part alone.
+    /// Returns the change of `ordering` that enables this part and no other.
     pub(crate) fn alone(self) -> Value {
         let off = json!({
             "mode": "apply",
@@ -56,7 +55,7 @@ impl Part {
         }
     }
 
-    /// Returns the line to write into the plugin's configuration.
+    /// Returns the line for the plugin's configuration.
     pub(crate) fn configuration(self) -> &'static str {
         match self {
             Self::Tools => {
@@ -80,7 +79,7 @@ impl Part {
 }
 
 impl Remedy {
-    /// Returns the remedy of `cause`.
+    /// Returns the remedy of `cause`; `volatile` is the kind of value, if a value changes.
     pub(crate) fn of(cause: Cause, volatile: Option<Volatile>) -> Self {
         let words = match cause {
             Cause::None | Cause::FirstSeen => "Nothing is to be mended.",

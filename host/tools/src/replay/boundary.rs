@@ -1,7 +1,6 @@
-//! The cost of a log at an upstream whose cache matches only up to marked or stored boundaries.
+//! The cost of a log's prompts at an upstream whose cache matches only up to marked or stored boundaries.
 //!
-//! [`foreword_simulation`] provides the caches and the arms. A line's time is its own if it states one; other lines follow
-//! the previous one at an even rate.
+//! [`foreword_simulation`] simulates the caches and the arms. Lines without a time follow at an even rate.
 
 use super::Options;
 use super::prices;
@@ -27,7 +26,7 @@ pub(super) struct Boundary {
     currency: String,
     /// Number of bodies that were served.
     requests: u64,
-    /// Number of rankings, which have no body and so no markers.
+    /// Number of rankings, which have no body and so cannot have markers.
     rankings: u64,
     /// Outcomes by arm, the one without caching first.
     outcomes: Vec<BoundaryOutcome>,
@@ -60,7 +59,7 @@ pub(super) fn replay(options: &Options, kind: CacheKind) -> Result<Boundary> {
     }
 }
 
-/// Replays bodies against a cache with markers.
+/// Replays bodies against a cache that matches up to markers.
 fn marked(
     options: &Options,
     kind: CacheKind,
@@ -91,7 +90,7 @@ fn marked(
     Ok(found)
 }
 
-/// Replays prompts, in the client's order and in ours, against a cache that stores units, or any prefix.
+/// Replays prompts, in the client's order and in Foreword's, against a cache of units of tokens, or of any prefix.
 fn stored(
     options: &Options,
     kind: CacheKind,

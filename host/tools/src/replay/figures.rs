@@ -22,11 +22,11 @@ pub(super) struct Figures {
     pub(super) skipped: u64,
     pub(super) capacity: Capacity,
     pub(super) bound: Bound,
-    /// Outcomes by policy, at least one.
+    /// Outcomes by policy, at least one; also of planned batches, if requested.
     pub(super) outcomes: Vec<PolicyOutcome>,
     /// Outcomes of stabilised prompts, by policy.
     pub(super) stabilised: Vec<PolicyOutcome>,
-    /// The causes that broke prefixes.
+    /// The causes for which requests lost tokens.
     pub(super) causes: Causes,
     /// The cost of the prompts at a cache with boundaries, if requested.
     pub(super) boundary: Option<Boundary>,
@@ -35,7 +35,7 @@ pub(super) struct Figures {
 }
 
 impl Figures {
-    /// Returns the outcome in retrieval order, that is without Foreword, if requested.
+    /// Returns the outcome in retrieval order, that is, without Foreword; `None` if it was not requested.
     pub(super) fn baseline(&self) -> Option<&PolicyOutcome> {
         let name = PolicyKind::Retrieval.name();
         self.outcomes.iter().find(|outcome| outcome.name == name)

@@ -1,9 +1,8 @@
-//! The reuse of a log for each placement of the best documents, and the loss in answers that a model's [`RankProfile`]
-//! expects.
+//! For each placement of the best documents: a log's reuse, and the loss of quality that a [`RankProfile`] predicts.
 //!
-//! Every placement is replayed under one policy. A request's expected loss is the profile's for its exact order. The mean
-//! is over requests with two documents or more, whose order can matter. A point is off the frontier if another point has
-//! more reuse at no greater loss.
+//! Each placement is replayed under the policy `foresight`. A request's loss is the profile's for its exact order; the
+//! mean is over requests with at least two documents. A point is on the frontier if no point with more reuse has as
+//! little loss.
 
 use crate::evaluate::RankProfile;
 use anyhow::Result;
@@ -19,7 +18,7 @@ use plotters::style::text_anchor::HPos;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// The placements and retrieval order, those with the most reuse first.
+/// A point for each placement and for retrieval order, those with the most reuse first.
 #[derive(Clone, Debug)]
 pub(super) struct Frontier {
     model: String,

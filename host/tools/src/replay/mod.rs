@@ -8,10 +8,9 @@
 //!            └──bodies─▶ caches with boundaries, if requested ────┘
 //! ```
 //!
-//! [`foreword_simulation`] determines the meaning of lines, the orders and the engine's cache, so decisions here equal
-//! those at the gateway. Texts are dropped after each line: only documents' ids, fingerprints and token counts are stored,
-//! and the output contains no document's text. Whole prompts read the log once more for each policy (`whole`). No model,
-//! engine or network is involved.
+//! Decisions are those of the gateway, since [`foreword_simulation`] uses the ordering core; it also simulates the
+//! engine's cache. Only documents' ids, fingerprints and token counts are stored, and the output contains no document's
+//! text. Whole prompts are replayed by reading the log again for each policy (`whole`). No model or engine is needed.
 
 mod boundary;
 mod figures;
@@ -112,12 +111,12 @@ pub struct Options {
 }
 
 impl Options {
-    /// Returns the capacity of the simulated engine's cache.
+    /// Returns the size of the simulated cache.
     fn capacity(&self) -> Capacity {
         Capacity::stated(self.cache_tokens, self.page_tokens)
     }
 
-    /// Returns the policies, in the order of the table.
+    /// Returns the policies to compare, in the order of the table.
     fn policies(&self) -> &[PolicyKind] {
         if self.policies.is_empty() {
             &PolicyKind::ALL
@@ -127,10 +126,11 @@ impl Options {
     }
 }
 
-/// Replays, prints the results to standard output and writes the report.
+/// Replays the log, prints the results to standard output, and writes the report.
 ///
 /// # Errors
-/// Returns an error if a file cannot be read or written, for a bad line when strict, or [`BadInput`](log::BadInput).
+/// Returns an error if a file cannot be read or written, for a bad line with `--strict`, and
+/// [`BadInput`](log::BadInput) for unsuitable options or a log without documents.
 pub fn run(options: &Options) -> Result<()> {
     if options.cache_kind == Some(CacheKind::Units) && options.page_tokens == 1 {
         let wrong = "--cache-kind units needs the unit's size: --page-tokens";

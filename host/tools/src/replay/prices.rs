@@ -1,11 +1,11 @@
-//! Reads the file of prices that `--prices` names.
+//! Reads the file of prices of `--prices`.
 //!
 //! ```json
 //! {"currency": "USD", "models": [{"name": "claude-opus-5-5", "kind": "anthropic", "input": 4.0, "read": 0.2}]}
 //! ```
 //!
-//! Prices are those of a million tokens. Fields that a model omits follow from its kind's published rules: the prices of
-//! reading and writing from that of `input`, and the minimum of cached tokens.
+//! Prices are per million tokens. Omitted fields follow from the published rules of the model's kind: the prices of
+//! reading and writing as factors of `input`, and the fewest tokens that are cached.
 
 use anyhow::{Context, Result, bail, ensure};
 use foreword_ordering::cuts::CacheKind;
@@ -35,7 +35,7 @@ struct Model {
     minimum_tokens: Option<u32>,
 }
 
-/// Reads prices; without a file returns the published rules, in plain tokens.
+/// Reads the prices in `file`; without a file, returns the published rules with 1 as the price of a plain token.
 ///
 /// # Errors
 /// Returns an error that names the file and the field if the file cannot be read or a price is invalid.

@@ -1,11 +1,11 @@
-//! Reads files into a trace, line by line.
+//! Reads logs into a trace.
 
 use super::Options;
 use anyhow::Result;
 use foreword_report::log::{self, Counts, OnBad};
 use foreword_simulation::{CompactTrace, LogReader, Logged};
 
-/// The content of the files.
+/// A trace and what was left out of it.
 #[derive(Debug, Default)]
 pub(super) struct Log {
     pub(super) trace: CompactTrace,
@@ -17,7 +17,7 @@ pub(super) struct Log {
 /// Reads the files, one after another.
 ///
 /// # Errors
-/// Returns an error if a file cannot be read, or for a bad line when strict.
+/// Returns an error if a file cannot be read, or for a bad line with `--strict`.
 pub(super) fn read(options: &Options) -> Result<Log> {
     let reader = LogReader::new(options.document_tokens);
     let mut trace = CompactTrace::default();
@@ -40,7 +40,7 @@ pub(super) fn read(options: &Options) -> Result<Log> {
 }
 
 impl Log {
-    /// Prints to standard error how many lines were skipped, if any were.
+    /// Prints to standard error how many lines were bad or had no documents.
     pub(super) fn tell(&self) {
         self.counts.tell();
         if self.without_documents > 0 {

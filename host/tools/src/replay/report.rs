@@ -1,4 +1,4 @@
-//! The report: one self-contained HTML file, filled from the figures, in the style of the demo's.
+//! The report, one self-contained HTML file.
 
 use super::boundary::Boundary;
 use super::figures::{Figures, cells, microseconds};

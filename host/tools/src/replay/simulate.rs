@@ -1,4 +1,4 @@
-//! Replays a trace under one policy, or in planned batches: tokens reused over the requests, and the time of decisions.
+//! Replays a trace under one policy or in planned batches, and records reuse and the time of decisions.
 
 use anyhow::Result;
 use foreword_ordering::policy::{Placement, Policy, PolicyKind};
@@ -14,18 +14,17 @@ use std::time::{Duration, Instant};
 pub(crate) struct PolicyOutcome {
     pub(super) name: &'static str,
     pub(super) reuse: Reuse,
-    /// Numbers of requests with the reuse up to there: at most [`POINTS`] points at even distances, the last one at the
-    /// end.
+    /// The reuse after some numbers of requests: at most [`POINTS`] evenly spaced points, the last one at the end.
     pub(super) curve: Vec<(usize, Reuse)>,
-    /// Mean time of a decision: interning a request's documents, ordering them, and recording the order. It excludes
+    /// Mean time of a decision for a request: to intern its documents, order them, and record the order, without
     /// rewriting the body.
     pub(super) mean_us: f64,
     pub(super) p99_us: f64,
-    /// The reuse of whole prompts, if they were replayed.
+    /// The reuse of whole prompts; `None` if they were not replayed.
     pub(crate) prompts: Option<PromptReuse>,
 }
 
-/// Points of a curve; a plot has no pixels for more.
+/// Most points of a curve; a plot cannot show more.
 const POINTS: usize = 240;
 
 /// Replays `trace` under `policy`, which is of `kind`.
@@ -60,9 +59,9 @@ pub(super) fn replay(
     Ok(outcome(kind.name(), replay.reuse(), curve, nanoseconds))
 }
 
-/// Replays `trace` in windows of `window` requests. Each window is planned as a whole before its first request is served:
-/// both the order of documents and the order of requests are chosen ([`foreword_simulation::batch_placed`]). Each request
-/// counts an equal part of its window's time.
+/// Replays `trace` in windows of `window` requests. Before a window's first request is served, the orders of its
+/// documents and of its requests are planned ([`foreword_simulation::batch_placed`]). A window's time counts in equal
+/// parts for its requests.
 pub(super) fn replay_batches(
     trace: &CompactTrace,
     window: usize,

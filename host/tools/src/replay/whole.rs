@@ -1,11 +1,11 @@
-//! Replays whole prompts under each policy, from original and stabilised bodies, and determines why their prefixes broke.
+//! Replays whole prompts under each policy, with original and stabilised heads, and diagnoses lost reuse.
 //!
 //! ```text
 //!   line ──▶ orderer (policy, head, conversation) ──▶ prompt ──▶ engine's cache      once for each policy
 //!     └────▶ index ──▶ cause                                                         once
 //! ```
 //!
-//! The log is read again for each policy, so that each thread holds one orderer and one cache at a time.
+//! The log is read again for each policy, so a thread needs memory for only one orderer and one cache.
 
 use super::Options;
 use super::simulate::{self, Pace, PolicyOutcome};
@@ -27,11 +27,11 @@ use std::time::Instant;
 
 /// The results of whole prompts.
 pub(super) struct Whole {
-    /// Reuse of original bodies, by policy.
+    /// Reuse of the original bodies, by policy.
     pub(super) came: Vec<PromptReuse>,
     /// Outcomes of stabilised bodies, by policy.
     pub(super) stabilised: Vec<PolicyOutcome>,
-    /// The causes that broke the prefixes of original bodies.
+    /// The causes for which original bodies lost tokens.
     pub(super) causes: Causes,
 }
 
@@ -72,16 +72,16 @@ pub(super) fn replay(options: &Options) -> Result<Whole> {
     })
 }
 
-/// A log, and the engine that it is replayed against.
+/// A log, and the cache that it is replayed against.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Input<'i> {
     pub(crate) files: &'i [PathBuf],
     pub(crate) capacity: Capacity,
-    /// Tokens of a document whose line does not state them.
+    /// Tokens of a document for which the line states none.
     pub(crate) document_tokens: u32,
 }
 
-/// Replays the log's prompts under one policy.
+/// Replays the log's prompts under one policy. `is_stabilised` is for a configuration that stabilises heads.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read, or the configuration is not valid.
@@ -109,7 +109,7 @@ pub(crate) fn prompts(
     Ok(simulate::whole(kind.name(), reuse, pace))
 }
 
-/// Replays a line as the gateway would serve it.
+/// Serves a line's request as the gateway would, and records the time of the decision.
 fn served(
     replay: &mut PromptReplay,
     reader: &LogReader,
@@ -134,7 +134,7 @@ fn served(
         .map_err(BadLine::Body)
 }
 
-/// Returns the causes that broke the prefixes of original bodies.
+/// Returns the causes for which original bodies lost tokens.
 fn causes(options: &Options) -> Result<Causes> {
     let mut explaining = Explaining::new(
         Limits::LOG.requests,
@@ -151,7 +151,7 @@ fn causes(options: &Options) -> Result<Causes> {
     Ok(causes)
 }
 
-/// The gateway's `ordering` as written, from which a replay derives its variants.
+/// The gateway's `ordering` as JSON, from which the configurations of a replay are derived.
 pub(crate) struct Ordered {
     value: Value,
     /// Whether a file was given.
@@ -216,7 +216,7 @@ impl Ordered {
         PolicyKind::by_name(&raw.policy).context("there is no such policy")
     }
 
-    /// Returns the configuration with the fields of `changes` in place of the written ones.
+    /// Returns the configuration with the fields of `changes` merged into it.
     ///
     /// # Errors
     /// Returns an error if the result is not a valid configuration.
@@ -226,7 +226,7 @@ impl Ordered {
         Ok(RawConfig::from_json(value.to_string().as_bytes())?)
     }
 
-    /// Returns the configuration that neither stabilises the prompt's head nor pins documents to their turns.
+    /// Returns the configuration that neither stabilises heads nor pins documents.
     ///
     /// # Errors
     /// Returns the errors of [`Ordered::raw`].
@@ -234,8 +234,8 @@ impl Ordered {
         self.raw(&json!({"head": {"mode": "off"}, "conversation": {"pin": false}}))
     }
 
-    /// Returns the configuration with the mode `report` replaced by `apply`. Without a file, it has every part that the
-    /// documentation calls safe, and pins documents to the turn in which they were sent.
+    /// Returns the configuration with the head's mode `report` replaced by `apply`. Without a file, it has the default
+    /// parts, and pins documents to the turn in which they were sent.
     ///
     /// # Errors
     /// Returns the errors of [`Ordered::raw`].

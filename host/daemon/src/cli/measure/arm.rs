@@ -1,20 +1,21 @@
-//! The arms of the workload: the configurations in front of the engine.
+//! The arms of the workload: configurations of the gateway in front of the engine.
 //!
 //! | arm | order of documents | what the engine reuses |
 //! | --- | --- | --- |
 //! | `none` | the retriever's | nothing: every request has a salt of its own |
 //! | `retrieval` | the retriever's | prefixes where rankings begin alike |
-//! | `random`, `sorted`, `recency`, `greedy`, `longest`, `foresight` | that policy's | what the policy arranges for |
+//! | `random`, `sorted`, `recency`, `greedy`, `longest`, `foresight` | that policy's | prefixes that the order makes
+//! alike |
 //! | any of these with `+hint` | the same | the same, and every prompt carries the hint that the gateway writes |
 //!
 //! `longest` finds the longest cached prefix exactly, like RAGCache++'s oracle (table 9) without its k! permutations.
 
 use foreword_ordering::policy::PolicyKind;
 
-/// A configuration in front of the engine.
+/// A configuration of the gateway in front of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arm {
-    /// Retrieval order on an engine without reuse.
+    /// The retriever's order, on an engine that reuses nothing.
     NoCache,
     /// The gateway, with this policy.
     Gateway {
@@ -25,7 +26,7 @@ pub(super) enum Arm {
 }
 
 impl Arm {
-    /// The retriever's order, the baseline of all comparisons.
+    /// The retriever's order, with which all arms are compared.
     pub(super) const RETRIEVAL: Self = Self::Gateway {
         policy: PolicyKind::Retrieval,
         hint: false,
@@ -43,10 +44,10 @@ impl Arm {
         hint: false,
     };
 
-    /// The arms of sweeps: no cache, both orders of the paper, and the gateway's defaults.
+    /// The arms of sweeps: no cache, the paper's two orders, and the gateway's defaults.
     pub(super) const FEW: [Self; 4] = [Self::NoCache, Self::RETRIEVAL, Self::GREEDY, Self::SHIPPED];
 
-    /// Returns all arms, in the order of tables. Retrieval order moves nothing, so it has no arm with a hint.
+    /// Returns all arms, in the order of tables. Excludes retrieval order with a hint, which the gateway never writes.
     pub(super) fn all() -> Vec<Self> {
         let moving = [
             PolicyKind::Random,
@@ -75,7 +76,7 @@ impl Arm {
         }
     }
 
-    /// Returns the arm of that name.
+    /// Returns the arm of that name, or a message with all names.
     pub(super) fn by_name(name: &str) -> Result<Self, String> {
         let all = Self::all();
         let found = all.iter().find(|arm| arm.name() == name);

@@ -1,4 +1,4 @@
-//! The figures of a workload: one row per arm, over all requests and over their second half.
+//! The figures of a workload: a row per arm, over all requests and over the second half.
 //!
 //! The first requests of a seed are excluded, as in RAGCache++ (section 4), because engine and gateway begin empty. The
 //! rest is *all*, and the second half of the trace *steady*. A figure is computed for each seed; the result is the mean
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 /// Requests excluded at the beginning of each seed, but at most half of them.
 pub(super) const WARM_UP: usize = 5;
 
-/// The mean of a figure over the seeds.
+/// A figure's mean over the seeds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Estimate {
     pub(super) mean: f64,
@@ -21,7 +21,7 @@ pub(super) struct Estimate {
     pub(super) within: Option<f64>,
 }
 
-/// The part of a trace that is counted.
+/// The part of a trace over which a figure is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     /// Everything after the warm-up.
@@ -37,20 +37,20 @@ pub(super) struct Row {
     pub(super) mean: Estimate,
     pub(super) p50: Estimate,
     pub(super) p95: Estimate,
-    /// One minus the ratio of the mean to retrieval order's, seed by seed; then the same for the median.
+    /// One minus the mean's ratio to retrieval order's, per seed; then the median's. `None` for retrieval order.
     pub(super) mean_below: Option<Estimate>,
     pub(super) p50_below: Option<Estimate>,
-    /// Share of requests that were faster than in retrieval order.
+    /// Fraction (0 to 1) of requests that were faster than in retrieval order.
     pub(super) faster: Option<f64>,
-    /// Share of prompt tokens that were not computed.
+    /// Fraction (0 to 1) of prompt tokens that the cache held.
     pub(super) saved_tokens: f64,
     /// One minus the ratio of the time to the first token to its median without a cache: the median, mean and 95th
     /// percentile of these savings (RAGCache++, table 7).
     pub(super) saved_time: Option<[f64; 3]>,
-    /// Number of requests that found a document in the cache, and of all.
+    /// Number of requests that found a document in the cache, and of all requests.
     pub(super) benefiting: usize,
     pub(super) requests: usize,
-    /// Mean tokens of a prompt, and the difference from retrieval order, which is the hint.
+    /// Mean tokens of a prompt, and their difference from retrieval order: the hint.
     pub(super) prompt_tokens: f64,
     pub(super) hint_tokens: Option<f64>,
     /// Mean seconds for ordering, for building the prompt, and in the engine.
@@ -70,7 +70,7 @@ impl Part {
         }
     }
 
-    /// Returns a seed's counted samples.
+    /// Returns the samples of one seed that belong to this part.
     pub(super) fn of(self, seed: &[Sample]) -> &[Sample] {
         let first = match self {
             Self::All => WARM_UP.min(seed.len() / 2),
@@ -80,7 +80,7 @@ impl Part {
     }
 }
 
-/// Returns a row for each outcome, in order. `shared` is the number of tokens at the beginning of every prompt.
+/// Returns a row for each outcome, in order. `shared` is the number of tokens with which every prompt begins.
 pub(super) fn rows(outcomes: &[Outcome], part: Part, shared: u32) -> Vec<Row> {
     let of = |arm| outcomes.iter().find(|outcome| outcome.arm == arm);
     let (retrieval, none) = (of(Arm::RETRIEVAL), of(Arm::NoCache));
@@ -161,12 +161,12 @@ fn row(
     }
 }
 
-/// Returns the counted samples of all seeds.
+/// Returns the samples of all seeds that belong to `part`.
 pub(super) fn counted(outcome: &Outcome, part: Part) -> impl Iterator<Item = &Sample> {
     outcome.seeds.iter().flat_map(move |seed| part.of(seed))
 }
 
-/// Returns the times to the first token, ascending.
+/// Returns the samples' times to the first token, ascending.
 pub(super) fn times<'a>(samples: impl IntoIterator<Item = &'a Sample>) -> Vec<f64> {
     let mut times: Vec<f64> = samples.into_iter().map(Sample::ttft).collect();
     times.sort_by(f64::total_cmp);
@@ -174,7 +174,7 @@ pub(super) fn times<'a>(samples: impl IntoIterator<Item = &'a Sample>) -> Vec<f6
 }
 
 impl Estimate {
-    /// Returns the mean of one value per seed.
+    /// Returns the estimate from one value per seed.
     pub(super) fn of(values: &[f64]) -> Self {
         let average = mean(values);
         let squares: f64 = values.iter().map(|value| (value - average).powi(2)).sum();
@@ -196,7 +196,7 @@ const STUDENT: [f64; 10] = [
 ];
 
 impl Row {
-    /// Returns the row as JSON; times in milliseconds, except for ordering and building in microseconds.
+    /// Returns the row as JSON, with times in milliseconds, except ordering and building in microseconds.
     pub(super) fn to_json(&self) -> Value {
         let milliseconds = |estimate: Estimate| Estimate {
             mean: 1e3 * estimate.mean,
@@ -223,12 +223,12 @@ impl Row {
     }
 }
 
-/// Returns the mean; 0 for no values.
+/// Returns the mean; 0 without values.
 pub(super) fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
-/// Returns the median; 0 for no values.
+/// Returns the median; 0 without values.
 pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     quantile(&values, 0.5)

@@ -1,4 +1,4 @@
-//! `foreword measure`: measures on a device, without a server, the time of an answer and what ordering saves.
+//! `foreword measure`: measures on a device, without a server, how long answers take and what ordering saves.
 //!
 //! ```text
 //!   steps        prefill, decode, cached prefixes, pages from the host's memory; on CUDA the device's own ceilings too
@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Each part is a module. All except the first use the whole engine: cache, scheduler and backend. The command prints a
-//! table or one JSON object, and writes a page with distributions.
+//! table or one JSON object, and writes an HTML report with distributions.
 
 mod arm;
 mod figures;
@@ -133,7 +133,7 @@ impl Arguments {
         self.parts.is_empty() || self.parts.contains(&part)
     }
 
-    /// Returns the arms of the main experiment, including retrieval order, the baseline.
+    /// Returns the arms to compare, always with retrieval order, the baseline.
     fn arms(&self) -> Vec<Arm> {
         if self.arms.is_empty() {
             return Arm::all();
@@ -144,7 +144,7 @@ impl Arguments {
     }
 }
 
-/// Measures, prints the figures and writes the report; progress goes to standard error.
+/// Measures, prints the results and writes the report. Progress goes to standard error.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     if let Some(message) = arguments.conflict() {
         crate::Arguments::command()
@@ -199,7 +199,7 @@ fn measured(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             open(arguments, arguments.arm_kv_tokens, arms.len(), &mut results)?;
         let bar = progress::bar("measure", requests(arguments, arms.len()))?;
         through_engine(arguments, &mut engine, kv_tokens, &arms, &mut results, &bar)?;
-        // An engine's pool has a fixed size, and there is memory for one engine.
+        // A pool's size is fixed, and there is memory for one engine only.
         drop(engine);
         if arguments.measures(Part::Sweeps) {
             for pool in &arguments.pools {
@@ -229,7 +229,7 @@ fn measured(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Measures the parts that can share an engine.
+/// Measures the parts that share one engine.
 fn through_engine(
     arguments: &Arguments,
     engine: &mut Stepper,
@@ -302,10 +302,10 @@ impl From<Order> for Ranks {
     }
 }
 
-/// Tokens of an answer when measuring throughput (RAGCache++, table 4).
+/// Tokens of an answer when throughput is measured (RAGCache++, table 4).
 const ANSWER_TOKENS: u32 = 50;
 
-/// Returns the workload of sweeps.
+/// Returns the base of all workloads: that of the sweeps.
 fn sweep(arguments: &Arguments, kv_tokens: u64) -> Workload {
     Workload {
         kind: Kind::Bursty,
@@ -320,7 +320,7 @@ fn sweep(arguments: &Arguments, kv_tokens: u64) -> Workload {
     }
 }
 
-/// Returns the number of requests of all parts.
+/// Returns the number of requests in all selected parts, for the progress bar.
 fn requests(arguments: &Arguments, arms: usize) -> usize {
     let mut requests = 0;
     if arguments.measures(Part::Orders) {
@@ -340,7 +340,7 @@ fn requests(arguments: &Arguments, arms: usize) -> usize {
     requests
 }
 
-/// Opens an engine for this number of arms, and returns the tokens of KV state for each.
+/// Opens an engine whose pool is shared by `arms` arms, and returns the tokens of KV state for each.
 fn open(
     arguments: &Arguments,
     arm_tokens: Option<u32>,

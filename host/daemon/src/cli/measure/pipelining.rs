@@ -1,4 +1,4 @@
-//! Measures retrieval concurrent with the system prompt's prefill (RAGCache++, section 3.6), on a real engine, in
+//! Measures retrieval that runs during the system prompt's prefill (RAGCache++, section 3.6), on a real engine and in
 //! elapsed time.
 //!
 //! ```text
@@ -7,8 +7,8 @@
 //!               system prompt ▶
 //! ```
 //!
-//! The retrieval is simulated by waiting. The prompts have the workload's sizes ([`prompt`](super::prompt)), and are
-//! uncached at the start. So the saving is that of a cold start, or of an evicted system prompt.
+//! Retrieval is simulated by waiting. The prompts have the workload's sizes ([`prompt`](super::prompt)) and are
+//! uncached at the start, so the saving is that of a cold start or of an evicted system prompt.
 
 use super::figures::median;
 use super::prompt::{QUESTION, SYSTEM};
@@ -19,15 +19,15 @@ use foreword_engine::engine::{Kind, Request, Stepper};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// Retrieval times in milliseconds, from the paper's table 6.
+/// Retrieval times of the paper's table 6, in milliseconds.
 const RETRIEVAL_MS: [u64; 3] = [20, 50, 100];
-/// Tokens of system prompts: the workload's, and one with descriptions of tools.
+/// Tokens of system prompts: the workload's, and as many as with descriptions of tools.
 const SYSTEMS: [u64; 2] = [SYSTEM as u64, 1_000];
 /// Number of documents in a prompt of the workload.
 const DOCUMENTS: u64 = 5;
 const DOCUMENT: u64 = 200;
 
-/// Measures the medians of `runs` requests for each system prompt and retrieval time; the two modes alternate.
+/// Returns the median times of `runs` requests for each system prompt and retrieval time; the two ways alternate.
 pub(super) fn run(engine: &mut Stepper, runs: u32) -> anyhow::Result<Value> {
     let mut results = Vec::new();
     for system in SYSTEMS {
@@ -59,7 +59,7 @@ pub(super) fn run(engine: &mut Stepper, runs: u32) -> anyhow::Result<Value> {
     Ok(json!(results))
 }
 
-/// A new question under a new salt.
+/// A question under a new salt, so that nothing of it is cached.
 struct Chat {
     system: u64,
     retrieval: Duration,
@@ -67,15 +67,14 @@ struct Chat {
 }
 
 impl Chat {
-    /// Returns the seconds until the first token if the engine starts after the documents have arrived.
+    /// Returns the seconds to the first token if the engine starts when retrieval has ended.
     fn serial(&self, engine: &mut Stepper) -> anyhow::Result<f64> {
         let start = Instant::now();
         std::thread::sleep(self.retrieval);
         self.answer(engine, start)
     }
 
-    /// Returns the seconds until the first token if the engine starts with the system prompt, and the seconds of that
-    /// prefill.
+    /// Returns the seconds to the first token with the system prompt prefilled during retrieval, and that prefill's.
     fn pipelined(&self, engine: &mut Stepper) -> anyhow::Result<(f64, f64)> {
         let start = Instant::now();
         let warm_up = Request {
@@ -108,15 +107,15 @@ impl Chat {
     }
 }
 
-/// Number of the system prompt's text; documents have higher ones.
+/// Number of the system prompt's text; documents have the numbers after it.
 const SYSTEM_TEXT: u64 = 1;
 
-/// Returns the tokens of the text with this number.
+/// Returns `tokens` tokens of the text with this number.
 fn text(number: u64, tokens: u64) -> Vec<TokenId> {
     (0..tokens).map(|at| token(number, at)).collect()
 }
 
-/// Returns a token of a text: below 128, so that every vocabulary has it.
+/// Returns the token at a position of a text, below 128, so that every vocabulary has it.
 fn token(text: u64, at: u64) -> TokenId {
     let mixed = (text.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ at).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     (mixed >> 57) as TokenId

@@ -7,7 +7,7 @@ use anyhow::Result;
 use foreword_report::plot::{self, BASELINE, BEST, OTHERS, Points, Width, lines, quantile};
 use plotters::style::RGBColor;
 
-/// Plots the distribution of the time to the first token for every arm. The slowest hundredth may be outside the plot.
+/// Plots for each arm the distribution of the time to the first token. The slowest hundredth may be cut off.
 pub(super) fn distributions(experiment: &Experiment, width: Width) -> Result<String> {
     let arms: Vec<_> = (experiment.outcomes.iter())
         .map(|outcome| (outcome.arm, distribution(experiment, outcome.arm)))
@@ -28,7 +28,7 @@ pub(super) fn distributions(experiment: &Experiment, width: Width) -> Result<Str
     )
 }
 
-/// Plots the mean time to the first token over a sweep's values, for every arm.
+/// Plots for each arm the mean time to the first token over a sweep's values.
 pub(super) fn sweep(points: &[&Experiment], what: &str, width: Width) -> Result<String> {
     let line = |arm: Arm| -> Points {
         let means = points.iter().filter_map(|experiment| {
@@ -42,7 +42,7 @@ pub(super) fn sweep(points: &[&Experiment], what: &str, width: Width) -> Result<
     lines(drawn.to_vec(), what, "milliseconds, mean", width)
 }
 
-/// Returns an arm's colour: one for the gateway's defaults, one for retrieval order, and one for all others.
+/// Returns an arm's colour: those of the gateway's defaults and of retrieval order differ from all others'.
 fn colour(arm: Arm) -> RGBColor {
     match arm {
         Arm::SHIPPED => BEST,

@@ -1,14 +1,14 @@
-//! Builds the workload's requests as a client would, and the prompts that an engine gets.
+//! Builds the workload's requests as a client would, and the prompts that the engine receives.
 //!
 //! ```text
 //!   documents of a trace ──▶ chat body ──▶ core, configured as the arm says ──▶ body ──▶ text ──▶ tokens
 //!                                          (order, hint: what the gateway writes)
 //! ```
 //!
-//! There is no tokenizer. Tokens are the pieces into which Qwen's tokenizers split a text before any look-up: a word
-//! with the character before it, a digit, a run of marks, a run of white space. The words used are single tokens for
-//! tokenizers of usual size. So a document, the system text and a question have the stated numbers of tokens, and a
-//! hint as many as with a real model.
+//! There is no tokenizer. Tokens are the pieces into which Qwen's tokenizers split a text first: a word with the
+//! character before it, a digit, a run of marks, or a run of white space. The words used are single tokens in usual
+//! tokenizers, so documents, system text and questions have the stated numbers of tokens, and a hint about as many as
+//! with a real model.
 
 use super::arm::Arm;
 use anyhow::{Context, anyhow};
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 pub(super) const SYSTEM: usize = 100;
 pub(super) const QUESTION: usize = 32;
 
-/// One arm's gateway: the core with its learnt state.
+/// The gateway of one arm: an orderer with what it has learned.
 pub(super) struct Gateway {
     orderer: Orderer,
 }
@@ -31,15 +31,15 @@ pub(super) struct Gateway {
 /// A prompt, and the time to make it.
 pub(super) struct Prompt {
     pub(super) tokens: Vec<TokenId>,
-    /// Time from the client's body to the forwarded one.
+    /// Time from the client's body to the body for the engine.
     pub(super) ordering: Duration,
-    /// Time from the forwarded body to tokens.
+    /// Time from the body for the engine to its tokens.
     pub(super) building: Duration,
     rewrite: Rewrite,
 }
 
 impl Gateway {
-    /// Returns a gateway without history, for an engine with this capacity.
+    /// Returns a gateway without history, for an engine with `kv_tokens` tokens of KV state.
     pub(super) fn new(arm: Arm, kv_tokens: u64) -> anyhow::Result<Self> {
         let (policy, hint) = match arm {
             Arm::NoCache => ("retrieval", false),
@@ -55,7 +55,7 @@ impl Gateway {
         })
     }
 
-    /// Returns the prompt for a request's body.
+    /// Returns the prompt that the engine receives for a client's body.
     pub(super) fn prompt(&mut self, body: &[u8]) -> anyhow::Result<Prompt> {
         let start = Instant::now();
         let rewrite = self.orderer.rewrite(Tenant::default(), body);
@@ -70,7 +70,7 @@ impl Gateway {
         })
     }
 
-    /// Records the response's cached tokens of a prompt, as the gateway does.
+    /// Corrects the orderer by the cached tokens of a response, as the gateway does.
     pub(super) fn learn(&mut self, prompt: &Prompt, cached_tokens: u32) {
         let usage = Usage {
             prompt_tokens: prompt.tokens.len() as u64,
@@ -82,7 +82,7 @@ impl Gateway {
     }
 }
 
-/// Returns the chat body of a trace's request; `number` makes its question unique.
+/// Returns the chat body for a request of the trace; `number` makes its question unique.
 pub(super) fn body(request: &Request, number: u64) -> Vec<u8> {
     let documents: Vec<Value> = (request.documents.iter())
         .map(|document| {
@@ -103,7 +103,7 @@ pub(super) fn body(request: &Request, number: u64) -> Vec<u8> {
     body.to_string().into_bytes()
 }
 
-/// Returns the text of a chat's messages, concatenated.
+/// Returns the contents of a chat's messages, joined by line breaks.
 fn text(body: &[u8]) -> anyhow::Result<String> {
     let body: Value = serde_json::from_slice(body)?;
     let messages = body["messages"].as_array().context("no messages")?;
@@ -118,7 +118,7 @@ fn name(number: u64) -> String {
     format!("doc-{number}")
 }
 
-/// Returns a document's text, such that its block, including tags, has `tokens` tokens.
+/// Returns a document's text, such that its block with tags has `tokens` tokens.
 fn document_text(number: u64, tokens: usize) -> String {
     let frame = format!("<document id=\"{}\">\n</document>\n", name(number));
     // The line break after the text is a separate token.
@@ -139,7 +139,7 @@ fn words(mut random: Random, count: usize) -> String {
     text
 }
 
-/// Words that every English tokenizer has as single tokens.
+/// Words that are single tokens in usual English tokenizers.
 const WORDS: [&str; 64] = [
     "about", "after", "again", "all", "also", "and", "any", "are", "back", "been", "before",
     "both", "but", "can", "come", "could", "day", "does", "down", "each", "even", "first", "for",
@@ -154,9 +154,9 @@ pub(super) fn tokens(text: &str) -> Vec<TokenId> {
     pieces(text).map(token).collect()
 }
 
-/// Returns a piece's token, below 128, so that it is in every vocabulary.
+/// Returns the token of a piece, below 128, so that every vocabulary has it.
 fn token(piece: &str) -> TokenId {
-    // FNV-1a; its upper bits are mixed better than the lower ones.
+    // FNV-1a. The upper bits of the product are mixed best.
     let hash = piece.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
@@ -175,7 +175,7 @@ fn pieces(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Returns the length of a text's first piece, in bytes.
+/// Returns the length of a text's first piece, in bytes; `None` if the text is empty.
 fn first_piece(text: &str) -> Option<usize> {
     let is_mark = |c: char| !c.is_whitespace() && !c.is_alphanumeric();
     let is_break = |c: char| matches!(c, '\r' | '\n');

@@ -1,4 +1,4 @@
-//! RAGCache++'s workload on a real engine: the time to the first token for each arm.
+//! Runs RAGCache++'s workload on a real engine, and measures the time to the first token for each arm.
 //!
 //! ```text
 //!   trace ──▶ arm 1: gateway ──▶ prompt ─┐
@@ -6,10 +6,10 @@
 //!         ──▶ …                          ┘
 //! ```
 //!
-//! The arms **take turns**, request by request or group by group, and each is first in turn. So other load on the
-//! machine affects all arms, and their ratios are valid even if their times are not. All arms share one pool of KV
-//! pages, sized for all of them, but no pages. An arm that computes less also stores less, so an arm's share of the
-//! pool is not exact.
+//! The arms take turns for each group of requests, and each is first in turn. So other load on the machine affects all
+//! arms, and ratios between arms are valid even if times are not. The arms have different salts, so they share no
+//! pages, but one pool that is sized for all of them. An arm that computes less also stores less, so an arm's share of
+//! the pool is not exact.
 
 use super::arm::Arm;
 use super::prompt::{Gateway, body};
@@ -22,7 +22,7 @@ use std::time::Instant;
 /// A kind of trace.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Kind {
-    /// Bursts of ten requests for one region (RAGCache++, section 4.1).
+    /// Bursts of ten requests about one region (RAGCache++, section 4.1).
     Bursty,
     /// Places around cities (section 4.7).
     Geospatial,
@@ -30,17 +30,17 @@ pub(super) enum Kind {
     Uniform,
 }
 
-/// The workload for every arm.
+/// The workload that every arm gets.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Workload {
     pub(super) kind: Kind,
-    /// Share of documents common to consecutive requests, for bursty traces.
+    /// Fraction (0 to 1) of documents that consecutive requests have in common, in bursty traces.
     pub(super) overlap: f64,
-    /// The order of a request's documents; of bursty and geospatial traces.
+    /// How a request's documents are ranked, in bursty and geospatial traces.
     pub(super) ranks: Ranks,
     /// Documents in a request.
     pub(super) k: usize,
-    /// Requests submitted at once; the next group follows when all answers have ended.
+    /// Requests submitted at once; the next ones follow when all their answers have ended.
     pub(super) at_once: usize,
     /// Tokens of an answer.
     pub(super) answer: u32,
@@ -70,7 +70,7 @@ impl Sample {
     }
 }
 
-/// An arm's results: the samples of each seed, and the seconds that all its answers took.
+/// An arm's results: the samples of each seed, and the total seconds of all answers.
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
     pub(super) arm: Arm,
@@ -93,7 +93,7 @@ impl Kind {
 }
 
 impl Workload {
-    /// Returns the trace of a seed.
+    /// Returns the trace for a seed.
     fn trace(&self, seed: u64) -> Trace {
         match self.kind {
             Kind::Bursty => {
@@ -112,7 +112,7 @@ impl Workload {
         }
     }
 }
-/// Runs the workload under every arm. `name` makes its salts differ from other workloads', and `done` is called after
+/// Runs the workload under every arm. `name` distinguishes its salts from other workloads'. `done` is called after
 /// every request.
 pub(super) fn run(
     engine: &mut Stepper,
@@ -166,7 +166,7 @@ pub(super) fn run(
     Ok(outcomes)
 }
 
-/// Submits requests at once, and returns their samples and the seconds until the last answer ended.
+/// Orders and submits requests at once. Returns their samples, and the seconds until the last answer ended.
 fn group(
     engine: &mut Stepper,
     gateway: &mut Gateway,
@@ -202,14 +202,14 @@ fn group(
     Ok((samples.collect(), seconds))
 }
 
-/// An answer: seconds until its first token, and the prompt tokens found in the cache.
+/// An answer: seconds to its first token, and cached prompt tokens.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Answered {
     pub(super) first_token: f64,
     pub(super) cached_tokens: u32,
 }
 
-/// Submits requests at once and runs the engine until all have ended.
+/// Submits requests at once, and runs the engine until all have ended.
 pub(super) fn answers(
     engine: &mut Stepper,
     requests: Vec<Request>,
@@ -241,6 +241,6 @@ pub(super) fn answers(
             }
         }
     }
-    // A warm-up has no token.
+    // A prefill without an answer has no token.
     Ok(answers.into_iter().map(Option::unwrap_or_default).collect())
 }

@@ -1,4 +1,4 @@
-//! The report, an HTML file.
+//! The HTML report.
 
 use super::arm::Arm;
 use super::figures::{Part, Row};
@@ -10,7 +10,7 @@ use foreword_report::{both_widths, filled, row, tile};
 
 const TITLE: &str = "Foreword measure: what ordering saves in time";
 
-/// Returns the HTML page of all results, which loads nothing from elsewhere.
+/// Returns the report's page.
 pub(super) fn page(results: &Results) -> Result<String> {
     let parts = [
         results.orders.as_ref().map(orders).transpose()?,
@@ -36,7 +36,7 @@ pub(super) fn page(results: &Results) -> Result<String> {
     ))
 }
 
-/// A wide table wraps its heads, and scrolls by itself on a phone.
+/// Wraps the heads of wide tables, and lets them scroll on a phone.
 const STYLE: &str = ".scroll { overflow-x: auto; }\n.scroll thead th { white-space: normal; }\n";
 
 fn orders(orders: &Experiment) -> Result<String> {
@@ -88,7 +88,7 @@ fn tiles(rows: &[Row]) -> String {
     .concat()
 }
 
-/// Returns two tables of the rows: times, and their causes.
+/// Returns two tables of the rows: one of times, and one of the work behind them.
 fn tables(title: &str, words: &str, rows: &[Row]) -> String {
     let times = [
         "mean, ms",
@@ -112,7 +112,7 @@ fn tables(title: &str, words: &str, rows: &[Row]) -> String {
     )
 }
 
-/// Returns a table with the cells from `first` on, one per head.
+/// Returns a table of the rows' cells from `first` on, one for each of `heads`.
 fn table(rows: &[Row], heads: &[&str], first: usize) -> String {
     let lines: String = (rows.iter())
         .map(|row| {
@@ -136,7 +136,7 @@ fn table(rows: &[Row], heads: &[&str], first: usize) -> String {
     )
 }
 
-/// Returns a plot for each sweep over numbers, and a table of all sweeps.
+/// Returns a plot for each sweep over numbers, and a table of all sweeps; `None` without sweeps.
 fn sweeps(sweeps: &[Experiment]) -> Result<Option<String>> {
     if sweeps.is_empty() {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! All results, and their forms as tables and as JSON.
+//! All results, as tables and as JSON.
 
 use super::arm::Arm;
 use super::figures::{Estimate, Part, Row, counted, rows, times};
@@ -13,7 +13,7 @@ use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// The model and the workload that the command line asked to measure.
+/// The model and the workload to measure, by the command line.
 pub(super) struct Setting {
     pub(super) model: String,
     pub(super) queries: u32,
@@ -23,10 +23,10 @@ pub(super) struct Setting {
     pub(super) k: u32,
 }
 
-/// All results; those that were not requested are absent.
+/// All results. Parts that were not selected are `None` or empty.
 pub(super) struct Results {
     pub(super) setting: Setting,
-    /// The device, in words.
+    /// Description of the device.
     pub(super) device: String,
     pub(super) ceilings: Option<Ceilings>,
     pub(super) steps: Option<Steps>,
@@ -36,9 +36,9 @@ pub(super) struct Results {
     pub(super) pipelining: Option<Value>,
 }
 
-/// One workload under several arms.
+/// The results of one workload under several arms.
 pub(super) struct Experiment {
-    /// Name of the varied parameter, and its value.
+    /// Name and value of the parameter that is varied.
     pub(super) name: &'static str,
     pub(super) value: f64,
     pub(super) workload: Workload,
@@ -46,7 +46,7 @@ pub(super) struct Experiment {
 }
 
 impl Experiment {
-    /// Runs the workload under these arms.
+    /// Runs the workload under `arms`.
     pub(super) fn run(
         name: &'static str,
         value: f64,
@@ -79,16 +79,16 @@ impl Experiment {
 
     /// Returns a row for each arm.
     pub(super) fn rows(&self, part: Part) -> Vec<Row> {
-        // The beginning of every prompt: the system text, and the rest of its last page.
+        // Every prompt begins with the system text, and with up to 15 tokens of the first document on the same page.
         rows(&self.outcomes, part, SYSTEM as u32 + 15)
     }
 
-    /// Returns the varied parameter's value, in words.
+    /// Returns the value of the parameter as text.
     pub(super) fn label(&self) -> String {
         label(self.name, self.value)
     }
 
-    /// Returns requests, and tokens of prompts and answers, per second.
+    /// Returns requests per second, and tokens of prompts and answers per second.
     pub(super) fn rates(&self, outcome: &Outcome) -> (f64, f64) {
         let samples = outcome.seeds.iter().flatten();
         let (mut requests, mut tokens) = (0.0, 0.0);
@@ -249,7 +249,7 @@ impl Results {
     }
 }
 
-/// Heads of the columns behind the arm's name, as [`cells`] has them, and the columns' widths.
+/// Heads of the columns after the arm's name, in the order of [`cells`], and the columns' widths.
 const HEADS: [&str; 11] = [
     "mean, ms",
     "p50, ms",
@@ -265,7 +265,7 @@ const HEADS: [&str; 11] = [
 ];
 const WIDTHS: [usize; 11] = [16, 16, 9, 16, 16, 8, 9, 11, 7, 10, 10];
 
-/// Ends a line with cells at the right of their columns.
+/// Writes cells, each at the right of its column, and ends the line.
 fn write_cells(table: &mut String, cells: [impl std::fmt::Display; 11]) {
     for (cell, width) in cells.into_iter().zip(WIDTHS) {
         let _ = write!(table, "{cell:>width$}");
@@ -384,8 +384,7 @@ fn write_sweeps(table: &mut String, sweeps: &[Experiment]) {
     }
 }
 
-/// Returns the times to the first token of an arm's requests, in milliseconds, ascending; empty if the arm was not
-/// measured.
+/// Returns an arm's times to the first token, in milliseconds, ascending; empty if the arm was not measured.
 pub(super) fn distribution(experiment: &Experiment, arm: Arm) -> Vec<f64> {
     let mut outcomes = experiment.outcomes.iter();
     let outcome = outcomes.find(|outcome| outcome.arm == arm);

@@ -1,5 +1,5 @@
-//! The parts of an answer on a device, without a server: prefill, decode, cached prefixes, and pages from the host's
-//! memory. Every figure is the median of several runs of the backend's own steps, without random sampling.
+//! Measures the parts of an answer on a device: prefill, decode, cached prefixes, and loading pages from host memory.
+//! Each figure is the median of several runs of the backend's own steps.
 
 use super::Arguments;
 use anyhow::ensure;
@@ -13,14 +13,14 @@ use foreword_engine::sampling::Sampling;
 use serde_json::{Value, json};
 use std::time::Instant;
 
-/// The figures of a device's steps.
+/// The figures of a device's steps, as JSON.
 pub(super) struct Steps {
     pub(super) prefill: Value,
     pub(super) decode: Vec<Value>,
     pub(super) host_tier: Value,
 }
 
-/// Measures prefill, decode and cached prefixes on a backend, without a workload.
+/// Measures all figures on a backend. `max_step_tokens` is the most tokens of a step.
 pub(super) fn run(
     backend: Box<dyn Backend>,
     max_step_tokens: u32,
@@ -56,13 +56,12 @@ struct Bench {
     backend: Box<dyn Backend>,
     max_step_tokens: u32,
     runs: u32,
-    /// Buffer for logits, reused.
+    /// Buffer for logits, used by all steps.
     logits: Vec<f32>,
 }
 
 impl Bench {
-    /// Measures prefill: cold, with three quarters of the prompt cached, and with all except a question of 32 tokens
-    /// cached.
+    /// Measures prefill of `tokens` tokens: cold, with three quarters cached, and with all but 32 cached.
     fn prefill(
         &mut self,
         tokens: u32,
@@ -88,7 +87,7 @@ impl Bench {
         }))
     }
 
-    /// Measures decoding of several sequences, each with its own context.
+    /// Measures decoding of `batch` sequences, each with `context` tokens.
     fn decode(
         &mut self,
         batch: u32,
@@ -124,7 +123,7 @@ impl Bench {
                 ..Step::default()
             })
         })?;
-        // Every weight is read once, as are every sequence's keys and values.
+        // A step reads every weight once, and every sequence's keys and values.
         let bytes = config.decode_bytes(u64::from(batch), u64::from(context));
         Ok(json!({
             "batch": batch,
@@ -136,7 +135,7 @@ impl Bench {
         }))
     }
 
-    /// Measures loading a prefix from the host's memory, compared with computing it.
+    /// Measures loading a prefix from host memory, compared with computing it.
     fn host_tier(&mut self, context: u32) -> anyhow::Result<Value> {
         let BackendShape {
             page_tokens,
@@ -182,7 +181,7 @@ impl Bench {
         self.step(step)
     }
 
-    /// Computes tokens from `start` on, in the largest steps that the backend accepts, on pages from `page` on.
+    /// Computes `tokens` tokens from position `start` on, in steps of the largest size, on pages from `page` on.
     fn compute(&mut self, start: u32, tokens: u32, page: u32) -> anyhow::Result<()> {
         let end = start + tokens;
         let mut at = start;
@@ -218,7 +217,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Returns the median time after two warm-up runs: the backend may record the second one.
+    /// Returns the median seconds of `work`, after two runs that do not count: the backend may record the second one.
     fn time(
         &mut self,
         mut work: impl FnMut(&mut Self) -> anyhow::Result<()>,

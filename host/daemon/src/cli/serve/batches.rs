@@ -1,4 +1,4 @@
-//! The arguments for batches: whether they are accepted, and their limits.
+//! The arguments of batches.
 
 use foreword_ordering::RawConfig;
 use foreword_server::batches::{Bounds, Config};
@@ -39,7 +39,7 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// Returns the configuration of batches; `None` if they are not accepted.
+    /// Returns the configuration of batches; `None` without `--batch-dir`.
     pub(crate) fn config(&self, ordering: RawConfig) -> Option<Config> {
         let folder = self.batch_dir.clone()?;
         Some(Config {

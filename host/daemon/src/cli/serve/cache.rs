@@ -1,4 +1,4 @@
-//! The arguments for the cache's further tiers and for eviction.
+//! The arguments of the cache's tiers and of eviction.
 
 use crate::cli::size::size;
 use foreword_engine::cache::EvictionPolicy;
@@ -48,7 +48,7 @@ impl Arguments {
     /// Returns a description of conflicting arguments; `None` if there are none.
     pub(crate) fn conflict(&self, page_tokens: u32) -> Option<String> {
         let tokens = self.kv_host_tokens;
-        // Whether a size in bytes has room for a page is known only once the model is.
+        // Whether a size in bytes has room for a page is known only when the model is loaded.
         let in_tokens = self.kv_host_memory_bytes.is_none();
         (self.kv_disk.is_some() && in_tokens && tokens < page_tokens).then(|| {
             format!(
@@ -57,7 +57,7 @@ impl Arguments {
         })
     }
 
-    /// Returns the size of the host memory tier.
+    /// Returns the size of the page pool in host memory.
     pub(crate) fn host_size(&self) -> KvSize {
         self.kv_host_memory_bytes
             .map_or(KvSize::Tokens(self.kv_host_tokens), KvSize::Bytes)

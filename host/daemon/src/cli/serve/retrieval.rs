@@ -52,8 +52,8 @@ enum Speculation {
 }
 
 impl Arguments {
-    /// Returns the configuration of retrieval. `ordering` is the gateway's configuration of documents, which applies
-    /// here, too.
+    /// Returns the configuration of retrieval. `ordering` is the gateway's ordering configuration, by which documents
+    /// are ordered and written.
     pub(crate) fn config(&self, ordering: RawConfig) -> anyhow::Result<Config> {
         Ok(Config {
             embedder: self.embedder.clone(),

@@ -1,4 +1,4 @@
-//! The arguments for the queue's order and for the watchdog.
+//! The arguments of the queue's order and of the watchdog.
 
 use clap::ValueEnum;
 use foreword_engine::engine::{EngineConfig, Rule};
@@ -41,7 +41,7 @@ enum Order {
 }
 
 impl Arguments {
-    /// Returns the engine's configuration with these arguments, and defaults for the rest.
+    /// Returns the engine's configuration with these arguments, and with defaults for the rest.
     pub(crate) fn config(&self) -> EngineConfig {
         EngineConfig {
             order: match self.queue_order {
@@ -56,7 +56,7 @@ impl Arguments {
                 },
                 Order::Arrival => Rule::Arrival,
             },
-            // The limit on all requests applies as well.
+            // The limit on all waiting requests applies as well.
             max_waiting_per_tenant: self.max_waiting_per_tenant.unwrap_or(u32::MAX),
             prefix_caching: !self.no_enable_prefix_caching,
             max_prefill_batch: self.max_prefill_batch,

@@ -22,7 +22,7 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// Returns the limits of stored responses; `None` if none are stored.
+    /// Returns the limits of stored responses; `None` without `--store`.
     pub(crate) fn bounds(&self) -> Option<Bounds> {
         self.store.then(|| Bounds {
             responses: self.store_responses as usize,

@@ -1,5 +1,4 @@
-//! The blocks in an engine's cache: their tiers, their predecessors, and the documents that end in them. The parent module
-//! decides which request may use a block.
+//! The blocks in an engine's cache: their tiers, the blocks before them, and the documents that end in them.
 
 use crate::kv::vllm::read::{BlockHash, Key};
 use foreword_engine::TokenId;
@@ -11,7 +10,7 @@ use std::sync::Arc;
 #[derive(Debug, Default)]
 pub(super) struct HeldBlocks {
     blocks: HashMap<BlockHash, Block>,
-    /// The blocks after each block, including blocks that are not held, since their children may be. `None`: first blocks.
+    /// The known blocks behind each block, which need not be held itself. `None`: blocks that begin a sequence.
     children: HashMap<Option<BlockHash>, HashSet<BlockHash>>,
 }
 
@@ -19,14 +18,14 @@ pub(super) struct HeldBlocks {
 struct Block {
     parent: Option<BlockHash>,
     tokens: Arc<[TokenId]>,
-    /// For a first block, keys in addition to its tokens, such as a salt; `None` if unknown.
+    /// For a block that begins a sequence, what its hash covers besides tokens, such as a salt; `None` if not reported.
     keys: Option<Vec<Key>>,
-    /// Whether each tier holds the block: the device, host memory, others.
+    /// Whether the block is held on the device, in host memory, and elsewhere, in this order.
     places: [bool; 3],
     marks: Vec<DocumentEnd>,
 }
 
-/// A document's end within a block, with the path up to it.
+/// A mark: a document ends in the block, at the end of this path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DocumentEnd {
     pub(super) salt: Arc<str>,
@@ -45,13 +44,13 @@ impl HeldBlocks {
         block.is_some_and(|block| block.places.contains(&true))
     }
 
-    /// Returns whether there is a first block without known keys.
+    /// Returns whether a block that begins a sequence was reported without keys.
     pub(super) fn has_first_without_keys(&self) -> bool {
         let mut blocks = self.blocks.values();
         blocks.any(|block| block.parent.is_none() && block.keys.is_none())
     }
 
-    /// Records that `tier` holds a block. Returns its tokens; `None` if the tier held it already.
+    /// Records that `tier` holds a block. Returns the block's tokens; `None` if the tier held it already.
     pub(super) fn put(
         &mut self,
         hash: BlockHash,
@@ -71,20 +70,20 @@ impl HeldBlocks {
         if was_there {
             return None;
         }
-        // The first report of its parent counts: with another one, an old entry could not be removed.
+        // The parent of the first report counts, so that `forget` finds this entry.
         self.children.entry(block.parent).or_default().insert(hash);
         Some(block.tokens.clone())
     }
 
-    /// Records that `tier` dropped a block; returns whether it held it. If no tier [holds](Self::contains) the block now,
-    /// the caller must take its marks and those of the blocks [below](Self::below) it, and then [`forget`](Self::forget)
-    /// it.
+    /// Records that `tier` dropped a block; returns whether it held it. If no tier [holds](Self::contains) the block
+    /// now, the caller must take its marks and those of the blocks [behind](Self::below) it, and then
+    /// [`forget`](Self::forget) it.
     pub(super) fn take(&mut self, hash: BlockHash, tier: Tier) -> bool {
         let block = self.blocks.get_mut(&hash);
         block.is_some_and(|block| std::mem::replace(&mut block.places[tier as usize], false))
     }
 
-    /// Removes a block, but not those after it.
+    /// Removes a block, but not those behind it.
     pub(super) fn forget(&mut self, hash: BlockHash) {
         if let Some(block) = self.blocks.remove(&hash)
             && let Some(siblings) = self.children.get_mut(&block.parent)
@@ -96,7 +95,7 @@ impl HeldBlocks {
         }
     }
 
-    /// Returns a block and all blocks after it, parents first.
+    /// Returns a block and all known blocks behind it, each after its parent.
     pub(super) fn below(&self, top: BlockHash) -> Vec<BlockHash> {
         let mut found = vec![top];
         // An engine's reports could form a cycle.
@@ -110,8 +109,8 @@ impl HeldBlocks {
         found
     }
 
-    /// Returns the child block of `at` (`None`: a first block) whose tokens begin `tokens`, and its number of tokens. A
-    /// first block's keys must satisfy `is_whose`.
+    /// Returns the block behind `at` (`None`: one that begins a sequence) with which `tokens` begin, and its number of
+    /// tokens. `is_whose` must be true for the keys of a block that begins a sequence.
     pub(super) fn behind(
         &self,
         at: Option<BlockHash>,
@@ -126,11 +125,11 @@ impl HeldBlocks {
                     && (at.is_some() || is_whose(block.keys.as_deref()));
                 fits.then_some((*hash, block.tokens.len()))
             })
-            // Among blocks with the same tokens, always the same one is chosen.
+            // Among blocks with the same tokens, the choice is always the same.
             .min()
     }
 
-    /// Adds a mark to a block; returns whether it was new and there was room.
+    /// Adds a mark to a block; returns false if the mark was there or the block is full or unknown.
     pub(super) fn mark(&mut self, hash: BlockHash, mark: DocumentEnd) -> bool {
         let Some(block) = self.blocks.get_mut(&hash) else {
             return false;

@@ -1,22 +1,21 @@
-//! Determines which documents an engine's blocks hold: from its events, which give blocks and tokens, and from prompts with
-//! known documents.
+//! Determines which documents an engine's cache holds, from its events on blocks and from prompts with known documents.
 //!
 //! ```text
 //!   prompt   |system      |document 1         |document 2     |question       tokens, and where documents end
 //!   blocks   [ 9f ]──▶[ 31 ]──▶[ c0 ]──▶[ 77 ]──▶[ 08 ]                       by the engine's hashes, from events
-//!                               mark 1   mark 2                               on the last block wholly before an end
+//!                               mark 1   mark 2                               on the last block before an end
 //! ```
 //!
-//! Blocks and prompts are matched by their tokens, so another engine's hashes need not be computed. Either may come first:
-//! a prompt with missing blocks waits at the last block found. A document is resident while its mark's block and all blocks
-//! before it are held. An engine may evict a block in the middle; the blocks after it then lose their marks, which the next
-//! prompt restores. So the feed may know less than is held, never more.
+//! Blocks and prompts are matched by their tokens, so the engine's hash function need not be known. Either may come
+//! first: a prompt with missing blocks waits at the last block found. A *mark* records that a document ends in a block.
+//! The document is resident while its mark's block and all blocks before it are held. If an engine evicts a block,
+//! those behind it lose their marks until the next such prompt. So the feed never reports more than is held.
 //!
-//! If an engine reports no salts, nothing is reported about salted prompts. Once there are any, nothing is reported about
-//! the others either, since one tenant's blocks would be attributed to all.
+//! If an engine does not report salts, nothing is reported about salted prompts. After the first salted prompt, nothing
+//! is reported about the others either, since their blocks might belong to any tenant.
 //!
-//! Layers with a sliding window or a state have blocks of their own, which are skipped. An engine may reuse less of a model
-//! with such layers than is reported.
+//! Layers with a sliding window or a recurrent state have blocks of their own, which are skipped. The engine may then
+//! reuse less than is reported.
 //!
 //! [`held`] stores the blocks and [`waiting`] the prompts; this module matches the two and reports the result.
 
@@ -32,7 +31,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use waiting::{Prompt, WaitingPrompts};
 
-/// Matches an engine's blocks with prompts, and reports which documents the engine holds.
+/// Matches an engine's blocks with prompts, and determines which documents the engine holds.
 #[derive(Debug)]
 pub struct Blocks {
     limits: Limits,
@@ -40,17 +39,17 @@ pub struct Blocks {
     waiting: WaitingPrompts,
     /// Id of the next prompt.
     next: u64,
-    /// Groups of layers whose blocks are skipped.
+    /// Groups of layers whose blocks are skipped, since they hold only a part of the sequence.
     partial: HashSet<i64>,
-    /// Whether any prompt had a salt.
+    /// Whether any prompt so far had a salt.
     salted: bool,
     log: Vec<CacheEvent>,
 }
 
-/// The limits of the state.
+/// Limits on the state's size.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Most blocks. If an engine reports more, its reports are not trusted and the state is reset.
+    /// Most blocks. If an engine reports more, its reports are not credible and the state is discarded.
     pub blocks: usize,
     /// Most waiting prompts; beyond it the oldest are dropped.
     pub prompts: usize,
@@ -90,7 +89,7 @@ impl Blocks {
         }
     }
 
-    /// Returns the events since the last call.
+    /// Returns the changes since the last call, as events of our own engine's cache.
     pub fn take_events(&mut self) -> Vec<CacheEvent> {
         std::mem::take(&mut self.log)
     }
@@ -113,7 +112,7 @@ impl Blocks {
         });
     }
 
-    /// Applies an event of the engine's blocks.
+    /// Applies one of the engine's events.
     pub fn event(&mut self, event: BlockEvent) {
         match event {
             BlockEvent::Stored(stored) => {
@@ -154,7 +153,7 @@ impl Blocks {
         }
     }
 
-    /// Resets the state, since events were lost or the engine restarted.
+    /// Discards the state, because events were lost or the engine restarted.
     pub fn forget(&mut self) {
         self.begin_anew(vec![CacheEvent::Gap { events: 0 }]);
     }
@@ -165,7 +164,7 @@ impl Blocks {
         self.begin_anew(log);
     }
 
-    /// Resets the state, with `log` to report.
+    /// Discards the state; `log` are the events to report first.
     fn begin_anew(&mut self, log: Vec<CacheEvent>) {
         *self = Self {
             next: self.next,
@@ -196,7 +195,7 @@ impl Blocks {
             salt: "".into(),
             tier,
         });
-        // Continue prompts that waited for it, or for blocks after it.
+        // Continue prompts that waited for this block.
         for prompt in self.waiting.take_behind(parent) {
             self.walk(prompt);
         }
@@ -224,7 +223,7 @@ impl Blocks {
             self.log.extend(removed);
         }
         self.held.forget(hash);
-        // Restart prompts that had matched it.
+        // Match prompts again that had matched this block or one behind it.
         for hash in below {
             for mut prompt in self.waiting.take_behind(Some(hash)) {
                 (prompt.matched, prompt.at) = (0, None);
@@ -233,7 +232,8 @@ impl Blocks {
         }
     }
 
-    /// Follows a prompt along its blocks, marks the ends of its documents, and lets it wait for missing blocks.
+    /// Matches a prompt with blocks as far as possible, marks the ends of its documents, and keeps it waiting if blocks
+    /// are missing.
     fn walk(&mut self, mut prompt: Prompt) {
         let documents = &prompt.documents.documents;
         let ends = documents.iter().map(|document| document.end as usize);
@@ -269,15 +269,15 @@ impl Blocks {
         }
     }
 
-    /// Returns the block with the prompt's next tokens, and their number.
+    /// Returns the held block that continues the prompt's match, and its number of tokens; `None` if there is none.
     fn behind(&self, prompt: &Prompt) -> Option<(BlockHash, usize)> {
         let rest = prompt.tokens.get(prompt.matched..)?;
         let is_whose = |keys: Option<&[Key]>| self.is_whose(keys, &prompt.salt);
         self.held.behind(prompt.at, rest, is_whose)
     }
 
-    /// Returns whether a first block with these keys may belong to a request with this salt and no other keys (a LoRA, an
-    /// image). vLLM reports the salt, our own engine the tenant key.
+    /// Returns whether a first block with these keys can belong to a request with this salt and no other key, such as a
+    /// LoRA or an image. vLLM reports the salt, our own engine the tenant key.
     fn is_whose(&self, keys: Option<&[Key]>, salt: &str) -> bool {
         match keys {
             None => salt.is_empty() && !self.salted,
@@ -290,7 +290,7 @@ impl Blocks {
     }
 }
 
-/// Most groups of layers to skip; models have a handful.
+/// Most groups of layers to skip; models have few.
 const MAX_GROUPS: usize = 64;
 
 fn tier(medium: Option<&str>) -> Tier {

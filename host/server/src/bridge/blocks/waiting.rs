@@ -1,4 +1,4 @@
-//! The prompts that wait for blocks, each after the last block found for it. Their number is bounded.
+//! The prompts that wait for blocks, each behind the last block that matched. Their number and tokens are limited.
 
 use super::Limits;
 use crate::kv::vllm::read::BlockHash;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub(super) struct WaitingPrompts {
     limits: Limits,
     prompts: HashMap<u64, Prompt>,
-    /// Prompts by the block after which they wait.
+    /// Ids of prompts by the block behind which they wait; `None` if no block matched.
     behind: HashMap<Option<BlockHash>, HashSet<u64>>,
     /// Ids, oldest first; may include prompts that no longer wait.
     ages: VecDeque<u64>,
@@ -20,17 +20,17 @@ pub(super) struct WaitingPrompts {
     tokens: usize,
 }
 
-/// A prompt with missing blocks.
+/// A prompt that waits for blocks.
 #[derive(Debug)]
 pub(super) struct Prompt {
-    /// Id of the prompt, which no other prompt has.
+    /// A unique id.
     pub(super) id: u64,
     pub(super) tokens: Vec<TokenId>,
     pub(super) salt: Arc<str>,
     pub(super) documents: DocumentPath,
-    /// Number of the prompt's tokens that blocks match.
+    /// Number of the prompt's tokens that matched blocks have.
     pub(super) matched: usize,
-    /// The last matched block.
+    /// The last matched block; `None` if none matched.
     pub(super) at: Option<BlockHash>,
 }
 
@@ -50,7 +50,7 @@ impl WaitingPrompts {
         self.prompts.len()
     }
 
-    /// Adds a prompt after its last block; beyond the limits the oldest prompts are dropped.
+    /// Adds a prompt; beyond the limits, drops the oldest ones.
     pub(super) fn push(&mut self, prompt: Prompt) {
         self.behind.entry(prompt.at).or_default().insert(prompt.id);
         self.tokens += prompt.tokens.len();
@@ -59,7 +59,7 @@ impl WaitingPrompts {
         self.let_go();
     }
 
-    /// Takes the prompts that wait after a block.
+    /// Removes and returns the prompts that wait behind `at`.
     pub(super) fn take_behind(&mut self, at: Option<BlockHash>) -> Vec<Prompt> {
         let ids = self.behind.remove(&at).into_iter().flatten();
         ids.filter_map(|id| self.prompts.remove(&id))

@@ -6,8 +6,8 @@
 //!   ["BlockStored", block_hashes, parent_block_hash, token_ids, block_size, lora_id, medium, lora_name, extra_keys, …]
 //! ```
 //!
-//! vLLM has sent events as maps since the middle of 2026 (its pull request 42892) and as arrays before, and every few
-//! months it adds a field. [`mod@write`] writes both forms; [`read`] accepts both and ignores unknown fields.
+//! vLLM has sent events as maps since the middle of 2026 (pull request 42892) and as arrays before. [`mod@write`]
+//! writes either form; [`read`] accepts both, and ignores unknown fields.
 
 pub mod read;
 pub mod write;

@@ -1,5 +1,5 @@
-//! Reads vLLM's events of any version, and those of compatible engines: maps or arrays, unknown fields, unknown events, and
-//! hashes as signed or unsigned numbers or bytes.
+//! Reads the KV events of any vLLM version and of compatible engines: maps or arrays, and hashes as signed or unsigned
+//! numbers or bytes. Unknown fields and events are ignored.
 
 use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -14,7 +14,7 @@ pub struct Batch {
     pub events: Vec<BlockEvent>,
 }
 
-/// An event; blocks are the engine's pages.
+/// An event of an engine's cache. A block holds the KV state of a fixed number of tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BlockEvent {
     /// Consecutive blocks were computed.
@@ -23,14 +23,14 @@ pub enum BlockEvent {
     Removed {
         /// Hashes of the blocks, in no particular order.
         blocks: Vec<BlockHash>,
-        /// The tier that held the blocks.
+        /// The engine's name for the tier that dropped the blocks; `None` for the GPU.
         medium: Option<String>,
         /// Number of the blocks' group of layers; 0 if there is one group.
         group: i64,
     },
     /// All blocks were evicted.
     Cleared,
-    /// An event of a later version.
+    /// An event of a type that this version does not know.
     Unknown,
 }
 
@@ -39,55 +39,55 @@ pub enum BlockEvent {
 pub struct Stored {
     /// Hashes of the blocks, in order.
     pub blocks: Vec<BlockHash>,
-    /// The block before the first one; `None` if that begins a sequence.
+    /// The block before the first one; `None` if the first one begins a sequence.
     pub parent: Option<BlockHash>,
     /// Tokens of all blocks.
     pub tokens: Vec<u32>,
     /// Tokens in a block.
     pub block_tokens: u32,
-    /// The engine's name for the tier: `GPU`, `CPU`, …
+    /// The engine's name for the tier, such as `GPU` or `CPU`; `None` for the GPU.
     pub medium: Option<String>,
-    /// Keys of the first block in addition to its tokens: a LoRA's name, images, the salt; `None` if the engine does not
-    /// report them, although there may be some.
+    /// What the first block's hash covers besides its tokens, such as a LoRA's name, images, the salt. `None` if the
+    /// engine does not report it, although there may be something.
     pub keys: Option<Vec<Key>>,
     /// The blocks' group of layers.
     pub group: Group,
 }
 
-/// An input of a block's hash other than its tokens.
+/// An input of a block's hash besides its tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Key {
     /// A name or a salt.
     Text(String),
-    /// Another key, such as an image's place.
+    /// Another input, such as the position of an image.
     Other,
 }
 
-/// A group of layers whose KV state has blocks of its own: all layers of a model, unless some have a sliding window.
+/// A group of layers that share blocks: all layers of a model, unless some have a sliding window or a state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Group {
     /// Number of the group.
     pub number: i64,
-    /// Whether the group's layers store less than the whole sequence: the last tokens, or a state.
+    /// Whether the group's blocks hold less than the whole sequence: the last tokens, or a state.
     pub is_partial: bool,
 }
 
-/// An engine's hash of a block: a 64-bit number, or bytes, of which 128 bits are used.
+/// An engine's hash of a block: a 64-bit number, or the last 128 bits of a string of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockHash(pub u128);
 
-/// Reads the batch in a message's last frame.
+/// Reads a batch of events, the last frame of a message.
 ///
 /// # Errors
-/// Returns an error if it is not msgpack, or not a batch.
+/// Returns an error if `bytes` are not msgpack, or not a batch.
 pub fn batch(bytes: &[u8]) -> Result<Batch, rmp_serde::decode::Error> {
     rmp_serde::from_slice(bytes)
 }
 
-/// Most events of a batch: an engine that evicts the blocks of a million tokens reports 65,536.
+/// Most events in a batch. An engine that evicts the blocks of a million tokens reports 65,536.
 const MAX_EVENTS: usize = 1 << 18;
 
-/// The fields read of each event, in the order of vLLM's arrays.
+/// The fields of events in the order of vLLM's arrays; those that are not used hold a place.
 const STORED: [&str; 10] = [
     "block_hashes",
     "parent_block_hash",
@@ -102,7 +102,7 @@ const STORED: [&str; 10] = [
 ];
 const REMOVED: [&str; 3] = ["block_hashes", "medium", "group_idx"];
 
-/// vLLM's names of layer kinds that store the whole sequence.
+/// vLLM's names of layer kinds whose blocks hold the whole sequence.
 const WHOLE: [&str; 4] = [
     "full_attention",
     "mla_attention",
@@ -115,7 +115,7 @@ fn is_known(name: &str) -> bool {
     matches!(name, "BlockStored" | "BlockRemoved" | "AllBlocksCleared")
 }
 
-/// Returns the event of this type, with the fields of `Stored` that it has.
+/// Returns the event of type `name` with the fields that it uses.
 fn event_of(name: &str, fields: Stored) -> BlockEvent {
     match name {
         "BlockStored" => BlockEvent::Stored(fields),
@@ -129,7 +129,7 @@ fn event_of(name: &str, fields: Stored) -> BlockEvent {
     }
 }
 
-/// Reads the value of the named field.
+/// Reads the value of the field with this name into `Stored`.
 struct Field<'f>(&'f mut Stored, &'f str);
 
 impl<'de> DeserializeSeed<'de> for Field<'_> {
@@ -182,7 +182,7 @@ impl<'de> Deserialize<'de> for Batch {
                 Ok(Batch { seconds, events })
             }
 
-            // Some engines also name the batch's fields.
+            // Some engines send the batch as a map.
             fn visit_map<A: MapAccess<'de>>(self, mut batch: A) -> Result<Batch, A::Error> {
                 let (mut seconds, mut events) = (0.0, None);
                 while let Some(name) = batch.next_key::<String>()? {
@@ -202,7 +202,7 @@ impl<'de> Deserialize<'de> for Batch {
     }
 }
 
-/// The events of a batch. An event takes a hundred times the bytes of its shortest encoding, so their number is bounded.
+/// The events of a batch. Their number is bounded, since a parsed event takes a hundred times its shortest encoding.
 struct Events(Vec<BlockEvent>);
 
 impl<'de> Deserialize<'de> for Events {

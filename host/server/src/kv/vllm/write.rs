@@ -1,7 +1,7 @@
-//! Writes our cache's events in vLLM's format.
+//! Writes our cache's page events in vLLM's format.
 //!
-//! A block is a page of our cache. Its hash is the lower half of the page's; readers compare hashes and compute none.
-//! vLLM's `extra_keys` contain a tenant's salt; ours contain its key.
+//! A page becomes a block, whose hash is the lower half of the page's; readers only compare hashes. The first block of
+//! a salted prompt has the tenant's key in `extra_keys`, where vLLM's has the salt.
 
 use super::Encoding;
 use foreword_engine::cache::{CacheEvent, PageHash, Tier};
@@ -9,7 +9,7 @@ use foreword_ordering::feed::TenantKey;
 use serde::Serialize;
 use std::sync::Arc;
 
-/// Encodes the events about pages as a batch in msgpack; `None` if it would be empty. `seconds` is the time since 1970.
+/// Encodes the page events as a batch in msgpack; `None` if there are none. `seconds` is the time since 1970.
 ///
 /// # Errors
 /// Never fails in practice, since writing to memory does not fail.
@@ -30,7 +30,7 @@ pub fn batch(
     .map(Some)
 }
 
-/// An event with vLLM's fields in vLLM's order, its type first: as an array, these are the places of vLLM's older form.
+/// An event with vLLM's fields in vLLM's order, its type first, so that it can also be written as an array.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(tag = "type")]
 #[expect(
@@ -46,7 +46,7 @@ enum Block {
         lora_id: Option<u32>,
         medium: &'static str,
         lora_name: Option<&'static str>,
-        /// For each block, the inputs of its hash other than tokens and parent.
+        /// For each block, what its hash covers besides tokens and parent: a tenant's key.
         extra_keys: Vec<Option<[String; 1]>>,
     },
     BlockRemoved {
@@ -56,7 +56,7 @@ enum Block {
     AllBlocksCleared {},
 }
 
-/// Converts the events to vLLM's format; consecutive pages become blocks of one event.
+/// Converts page events; consecutive pages of one tier become blocks of one event.
 fn blocks(events: &[CacheEvent]) -> Vec<Block> {
     let mut blocks: Vec<Block> = Vec::new();
     // The tenant of the last block stored.
@@ -95,7 +95,7 @@ fn blocks(events: &[CacheEvent]) -> Vec<Block> {
                     block_hashes: vec![short(*hash)],
                     parent_block_hash: parent.map(short),
                     token_ids: tokens.to_vec(),
-                    // Only full pages have a hash.
+                    // Only full pages have a hash, so every stored page has this many tokens.
                     block_size: tokens.len() as u32,
                     lora_id: None,
                     medium: self::medium(*tier),

@@ -100,7 +100,7 @@ impl Format {
     }
 }
 
-/// The options for reading a file.
+/// How to read a file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reading {
     /// The file's format; `None` to choose by its extension.
@@ -113,7 +113,7 @@ pub(super) struct Reading {
 }
 
 impl Case {
-    /// Returns whether every turn with an answer has a known answer document, and there are places to choose from.
+    /// Returns whether the position arms apply: each answered turn has an answer document, and at least three in all.
     pub(super) fn has_positions(&self) -> bool {
         let scored = self.turns.iter().filter(|turn| !turn.answers.is_empty());
         scored
@@ -122,7 +122,7 @@ impl Case {
     }
 }
 
-/// Returns a choice's letter; `None` beyond 26 choices.
+/// Returns the letter of choice `at`, A for 0; `None` beyond 26 choices.
 pub(super) fn letter(at: usize) -> Option<char> {
     (at < 26).then(|| char::from(b'A' + at as u8))
 }
@@ -133,7 +133,7 @@ fn lines_of(text: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     lines.filter(|(_, line)| !line.trim_ascii().is_empty())
 }
 
-/// Returns a file's bytes.
+/// Returns a file's bytes, or an error beyond [`MAX_BYTES`].
 fn bytes_of(path: &Path) -> Result<Vec<u8>> {
     let failed = || format!("cannot read {}", path.display());
     let bytes = std::fs::metadata(path).with_context(failed)?.len();
@@ -146,7 +146,7 @@ fn bytes_of(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).with_context(failed)
 }
 
-/// Reads `path`; its extension determines the format, unless `reading` does.
+/// Reads the questions of a file, in the format of `reading` or else of the file's extension.
 pub(super) fn read(path: &Path, reading: Reading) -> Result<Data> {
     let failed = || format!("cannot read {}", path.display());
     let format = reading.format.map_or_else(|| Format::of(path), Ok)?;
