@@ -159,17 +159,10 @@ fn dynamic(workspace: &Workspace, profile: &str) -> Result<PathBuf> {
 
 /// Builds the host and returns its path.
 pub(crate) fn host(workspace: &Workspace, profile: &str) -> Result<PathBuf> {
-    let mut target = vec!["--package", "foreword", "--bin", "foreword"];
-    if profile == "dev" {
-        target.extend(["--config", UNCHECKED]);
-    }
+    let target = ["--package", "foreword", "--bin", "foreword"];
     native(workspace, "host", profile, &target)?;
     built(workspace.artifacts(profile).join("foreword"))
 }
-
-/// Leaves out what `debug-assertions` has the standard library check in unsafe code, which takes more than half of the time
-/// of the CPU's kernels. The tests' build keeps it.
-const UNCHECKED: &str = "profile.dev.package.foreword-engine.debug-assertions=false";
 
 /// Builds the external processor, which `foreword ext-proc` runs, and returns its path.
 pub(crate) fn ext_proc(workspace: &Workspace, profile: &str) -> Result<PathBuf> {

@@ -61,6 +61,46 @@ fn they_stand_between_the_system_prompt_and_the_question_and_every_other_byte_st
 }
 
 #[test]
+fn a_tools_results_stay_the_first_parts_of_their_message() {
+    let results = |kind: &str| json!([{"type": kind, "tool_use_id": "t", "content": "4"}, {"toolResult": {"content": []}}]);
+    let bodies = |more: Value| {
+        [0, 1].map(|at| {
+            let mut content = vec![results("tool_result")[at].clone()];
+            content.extend(more.as_array().unwrap().iter().cloned());
+            let messages = json!([
+                {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."},
+                {"role": "user", "content": content}
+            ]);
+            json!({"model": "m", "messages": messages}).to_string()
+        })
+    };
+    let sent = |body: String| -> Value {
+        let sent = send(&mut orderer("{}"), &body, &["a", "b"]).unwrap();
+        serde_json::from_slice(&sent.body.unwrap()).unwrap()
+    };
+    for body in bodies(json!([])) {
+        let [before, after]: [Value; 2] = [serde_json::from_str(&body).unwrap(), sent(body)];
+        let has_documents =
+            |message: usize| after["messages"][message].to_string().contains("Sources:");
+        assert!(has_documents(0), "{after}");
+        assert_eq!(
+            before["messages"][2], after["messages"][2],
+            "no question follows the results"
+        );
+    }
+    for body in bodies(json!([{"type": "text", "text": "And now?"}])) {
+        let [before, after]: [Value; 2] = [serde_json::from_str(&body).unwrap(), sent(body)];
+        let parts = |body: &Value| body["messages"][2]["content"].as_array().unwrap().clone();
+        let (before, after) = (parts(&before), parts(&after));
+        assert_eq!((&after[0], &after[2]), (&before[0], &before[1]));
+        assert!(
+            after[1]["text"].as_str().unwrap().contains("Sources:"),
+            "{after:?}"
+        );
+    }
+}
+
+#[test]
 fn what_the_engine_holds_comes_first_and_the_hint_tells_the_rank() {
     let mut orderer = orderer("{}");
     send(&mut orderer, CHAT, &["a", "b"]).unwrap();

@@ -195,7 +195,8 @@ fn counted(usage: &str) -> [Option<u64>; 2] {
         (Some(prompt), _) => [Some(prompt), cached.or(read)],
         // Anthropic's count excludes tokens read from the cache or written to it.
         (None, Some(input)) if read.is_some() || created.is_some() => {
-            let prompt = input + read.unwrap_or(0) + created.unwrap_or(0);
+            let prompt = [read, created].into_iter().flatten();
+            let prompt = prompt.fold(input, u64::saturating_add);
             [Some(prompt), Some(read.unwrap_or(0))]
         }
         (None, input) => [input, cached],

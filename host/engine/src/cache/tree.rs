@@ -132,7 +132,7 @@ impl<At: Default> Tree<At> {
         parent: Option<NodeId>,
         tokens: &[TokenId],
     ) -> Insertion<At> {
-        debug_assert!((1..=self.page_tokens).contains(&tokens.len()));
+        assert!((1..=self.page_tokens).contains(&tokens.len()));
         let siblings = match parent {
             Some(parent) => Some(&self[parent].children),
             None => self.roots.get(salt).map(|root| &root.children),
@@ -195,7 +195,7 @@ impl<At: Default> Tree<At> {
     /// Removes a leaf from the tree and returns it.
     pub(super) fn remove(&mut self, node: NodeId) -> Option<Node<At>> {
         let removed = self.slots[node.0 as usize].node.take()?;
-        debug_assert!(
+        assert!(
             removed.children.is_empty(),
             "{node:?} has followers and cannot leave the tree"
         );

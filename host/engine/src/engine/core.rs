@@ -264,10 +264,6 @@ impl Core {
         if work.is_empty() {
             return;
         }
-        if !work.step.segments.is_empty() {
-            self.totals.steps += 1;
-            self.totals.step_sizes.add(work.step.segments.len());
-        }
         let Answers {
             logits,
             drawn,
@@ -276,6 +272,10 @@ impl Core {
             Ok(answers) => answers,
             Err(error) => return self.handle_failure(&error),
         };
+        if !work.step.segments.is_empty() {
+            self.totals.steps += 1;
+            self.totals.step_sizes.add(work.step.segments.len());
+        }
         self.cache.landed();
         let mut logits = logits.chunks_exact_mut(self.bounds.vocabulary.max(1) as usize);
         let mut drawn = drawn.drain(..);

@@ -303,7 +303,7 @@ pub struct Stats {
     pub disk: DiskCounts,
     /// Whether prefixes are cached at all, see [`EngineConfig::prefix_caching`].
     pub prefix_caching: bool,
-    /// Steps computed so far, failed ones included.
+    /// Steps computed so far, without those that failed.
     pub steps: u64,
     /// Histogram of how many sequences each step computed.
     pub step_sizes: StepSizes,

@@ -25,8 +25,8 @@ use std::time::Duration;
 /// stuck device is still allocated when this is called.
 pub type BackendFactory = Box<dyn FnMut() -> Result<Box<dyn Backend>, String> + Send>;
 
-/// Most consecutive restarts between which no step returned, not even with an error; after them the engine ends. Every
-/// stuck device still holds memory.
+/// Most consecutive restarts without a computed step between them; after them the engine ends. Every stuck device still
+/// holds memory.
 const MAX_RESTARTS: u32 = 3;
 
 /// Starts the watchdog, which looks for stuck steps if there is a `patience`. If it cannot start, the engine ends.
@@ -56,7 +56,7 @@ struct Watchdog {
     shared: Arc<Shared>,
     patience: Option<Duration>,
     factory: Option<BackendFactory>,
-    /// Restarts since the last step that returned.
+    /// Restarts since the last computed step.
     restarts: u32,
     /// [`Stats::steps`](super::Stats::steps) at the last restart.
     steps: u64,

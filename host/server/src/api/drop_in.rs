@@ -111,6 +111,7 @@ async fn is_sleeping() -> Json<Value> {
 async fn server_info(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
     let model = app.model()?;
     let load = Load::of(&model);
+    let stats = model.engine().stats();
     Ok(Json(json!({
         "version": env!("CARGO_PKG_VERSION"),
         "model_path": model.name(),
@@ -128,8 +129,8 @@ async fn server_info(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure
             },
             "cache_config": {
                 "block_size": model.shape().page_tokens,
-                "num_gpu_blocks": model.engine().stats().pages,
-                "enable_prefix_caching": true,
+                "num_gpu_blocks": stats.pages,
+                "enable_prefix_caching": stats.prefix_caching,
             },
             "parallel_config": {"tensor_parallel_size": 1, "data_parallel_size": 1},
         },

@@ -90,7 +90,7 @@ impl PeerUpdate {
     pub fn decode(bytes: &[u8]) -> Result<Self, BadBytes> {
         let mut from = Reader::new(bytes);
         if from.byte()? != VERSION {
-            return Err(from.bad("version 4"));
+            return Err(from.bad("version 5"));
         }
         let update = match from.byte()? {
             RECORD => Self::OrderingRecord(OrderingRecord::read(&mut from)?),
@@ -448,7 +448,7 @@ mod tests {
         let twice = [&run[..], &[2], &[0; 18], &[1, 0, 0, 0]].concat();
         for (bytes, error) in [
             (&[][..], "more bytes at byte 0"),
-            (&[9], "version 4 at byte 1"),
+            (&[9], "version 5 at byte 1"),
             (&[VERSION, 9], "a kind at byte 2"),
             (&[VERSION, RECORD, 2, 0xff, 0xff], "UTF-8 at byte 3"),
             (

@@ -121,13 +121,13 @@ impl Tiles {
 
     /// Returns all tiles of [`Form::Wide`].
     pub(super) fn wide(&self) -> &[f32] {
-        debug_assert_eq!(self.form, Form::Wide);
+        assert_eq!(self.form, Form::Wide);
         &self.wide
     }
 
     /// Rounds the tiles of [`Form::Wide`], whose columns are whole blocks of 32, to 8 bits, for [`Tiles::bytes`].
     pub(super) fn quantise(&mut self, kernels: Kernels) {
-        debug_assert_eq!(self.form, Form::Wide);
+        assert_eq!(self.form, Form::Wide);
         let (rows, columns, length) = (self.rows, self.columns, self.tile_length());
         let blocks = columns / packed::BLOCK;
         let Self { wide, bytes, .. } = self;
@@ -158,7 +158,7 @@ impl Tiles {
     /// Returns the tiles of [`Form::Pairs`] from block `block` of their inputs on. They are streamed past the
     /// first-level cache, because weights are read more often.
     pub(super) fn pairs(&self, block: usize) -> Left<'_> {
-        debug_assert_eq!(self.form, Form::Pairs);
+        assert_eq!(self.form, Form::Pairs);
         Left {
             pairs: &self.pairs[block * (pairs::BLOCK / pairs::DEPTH) * pairs::STEP_PAIRS..],
             row: pairs::DEPTH / 2,

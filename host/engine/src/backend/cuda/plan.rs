@@ -324,7 +324,7 @@ fn cut_items(segments: &[Item], heads: &Heads, capacity: &Capacity) -> (Vec<Item
 
 /// Returns the most partial results that `rows` decoding rows may have.
 pub(super) fn decode_results(rows: usize, heads: &Heads) -> usize {
-    debug_assert!(decode_splits(u32::MAX) <= MAX_SPLITS);
+    assert!(decode_splits(u32::MAX) <= MAX_SPLITS);
     rows * heads.heads * MAX_SPLITS as usize
 }
 

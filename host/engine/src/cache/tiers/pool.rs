@@ -50,7 +50,7 @@ impl Pool {
     /// Removes a holder from `page`. Returns whether it has none left.
     pub(in crate::cache) fn release(&mut self, page: PageId) -> bool {
         let holders = &mut self.holders[page.0 as usize];
-        debug_assert!(
+        assert!(
             *holders > 0,
             "page {} is released more often than held",
             page.0
@@ -64,7 +64,7 @@ impl Pool {
 
     /// Makes an idle page free.
     pub(in crate::cache) fn give_back(&mut self, page: PageId) {
-        debug_assert_eq!(
+        assert_eq!(
             self.holders[page.0 as usize], 0,
             "page {} is held and cannot be free",
             page.0

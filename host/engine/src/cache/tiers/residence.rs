@@ -173,7 +173,7 @@ impl PrefixCache {
         if at.device.is_some() || at.host.is_some() {
             return;
         }
-        debug_assert!(self.tree.is_leaf(id), "{id:?} goes before what follows it");
+        assert!(self.tree.is_leaf(id), "{id:?} goes before what follows it");
         self.disk_replicas.leave(&mut self.tree[id].at.disk_copy);
         if let Some(node) = self.tree.remove(id) {
             if let Some(hash) = node.hash {

@@ -66,7 +66,7 @@ impl PrefixCache {
         for (node, onto_device) in loads.into_iter().rev() {
             self.unpin(node, onto_device);
             if onto_device && let Some(page) = self.leave_device(node) {
-                debug_assert_eq!(self.pool.holders(page), 0, "{page:?} is held and undefined");
+                assert_eq!(self.pool.holders(page), 0, "{page:?} is held and undefined");
                 self.pool.give_back(page);
             }
         }

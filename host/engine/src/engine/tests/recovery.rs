@@ -204,6 +204,33 @@ fn devices_that_stick_one_after_another_end_the_engine() {
 }
 
 #[test]
+fn devices_that_are_lost_one_after_another_end_the_engine() {
+    let hands = Hands::new();
+    let lost = || FakeBackend::new(64, 4).faults(|_| Fault::Lost);
+    let made = Arc::new(Mutex::new(0));
+    let factory: BackendFactory = {
+        let made = made.clone();
+        Box::new(move || {
+            *made.lock().unwrap() += 1;
+            Ok(Box::new(lost()))
+        })
+    };
+    let config = EngineConfig {
+        max_retries: u32::MAX,
+        ..config()
+    };
+    let engine = Engine::launch(Box::new(lost()), Some(factory), &config, hands.clock());
+    let generation = engine.submit(request(0)).unwrap();
+    wait_for(&hands, || matches!(engine.health(), Health::Ended { .. }));
+    assert!(matches!(
+        listen(generation).1,
+        Event::Failed(Failure::Device(_))
+    ));
+    assert_eq!(*made.lock().unwrap(), 3);
+    assert_eq!(engine.stats().steps, 0);
+}
+
+#[test]
 fn a_lost_device_costs_recomputation_and_changes_no_answer() {
     for lost_at in [1, 2, 6, 9] {
         let mut steps = 0;

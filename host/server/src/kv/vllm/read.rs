@@ -52,6 +52,8 @@ pub struct Stored {
     pub keys: Option<Vec<Key>>,
     /// The blocks' group of layers.
     pub group: Group,
+    /// Whether the event names a LoRA adapter.
+    pub has_adapter: bool,
 }
 
 /// An input of a block's hash besides its tokens.
@@ -116,7 +118,11 @@ fn is_known(name: &str) -> bool {
 }
 
 /// Returns the event of type `name` with the fields that it uses.
-fn event_of(name: &str, fields: Stored) -> BlockEvent {
+fn event_of(name: &str, mut fields: Stored) -> BlockEvent {
+    // An engine may name a LoRA adapter without its keys. Its blocks are not the base model's.
+    if fields.has_adapter && fields.keys.as_ref().is_none_or(Vec::is_empty) {
+        fields.keys = Some(vec![Key::Other]);
+    }
     match name {
         "BlockStored" => BlockEvent::Stored(fields),
         "BlockRemoved" => BlockEvent::Removed {
@@ -143,6 +149,10 @@ impl<'de> DeserializeSeed<'de> for Field<'_> {
             "token_ids" => fields.tokens = Deserialize::deserialize(value)?,
             "block_size" => fields.block_tokens = Deserialize::deserialize(value)?,
             "medium" => fields.medium = Deserialize::deserialize(value)?,
+            "lora_id" | "lora_name" => {
+                let adapter: Option<IgnoredAny> = Deserialize::deserialize(value)?;
+                fields.has_adapter |= adapter.is_some();
+            }
             "extra_keys" => {
                 let keys: Option<Vec<Option<Vec<Key>>>> = Deserialize::deserialize(value)?;
                 fields.keys =
@@ -400,6 +410,15 @@ mod tests {
         })
     }
 
+    fn adapted() -> BlockEvent {
+        BlockEvent::Stored(Stored {
+            medium: Some("GPU".to_owned()),
+            keys: Some(vec![Key::Other]),
+            has_adapter: true,
+            ..two_tokens(7)
+        })
+    }
+
     #[test]
     fn maps_of_today_and_arrays_of_every_length_mean_the_same() {
         let hash = 15_760_518_052_499_183_552_u64;
@@ -422,6 +441,16 @@ mod tests {
                     keys: Some(vec![text("lora"), Key::Other, Key::Other, text("salt")]),
                     ..two_tokens(7)
                 }),
+            ),
+            // A LoRA adapter without keys, in both forms.
+            (
+                json!({"type": "BlockStored", "block_hashes": [7], "parent_block_hash": null, "token_ids": [5, 6],
+                    "block_size": 2, "lora_id": 3, "medium": "GPU", "extra_keys": [null]}),
+                adapted(),
+            ),
+            (
+                json!(["BlockStored", [7], null, [5, 6], 2, null, "GPU", "adapter"]),
+                adapted(),
             ),
             // Layers with a sliding window, in both forms.
             (
