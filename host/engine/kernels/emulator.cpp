@@ -4,7 +4,6 @@
 
 using namespace emulator;
 
-#pragma GCC visibility push(default)
 extern "C" void* foreword_allocate(size_t bytes) { return allocate(bytes); }
 
 extern "C" void foreword_free(void* data) { release(data); }
@@ -27,7 +26,6 @@ extern "C" void foreword_launch(const char* name, const u32* grid, u32 threads, 
         work[0] = machine().loads, work[1] = machine().adds;
     }
 }
-#pragma GCC visibility pop
 
 // Kernels with one mistake each, for the emulator's own tests.
 struct Mistake {

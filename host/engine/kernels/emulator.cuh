@@ -129,7 +129,8 @@ struct Machine {
     void* fault = nullptr;
 };
 
-inline Machine the_machine;
+// It is never destroyed: a thread may still use it when the process exits.
+inline Machine& the_machine = *new Machine;
 inline Machine& machine() { return the_machine; }
 
 // Saves the registers that a call preserves and continues on another stack.

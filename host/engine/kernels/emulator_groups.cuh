@@ -106,7 +106,7 @@ struct Groups {
     std::vector<u32> landed[MAX_THREADS];
 };
 
-inline Groups the_groups;
+inline Groups& the_groups = *new Groups;
 inline Groups& groups() { return the_groups; }
 
 inline Chunk* chunk_at(const void* shared) {

@@ -182,7 +182,6 @@ using namespace standin;
     LOCKED;                         \
     if (int no = refusal()) return no
 
-#pragma GCC visibility push(default)
 extern "C" {
 
 int cuInit(u32) {
@@ -457,4 +456,3 @@ int cuLaunchKernel(Function* function, u32 x, u32 y, u32 z, u32 threads, u32 thr
     return OK;
 }
 }
-#pragma GCC visibility pop

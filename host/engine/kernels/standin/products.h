@@ -90,7 +90,6 @@ using standin::Layout;
 using standin::Preference;
 using standin::Proposal;
 
-#pragma GCC visibility push(default)
 extern "C" {
 
 int cublasLtCreate(void** handle) {
@@ -168,4 +167,3 @@ int cublasLtMatmul(void*, const Description* of, const float* alpha, const void*
     return standin::DONE;
 }
 }
-#pragma GCC visibility pop

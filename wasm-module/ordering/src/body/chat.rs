@@ -12,7 +12,7 @@
 //! `user`, `safety_identifier`, `prompt_cache_key` and `metadata.user_id`. A scope covers every byte before the
 //! documents, because a tree that ignored the system prompt would expect matches that the engine cannot have.
 
-use super::content::{Opening, Piece, Pieces, pieces};
+use super::content::{Piece, Pieces, pieces};
 use super::formats::{
     self, COHERE_AT, FORMAT_COUNT, FORMATS, Format, MAX_FIELDS, PRECEDING, PartStyle, RawMessage,
     Said,
@@ -410,10 +410,11 @@ impl MessageReader {
             content,
             holds,
         } = said;
+        let start = offset_in(body, content) + 1;
         let Pieces {
             pieces,
             style,
-            opening,
+            is_result,
             parts,
         } = pieces(body, content, holds, self.style)?;
         self.count += 1 + parts;
@@ -434,19 +435,8 @@ impl MessageReader {
         let (head, tail) = around(raw, content);
         self.chain = self.chain.then(&role_name, hash);
         let parts = [head.as_bytes(), &hash.to_le_bytes(), tail.as_bytes()];
-        let start = offset_in(body, content);
-        let place = match opening {
-            Opening::Start => Some((start + 1, self.before)),
-            Opening::Before(part) => {
-                let at = offset_in(body, part);
-                let results = body.get(start..at).unwrap_or_default();
-                hashed(results.len());
-                Some((at, folded(&[results.as_bytes()], self.before)))
-            }
-            Opening::Nowhere => None,
-        };
-        let place = wrap.zip(place).filter(|_| role == Role::User);
-        let entry = place.map(|(wrap, (at, before))| (Entry { at, wrap }, rendered_scope(before)));
+        let wrap = wrap.filter(|_| role == Role::User && !is_result);
+        let entry = wrap.map(|wrap| (Entry { at: start, wrap }, rendered_scope(self.before)));
         let turn = ParsedMessage {
             message: Message {
                 role,

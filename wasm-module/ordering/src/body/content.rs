@@ -35,22 +35,11 @@ pub(super) struct Pieces<'a> {
     pub(super) pieces: SmallVec<[Piece<'a>; 1]>,
     /// The form of a text part in this content.
     pub(super) style: PartStyle,
-    /// Where the gateway may write documents.
-    pub(super) opening: Opening<'a>,
+    /// True if the content has a tool's result, which providers require to come first: the gateway writes no documents
+    /// into it.
+    pub(super) is_result: bool,
     /// Number of parts, including those in tools' results.
     pub(super) parts: usize,
-}
-
-/// Where the gateway may write documents into a content. Providers require a tool's results to come first.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) enum Opening<'a> {
-    /// At the start.
-    #[default]
-    Start,
-    /// Before this part, the first one after the last tool's result.
-    Before(&'a str),
-    /// Nowhere, because the content ends with a tool's result.
-    Nowhere,
 }
 
 /// The inner content of a block that is a tool's result.
@@ -142,12 +131,9 @@ fn parts<'a>(
             {
                 found.style = PartStyle::of(part.kind);
             }
-            let raw = scan.since(start);
-            if matches!(found.opening, Opening::Nowhere) {
-                found.opening = Opening::Before(raw);
-            }
             let label = part.as_ref().and_then(RawPart::label);
             if let Some(label) = label {
+                let raw = scan.since(start);
                 blocks.push(Block { raw, label });
                 return Ok(());
             }
@@ -160,9 +146,7 @@ fn parts<'a>(
             let text = part.text.and_then(inner);
             pieces.extend(text.map(|text| Piece::Text(text, author)));
             if let Some(nested) = part.nested(author) {
-                if author == Author::Other {
-                    found.opening = Opening::Nowhere;
-                }
+                found.is_result |= author == Author::Other;
                 results.push((pieces.len(), nested));
             }
             Ok(())

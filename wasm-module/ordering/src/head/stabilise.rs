@@ -373,9 +373,7 @@ fn has_billing_line(content: &str) -> bool {
 
 /// Returns the index of the message for moved spans: the last user message that is no tool's result.
 fn target(parsed: &Parsed<'_>) -> Option<u32> {
-    let target = parsed.messages.iter().rposition(|message| {
-        message.entry.is_some() && !message.content.contains("\"tool_result\"")
-    });
+    let target = (parsed.messages.iter()).rposition(|message| message.entry.is_some());
     target.and_then(|at| u32::try_from(at).ok())
 }
 

@@ -149,9 +149,13 @@ impl<'de> DeserializeSeed<'de> for Field<'_> {
             "token_ids" => fields.tokens = Deserialize::deserialize(value)?,
             "block_size" => fields.block_tokens = Deserialize::deserialize(value)?,
             "medium" => fields.medium = Deserialize::deserialize(value)?,
-            "lora_id" | "lora_name" => {
-                let adapter: Option<IgnoredAny> = Deserialize::deserialize(value)?;
-                fields.has_adapter |= adapter.is_some();
+            "lora_id" => {
+                let id: Option<i64> = Deserialize::deserialize(value)?;
+                fields.has_adapter |= id.is_some_and(|id| id > 0);
+            }
+            "lora_name" => {
+                let name: Option<String> = Deserialize::deserialize(value)?;
+                fields.has_adapter |= name.is_some_and(|name| !name.is_empty());
             }
             "extra_keys" => {
                 let keys: Option<Vec<Option<Vec<Key>>>> = Deserialize::deserialize(value)?;
@@ -451,6 +455,10 @@ mod tests {
             (
                 json!(["BlockStored", [7], null, [5, 6], 2, null, "GPU", "adapter"]),
                 adapted(),
+            ),
+            (
+                json!(["BlockStored", [7], 8, [5, 6], 2, 0, "GPU", ""]),
+                untold(7, Some(8)),
             ),
             // Layers with a sliding window, in both forms.
             (
