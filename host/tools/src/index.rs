@@ -37,7 +37,7 @@ pub struct Options {
     /// Logs of requests, one JSON object per line
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// File for the gateway's `ordering`
+    /// File to write, to be used as the gateway's `ordering`
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
     /// Most contexts to keep, the newest ones; a context of 15 documents takes 244 bytes of configuration

@@ -73,17 +73,20 @@ struct Sum {
     prompt_tokens: u64,
     cached_tokens: u64,
     counted_estimated_tokens: u64,
-    /// Estimated tokens that the sent order found cached, and those that the clients' order would have found.
+    /// Estimated tokens that the forwarded order found cached.
     matched_tokens: u64,
+    /// Estimated tokens that the clients' order would have found cached.
     client_matched_tokens: u64,
 }
 
 /// Sums over a group's requests, by arm.
 #[derive(Clone, Debug, Default)]
 struct Group {
-    /// Requests of an experiment's two arms, and those outside an experiment.
+    /// Requests in an experiment's control arm, whose order is the client's.
     control: Sum,
+    /// Requests in an experiment's ordered arm.
     ordered: Sum,
+    /// Requests outside an experiment.
     others: Sum,
     /// Requests of dry runs, whose order was not sent.
     dry: Sum,

@@ -34,7 +34,8 @@ pub fn batch_order() -> impl TypedValueParser<Value = BatchOrder> {
     })
 }
 
-/// Returns the key in the variable `name`, the value of `option`; `None` without a name, an error if unset or empty.
+/// Returns the API key in the environment variable `name`, or `None` without a name. If the variable is unset or empty,
+/// returns an error that names `option`, the command-line option that gave `name`.
 pub(crate) fn api_key(option: &str, name: Option<&String>) -> Result<Option<String>> {
     let Some(name) = name else { return Ok(None) };
     match std::env::var(name) {

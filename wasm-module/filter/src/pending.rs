@@ -17,7 +17,7 @@ pub(crate) struct PendingResponse {
     arm: Option<Arm>,
     /// The request in flight; `None` once its result is recorded.
     dispatch: Option<Dispatch>,
-    /// The reader of the response's usage; `None` unless the response's status is 200, and after its end.
+    /// The reader of the response's usage; `None` except while a body with status 200 is being read.
     usage_reader: Option<UsageReader>,
     /// The chat to which the answer is added; `None` if it is not kept.
     chat: Option<ChatKey>,

@@ -570,7 +570,7 @@ const MAX_DEPTH: usize = 32;
 const MAX_ENUM: usize = 1_000;
 /// Most values of all enums and consts, including nested ones.
 const MAX_VALUES: usize = 4_000;
-/// Most bytes of one such value.
+/// Most bytes of a string in an enum or const.
 const MAX_LITERAL: usize = 4_096;
 /// Most bytes of a property's name.
 const MAX_NAME: usize = 512;

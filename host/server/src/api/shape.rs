@@ -89,8 +89,9 @@ pub(super) struct OpenAi {
     include_usage: bool,
     /// The choices so far of an answer that is delivered as one object.
     choices: Vec<Whole>,
-    /// For each choice of a stream, whether its first event was sent, and the number of its tool calls.
+    /// For each choice of a stream, whether its first event was sent.
     opened: Vec<bool>,
+    /// For each choice of a stream, the number of tool calls sent.
     calls: Vec<usize>,
 }
 

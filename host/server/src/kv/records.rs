@@ -42,7 +42,7 @@ pub(super) struct PushAnswer {
     others: u32,
 }
 
-/// The validated parameters of a gateway that listens.
+/// The validated query of a `GET`, with which a gateway polls for other gateways' pushes.
 struct Query {
     gateway: GatewayId,
     since: Option<(Epoch, u64)>,

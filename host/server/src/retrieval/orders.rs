@@ -49,7 +49,7 @@ pub struct Known<'a> {
     pub id: &'a str,
     /// The document's fingerprint in the gateway and the feed.
     pub fingerprint: Fingerprint,
-    /// Estimated tokens.
+    /// Estimated number of tokens in the document.
     pub tokens: u32,
 }
 

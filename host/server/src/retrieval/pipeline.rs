@@ -214,7 +214,8 @@ impl Pipeline {
         blocking(&self.preparing, move || work(&this)).await
     }
 
-    /// Returns the chat's body with `found`, and the documents in prompt order. `before` is the previous guess's order.
+    /// Writes the documents `found` into the chat's body; returns it, and their fingerprints in prompt order. `before`
+    /// are those of the last speculative prefill, which the engine may have cached.
     fn write(
         &self,
         chat: &Unanswered,

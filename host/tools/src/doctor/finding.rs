@@ -12,7 +12,7 @@ pub enum Status {
     Ok,
     /// Prefixes are reused less than they could be, or only under a condition.
     Warn,
-    /// Prefixes are not reused, or an assumption of another component is wrong.
+    /// Prefixes are not reused, or the engine or gateway does not behave as Foreword assumes.
     Fail,
     /// The check could not run; the detail says why.
     Skipped,

@@ -16,7 +16,7 @@ use super::data::{Turn, letter};
 use super::stream::Streamed;
 use serde_json::{Map, Value};
 
-/// How a choice was found.
+/// How the answer to a multiple-choice question was read from the response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChosenBy {
     /// From the letters' log-probabilities.

@@ -92,20 +92,24 @@ pub(super) struct Difference {
 /// A case's results under an arm, as sums over its turns.
 #[derive(Clone, Debug, Default)]
 struct Sums {
-    /// Number of the model's answers, and of those compared with right ones.
+    /// Number of the model's answers.
     asked: usize,
+    /// Number of answers that were compared with right ones.
     scored: f64,
     exact_match: f64,
     contains: f64,
     f1: f64,
-    /// Number of right answers with a known likelihood, and with an unknown one; then the known ones' sums in nats per
-    /// token and in nats.
+    /// Number of right answers with a known log-probability.
     likely: f64,
+    /// Number of right answers with an unknown log-probability.
     unlikely: usize,
+    /// Sum of the known log-probabilities, in nats per token.
     per_token: f64,
+    /// Sum of the known log-probabilities, in nats.
     nats: f64,
-    /// Number of answers with a judgement, and of those found right.
+    /// Number of answers that were judged.
     judged: f64,
+    /// Number of answers that were judged right.
     judged_right: f64,
     by_text: u64,
     /// Prompt tokens; `None` if an answer does not report them.

@@ -203,7 +203,7 @@ impl Figures {
     }
 }
 
-/// Adds a heading and the available differences.
+/// Adds a heading and a row for each figure with a difference to `table`; nothing if there is none.
 fn add_differences<'a>(
     table: &mut String,
     heading: &str,

@@ -83,7 +83,7 @@ const RANKS: [&str; 4] = ["1", "2", "3", "others"];
 const PLACES: [&str; 5] = ["first", "second", "middle", "second last", "last"];
 const CELLS: usize = RANKS.len() * PLACES.len();
 
-/// Number of draws of questions for the intervals; each solves the equations again.
+/// Number of bootstrap samples of the questions for the confidence intervals; the profile is fitted to each.
 const DRAWS: usize = 2_000;
 
 /// Number of placements compared.

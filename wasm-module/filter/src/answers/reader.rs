@@ -33,7 +33,7 @@ enum Form {
 /// The answer as far as it was read.
 #[derive(Debug, Default)]
 struct Written {
-    /// The bytes of all fields.
+    /// Bytes of text added to the other fields so far; at most [`MAX_BYTES`] are accepted.
     bytes: usize,
     content: String,
     reasoning: Option<Reasoning>,

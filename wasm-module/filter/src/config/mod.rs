@@ -121,7 +121,7 @@ pub enum RequestHeaders {
 pub struct PathHeader {
     /// Lower-case name of the header. A client's header of that name is always removed.
     pub name: String,
-    /// Whether the filter writes the header.
+    /// Whether the filter also sets the header; false if `path_header` is `null`.
     pub enabled: bool,
 }
 

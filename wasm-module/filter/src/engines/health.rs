@@ -16,7 +16,7 @@ pub(super) struct EngineHealth {
     out_until_ms: u64,
     /// Tokens that the engine has yet to compute for requests of other proxies, as these report.
     elsewhere: u64,
-    /// Time of the last report for `elsewhere`.
+    /// Time at which other proxies' reports last set `elsewhere`, in milliseconds.
     elsewhere_ms: u64,
 }
 

@@ -18,7 +18,7 @@
 
 use thiserror::Error;
 
-/// The parts of a request's headers that the check uses.
+/// What decides whether a request may be forwarded while salts are on, as read from its headers.
 pub(super) struct Asked<'h> {
     pub(super) method: &'h [u8],
     /// The request's path, without its query.

@@ -159,7 +159,7 @@ impl Feed {
         lost.unwrap_or(0)
     }
 
-    /// Handles the response to a call of the exchange; `None` if the call is not this feed's.
+    /// Handles the response to a push to other gateways or a poll for theirs; `None` if this feed made no such call.
     pub(crate) fn on_gateways_answer(
         &mut self,
         host: &impl Host,

@@ -33,7 +33,7 @@ struct Entry {
     /// Little-endian `f32` values in base64.
     vector: String,
     version: String,
-    /// Ids and elements, best first.
+    /// The documents, best first: the id of each, and its JSON as an element of a request's `documents`.
     documents: Vec<(String, String)>,
 }
 

@@ -24,7 +24,7 @@ use std::ops::Range;
 pub(super) enum Author {
     /// A tool: the text is only its result, so the last document ends with the text.
     Tool,
-    /// Anyone else: other text may follow the documents.
+    /// Any other author, such as a user: text may follow the last document.
     Other,
 }
 

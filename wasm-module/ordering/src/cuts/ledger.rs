@@ -335,14 +335,15 @@ const PRIOR_WEIGHT: f64 = 8.0;
 /// The assumed probability of a hit at each age before any visit: too low for any marker.
 const FIRST_GUESS: f64 = 0.01;
 
-/// The assumed ratio of a class before any visit, and its weight in hits.
+/// The assumed ratio of a class before any visit.
 const FIRST_RATIO: f64 = 0.25;
+/// Weight of [`FIRST_RATIO`], in hits.
 const RATIO_WEIGHT: f64 = 2.0;
 
-/// Number of documents up to which classes are distinguished.
+/// Largest depth (number of consecutive documents) of a [`Class`]; deeper positions count as this deep.
 const MOST_DEPTH: u8 = 24;
 
-/// Number of visits up to which classes are distinguished.
+/// Largest number of visits of a [`Class`]; more visits count as this many.
 const MOST_TIMES: u8 = 4;
 
 /// Most visits in the queue, as a multiple of the positions tracked.

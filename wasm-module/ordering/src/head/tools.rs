@@ -163,7 +163,8 @@ impl Tools {
         Some(arranged)
     }
 
-    /// Returns tools, sorted by name and each with its index in `ids`, in the order of their set.
+    /// Returns `names` in the order recorded for this set of tools; for a new set, an order is chosen and recorded.
+    /// `names` are sorted by name, each with the tool's index in `ids`; with more than [`MAX_SET_TOOLS`], they stay so.
     fn in_set_order<'a>(
         &mut self,
         names: Vec<(&'a str, usize)>,
@@ -581,7 +582,7 @@ const MAX_FORM_BYTES: usize = 2_048;
 /// Most tools of a request; with more, the tools are not changed.
 pub(super) const MAX_TOOLS: usize = 1_024;
 
-/// Most members of a list, since a rank takes one byte.
+/// Most members of an object or set-like array, since a rank takes one byte; a tool with a larger one keeps its JSON.
 const MAX_MEMBERS: usize = 255;
 
 /// Most tools of a set with a recorded order, since a rank takes one byte. Larger sets are sorted by name.

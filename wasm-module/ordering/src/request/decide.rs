@@ -203,9 +203,9 @@ impl<'a> Request<'_, 'a> {
         references
     }
 
-    /// Returns the replacement of a numbered document that an earlier turn holds under any number: its current number,
-    /// and a hint that says where its text is. In joined passages, only those that an earlier turn holds are replaced.
-    /// `None` if no earlier turn holds any of it, or it has no safe and unique name there.
+    /// Returns the text that replaces a numbered document whose text an earlier turn has, under whatever number: the
+    /// current number, and a location hint. If the document consists of joined passages, only those that an earlier
+    /// turn has are replaced. `None` if nothing is: no earlier turn has the text, or no safe and unique name for it.
     pub(super) fn reference_by_number(
         &self,
         found: &FoundDocument<'a>,

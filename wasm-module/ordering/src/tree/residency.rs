@@ -32,8 +32,8 @@ pub enum ResidencyEvent<'a> {
     ///
     /// It has computed all tokens that were not cached, so the path itself is resident now. But if it had fewer tokens
     /// cached than expected, other branches below the first missing node were not resident either: they are removed.
-    /// (So are branches that requests have added there since: the tree may then lack resident nodes, but has none that
-    /// are not.)
+    /// This includes branches that later requests have added there: the tree may then lack resident nodes, but keeps
+    /// none there that are not resident.
     Reported {
         /// Scope of the path.
         scope: Scope,

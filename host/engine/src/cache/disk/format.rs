@@ -19,7 +19,8 @@ const VERSION: u32 = 1;
 const BLOCK: u64 = 4096;
 pub(super) const HEADER_BYTES: usize = 64;
 pub(super) const RECORD_BYTES: usize = 64;
-/// Largest valid stamp, which no number of writes reaches; above it the clock that continues from it could overflow.
+/// Largest stamp of a valid record, beyond any real number of writes. The clock of writes continues from the largest
+/// stamp in the file; this limit keeps it from overflowing.
 const MAX_STAMP: u64 = u64::MAX >> 1;
 /// Offset of the sum in a header or record: at its end.
 const SUMMED: usize = 56;

@@ -104,7 +104,7 @@ impl Core {
         }
     }
 
-    /// Takes all running sequences, and the requests that have joined a held guess; forgets the other held guesses.
+    /// Takes all running sequences, and the requests that have joined a held speculative prefill; drops other prefills.
     fn take_all(&mut self) -> Vec<Active> {
         let mut all = self.take_running(|_| true);
         let joined = self.held.drain(..).filter(HeldGuess::is_joined);

@@ -28,7 +28,7 @@ pub(super) struct Prompt {
     pub(super) tokens: Vec<TokenId>,
     pub(super) salt: Arc<str>,
     pub(super) documents: DocumentPath,
-    /// Number of the prompt's tokens that matched blocks have.
+    /// Number of tokens at the prompt's start that matched blocks cover.
     pub(super) matched: usize,
     /// The last matched block; `None` if none matched.
     pub(super) at: Option<BlockHash>,

@@ -36,7 +36,7 @@ pub(crate) struct ContextMemory {
 #[derive(Debug)]
 pub(crate) struct SentContexts {
     pub(crate) message: ContextMessage,
-    /// Number of times that the message was forwarded and no continuation has claimed yet.
+    /// Number of continuations that may still claim the message: one for each time that it was forwarded.
     open: u16,
     /// Chains of the continuations that have claimed the message.
     next: SmallVec<[Chain; 1]>,
@@ -45,7 +45,7 @@ pub(crate) struct SentContexts {
 }
 
 impl SentContexts {
-    /// Returns whether a chat that continues with `next` gets this message's contexts.
+    /// Returns whether the continuation `next` gets this message's contexts: it has claimed them, or may do so now.
     pub(crate) fn continues(&self, next: Chain) -> bool {
         self.next.contains(&next) || self.open > 0 && !self.is_contested
     }

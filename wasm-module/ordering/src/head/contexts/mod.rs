@@ -155,7 +155,8 @@ impl<'a> Plan<'a> {
         self.changes.extend(documents.changes);
     }
 
-    /// Moves contexts from the system text into the message at index `target`; takes their groups out of `unranked`.
+    /// Moves contexts from the system messages before index `target` to the start of that message's last text. Groups
+    /// in `unranked` that move are removed from it, and are written with their numbers and scores after them.
     fn relocate(
         &mut self,
         parsed: &Parsed<'a>,

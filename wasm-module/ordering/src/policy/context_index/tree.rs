@@ -275,7 +275,7 @@ impl ContextTree {
         self.nodes.iter()
     }
 
-    /// Returns whether no child is indexed by document.
+    /// Returns whether no node of the tree adds a document.
     #[cfg(test)]
     pub(super) fn has_no_documents(&self) -> bool {
         self.by_document.is_empty()

@@ -294,7 +294,8 @@ pub(in crate::backend::cuda) fn decode_splits(longest: u32) -> u32 {
     u64::from(longest).div_ceil(split).max(1) as u32
 }
 
-/// Combines the partial results of `prefill`: `tokens [tokens][row, splits, first]`.
+/// Combines the partial results of [`prefill`]. `tokens [tokens][3]`: each token's output row, number of splits, and
+/// index at which its partial results begin.
 pub(in crate::backend::cuda) fn combine_items(
     device: &mut dyn Device,
     heads: &Heads,

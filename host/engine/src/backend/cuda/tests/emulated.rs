@@ -36,7 +36,7 @@ type Launcher = unsafe extern "C" fn(
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Work {
-    /// Loads of words that no kernel writes meanwhile, such as logits.
+    /// Number of calls of the kernels' `load_unchanged`, which loads words that no kernel writes, such as logits.
     pub(super) loads: u64,
     /// Additions to shared memory.
     pub(super) adds: u64,

@@ -63,13 +63,13 @@ pub(in super::super) const STEP_PAIRS: usize = ROWS * DEPTH / 2;
 pub(in super::super) struct Left<'a> {
     /// Pairs from the first row's tile and the first step of interest on.
     pub(in super::super) pairs: &'a [Pair],
-    /// Pairs from one row of a tile to the next.
+    /// Stride in `pairs` between the rows of a tile.
     pub(in super::super) row: usize,
-    /// Pairs from one step to the next.
+    /// Stride in `pairs` between the steps of a tile.
     pub(in super::super) step: usize,
-    /// Pairs from one tile to the next.
+    /// Stride in `pairs` between tiles.
     pub(in super::super) tile: usize,
-    /// Pairs from a number's high part to its low part, if numbers are in two parts.
+    /// Distance in `pairs` from a number's high part to its low part, if numbers have two parts.
     pub(in super::super) low: Option<usize>,
     /// Whether the AMX kernel loads these pairs with a hint not to keep them in the first-level cache, where `b` is.
     pub(in super::super) streamed: bool,
