@@ -10,7 +10,7 @@
 //! device, with requests that arrive together where the scenario has them arrive together. `kinds` serves the same
 //! prompts one after the other from models of three caches, of the same number of pages.
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use foreword_benches::Arguments;
 use foreword_benches::scenarios::{
     Blocks, Cache, Radix, Scenario, WholeSequences, batches, chat, mixed, rag,
@@ -32,8 +32,7 @@ pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
         kinds(&scenarios);
     }
     // At a small scale the first requests, which cannot hit, weigh too much.
-    ensure!(holds || !arguments.benching, "what must hold does not");
-    Ok(())
+    arguments.require(holds)
 }
 
 fn scenarios(parts: usize) -> Vec<(Scenario, bool)> {

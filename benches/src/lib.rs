@@ -8,6 +8,7 @@ pub mod xquad;
 
 use std::str::FromStr;
 
+use anyhow::{Result, ensure};
 use foreword_simulation::workload;
 
 /// The documents' numbers in a trace of [Zipf topics](workload::zipf_topics).
@@ -43,7 +44,7 @@ pub fn chats() -> Vec<String> {
     lists.iter().map(chat).collect()
 }
 
-/// What a bench is given: `NAME [WORDS…]` behind `cargo bench -p foreword-benches --`.
+/// The command line of a bench: `cargo bench -p foreword-benches -- NAME [WORDS…]`.
 #[derive(Debug)]
 pub struct Arguments {
     /// Whether the bench is to measure. `cargo bench` passes `--bench`, and `cargo test` does not; without it, one small
@@ -65,6 +66,15 @@ impl Arguments {
             name: words.next(),
             words: words.collect(),
         }
+    }
+
+    /// Returns an error if a bound does not hold. One small round without `--bench` proves no bound.
+    ///
+    /// # Errors
+    /// Returns an error if the bench measures and `holds` is false.
+    pub fn require(&self, holds: bool) -> Result<()> {
+        ensure!(holds || !self.benching, "what must hold does not");
+        Ok(())
     }
 
     /// Returns whether `word` is one of the words.

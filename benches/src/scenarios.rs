@@ -44,7 +44,7 @@ pub struct Scenario {
     pub prompts: Vec<Prompt>,
 }
 
-/// What was found of a scenario's prompts.
+/// Number of a scenario's requests and tokens, and the part found in the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// The number of requests that were sent.

@@ -183,7 +183,7 @@ pub struct Arrival {
     pub request: Request,
 }
 
-/// How a request was served.
+/// Times and tokens of a served request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Served {
     /// Time from its arrival to its first token.

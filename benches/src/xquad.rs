@@ -33,7 +33,7 @@ struct Question {
     question: String,
 }
 
-/// What XQuAD asks, and of what.
+/// XQuAD's paragraphs and the questions about them.
 pub struct Corpus {
     /// The paragraphs' texts.
     pub paragraphs: Vec<String>,

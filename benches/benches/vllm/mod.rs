@@ -63,8 +63,7 @@ pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
     let pages = arguments.number("pages");
     if arguments.says("fleet") {
         let holds = fleet::fleet(&python, &file, pages, &bodies)?;
-        ensure!(holds, "what must hold does not");
-        return Ok(());
+        return arguments.require(holds);
     }
     let vllm = Vllm::start(&python, &file, pages)?;
     println!(
@@ -84,8 +83,7 @@ pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
     if arguments.has("heads") {
         holds &= heads::heads(&vllm, &corpus, requests)?;
     }
-    ensure!(holds, "what must hold does not");
-    Ok(())
+    arguments.require(holds)
 }
 
 /// Returns what the bench requires, or what is missing.

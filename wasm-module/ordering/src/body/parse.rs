@@ -57,6 +57,12 @@ impl<'a> Parsed<'a> {
             .map_or(Chain(0), |message| message.chain)
     }
 
+    /// Returns the index of the last message into which the gateway may write: a user's without a tool's result. `None`
+    /// if there is none.
+    pub(crate) fn writable(&self) -> Option<usize> {
+        (self.messages.iter()).rposition(|message| message.entry.is_some())
+    }
+
     /// Sets the model of a body that does not name one: Gemini and Bedrock name it in the path.
     ///
     /// # Errors

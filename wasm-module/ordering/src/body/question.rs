@@ -50,10 +50,7 @@ impl<'a> Parsed<'a> {
 /// Returns [`Skip::InvalidJson`] if these cannot be read from the body.
 pub fn question<'a>(parsed: &Parsed<'a>) -> Result<Question<'a>, Skip> {
     let body = parsed.text;
-    // The message into which documents would be written.
-    let mut messages = parsed.messages.iter();
-    let last = messages.rfind(|message| message.entry.is_some());
-    let text = match last {
+    let text = match parsed.writable().and_then(|at| parsed.messages.get(at)) {
         Some(message) => text_in(body, message.content)?,
         None => None,
     };

@@ -110,7 +110,7 @@ impl Heads {
         } else {
             Vec::new()
         };
-        let target = target(parsed);
+        let target = parsed.writable().and_then(|at| u32::try_from(at).ok());
         let mut room = config.raw.max_moved_bytes as usize;
         let mut judged = 0;
         let mut moved: Vec<(&'a str, u64)> = Vec::new();
@@ -369,12 +369,6 @@ fn has_billing_line(content: &str) -> bool {
         let before = content.get(..at).unwrap_or_default();
         before.ends_with('"') || before.ends_with("\\n")
     })
-}
-
-/// Returns the index of the message for moved spans: the last user message that is no tool's result.
-fn target(parsed: &Parsed<'_>) -> Option<u32> {
-    let target = (parsed.messages.iter()).rposition(|message| message.entry.is_some());
-    target.and_then(|at| u32::try_from(at).ok())
 }
 
 /// Returns a hash of everything that the decision depends on, except learned state; `None` if a system message has

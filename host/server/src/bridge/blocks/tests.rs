@@ -26,7 +26,6 @@ fn stored(numbers: &[u64], parent: Option<u64>, tokens: &[u32], keys: &[&str]) -
         medium: Some("GPU".to_owned()),
         keys: Some(keys.iter().map(|&key| Key::Text(key.to_owned())).collect()),
         group: Group::default(),
-        has_adapter: false,
     })
 }
 

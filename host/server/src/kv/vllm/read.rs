@@ -52,8 +52,15 @@ pub struct Stored {
     pub keys: Option<Vec<Key>>,
     /// The blocks' group of layers.
     pub group: Group,
-    /// Whether the event names a LoRA adapter.
-    pub has_adapter: bool,
+}
+
+impl Stored {
+    /// Adds keys of the first block; `None` if the engine does not report them.
+    fn add_keys(&mut self, keys: Option<Vec<Key>>) {
+        if let Some(keys) = keys {
+            self.keys.get_or_insert_default().extend(keys);
+        }
+    }
 }
 
 /// An input of a block's hash besides its tokens.
@@ -70,7 +77,7 @@ pub enum Key {
 pub struct Group {
     /// Number of the group.
     pub number: i64,
-    /// Whether the group's blocks hold less than the whole sequence: the last tokens, or a state.
+    /// True if the group's blocks hold less than the whole sequence: the last tokens, or a state.
     pub is_partial: bool,
 }
 
@@ -118,11 +125,7 @@ fn is_known(name: &str) -> bool {
 }
 
 /// Returns the event of type `name` with the fields that it uses.
-fn event_of(name: &str, mut fields: Stored) -> BlockEvent {
-    // An engine may name a LoRA adapter without its keys. Its blocks are not the base model's.
-    if fields.has_adapter && fields.keys.as_ref().is_none_or(Vec::is_empty) {
-        fields.keys = Some(vec![Key::Other]);
-    }
+fn event_of(name: &str, fields: Stored) -> BlockEvent {
     match name {
         "BlockStored" => BlockEvent::Stored(fields),
         "BlockRemoved" => BlockEvent::Removed {
@@ -149,18 +152,21 @@ impl<'de> DeserializeSeed<'de> for Field<'_> {
             "token_ids" => fields.tokens = Deserialize::deserialize(value)?,
             "block_size" => fields.block_tokens = Deserialize::deserialize(value)?,
             "medium" => fields.medium = Deserialize::deserialize(value)?,
+            // An engine may name a LoRA adapter without keys. Its blocks are not the base model's.
             "lora_id" => {
                 let id: Option<i64> = Deserialize::deserialize(value)?;
-                fields.has_adapter |= id.is_some_and(|id| id > 0);
+                fields.add_keys(id.filter(|id| *id > 0).map(|_| vec![Key::Other]));
             }
             "lora_name" => {
                 let name: Option<String> = Deserialize::deserialize(value)?;
-                fields.has_adapter |= name.is_some_and(|name| !name.is_empty());
+                let name = name.filter(|name| !name.is_empty());
+                fields.add_keys(name.map(|_| vec![Key::Other]));
             }
             "extra_keys" => {
                 let keys: Option<Vec<Option<Vec<Key>>>> = Deserialize::deserialize(value)?;
-                fields.keys =
-                    keys.map(|keys| keys.into_iter().next().flatten().unwrap_or_default());
+                fields.add_keys(
+                    keys.map(|keys| keys.into_iter().next().flatten().unwrap_or_default()),
+                );
             }
             "group_idx" => {
                 let number: Option<i64> = Deserialize::deserialize(value)?;
@@ -418,7 +424,6 @@ mod tests {
         BlockEvent::Stored(Stored {
             medium: Some("GPU".to_owned()),
             keys: Some(vec![Key::Other]),
-            has_adapter: true,
             ..two_tokens(7)
         })
     }

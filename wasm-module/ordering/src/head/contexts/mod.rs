@@ -78,7 +78,7 @@ pub(crate) fn plan<'a>(
     }
     // Documents of an array are written into their message by the gateway and pinned there.
     let has_array = parsed.rendered.is_some();
-    let target = (parsed.messages.iter()).rposition(|message| message.entry.is_some())?;
+    let target = parsed.writable()?;
     let mut plan = Plan::default();
     let mut unranked = plan.unrank(config, parsed);
     if contexts.relocate && !has_array {
@@ -281,10 +281,7 @@ impl<'a> Plan<'a> {
         let found = |message: &Message<'_>| -> usize {
             message.groups.iter().map(|group| group.found.len()).sum()
         };
-        let newest = read
-            .messages
-            .iter()
-            .rfind(|message| message.entry.is_some());
+        let newest = read.writable().and_then(|at| read.messages.get(at));
         newest.map_or(0, found) >= self.documents
             && read.messages.iter().map(found).sum::<usize>() >= self.all_documents
     }
