@@ -64,7 +64,7 @@ pub(crate) struct RequestState {
     pub(crate) chunk: Vec<u8>,
     /// The filter's own response, which ends the request; `None` if the request is forwarded.
     pub(crate) reply: Option<Reply>,
-    /// Whether the filter has resumed the request, which it had paused.
+    /// True once the filter has resumed the paused request.
     pub(crate) resumed: bool,
     /// Notified when another request or a tick resumes this one.
     pub(crate) woken: Arc<Notify>,

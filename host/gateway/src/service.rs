@@ -26,7 +26,7 @@ use crate::calls::Answer;
 use crate::processor::Processor;
 use crate::stream::ProcessingStream;
 
-/// The external-processing service.
+/// Envoy's gRPC service `ExternalProcessor`: one stream for each HTTP request.
 pub struct Service {
     processor: Arc<Processor>,
 }

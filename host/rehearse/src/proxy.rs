@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How a proxy runs a module.
+/// Options with which a proxy runs a module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setup {
     /// The plugin's configuration, byte for byte.
@@ -27,7 +27,7 @@ pub struct Setup {
     pub workers: usize,
     /// Time by which the clock advances before each request.
     pub interval: Duration,
-    /// Whether a pause at the headers also holds the body, as in Envoy without `allow_on_headers_stop_iteration`.
+    /// True for a proxy without `allow_on_headers_stop_iteration`: a pause at the headers also pauses the body.
     pub headers_hold_all: bool,
 }
 

@@ -34,7 +34,7 @@ pub struct Answer {
 pub struct LocalResponse {
     /// Status of the response.
     pub status: u32,
-    /// Headers without `:status`.
+    /// The response's headers; `:status` is in `status`.
     pub headers: Headers,
     /// The whole body.
     pub body: Vec<u8>,
@@ -83,7 +83,7 @@ impl Answer {
     }
 }
 
-/// What became of a request.
+/// The result of playing a request through the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// The request that the engine received; `None` if it was not forwarded.

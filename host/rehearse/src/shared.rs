@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 /// Most bytes of all of it. Envoy has no such limit.
 const MAX_BYTES: usize = 1 << 30;
 
-/// What the VMs of a proxy share.
+/// The data and queues that the VMs of a proxy share.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     /// Values by key, each with its number for compare-and-swap.
@@ -23,7 +23,7 @@ struct Queue {
     /// The VM that registered the queue last.
     vm: usize,
     entries: VecDeque<Vec<u8>>,
-    /// Whether the VM must still be called about new entries.
+    /// True if the VM must still be called about new entries.
     is_ready: bool,
 }
 

@@ -72,7 +72,7 @@ pub(crate) struct Stream {
     pub(crate) response_trailers: Option<Headers>,
     pub(crate) request_body: Option<Vec<u8>>,
     pub(crate) response_body: Option<Vec<u8>>,
-    /// Whether the access log is being written. Absent headers are then no error.
+    /// True if the access log is being written. Absent headers are then no error.
     pub(crate) is_logging: bool,
     /// Properties by path, with a 0 byte between the parts of a path.
     pub(crate) properties: BTreeMap<Vec<u8>, Vec<u8>>,

@@ -19,7 +19,7 @@ use crate::vm::{Action, Vm};
 pub(crate) struct Around<'a> {
     /// Returns the response to an HTTP call to the cluster of this name.
     pub(crate) answer: &'a dyn Fn(&str) -> Answer,
-    /// Whether a pause at the headers also holds the body (Envoy without `allow_on_headers_stop_iteration`).
+    /// True for a proxy without `allow_on_headers_stop_iteration`: a pause at the headers also pauses the body.
     pub(crate) holds_all: bool,
 }
 

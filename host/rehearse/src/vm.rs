@@ -32,7 +32,7 @@ fn words(said: &[String]) -> String {
     }
 }
 
-/// How often a callback ran, and its instructions.
+/// Number of calls of a callback, and their instructions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallbackUse {
     /// Number of calls.

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 /// Most bad lines that are reported each; further ones are only counted.
 const NAMED: u64 = 20;
 
-/// What happens at a bad line.
+/// Handling of a bad line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnBad {
     /// The first bad line ends the reading.

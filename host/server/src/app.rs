@@ -32,7 +32,7 @@ pub struct App {
     pub keys: Option<ApiKeys>,
     /// Keys for emptying the cache: those of the KV feed, else the clients'; `None` if neither are configured.
     pub operators: Option<ApiKeys>,
-    /// Whether the internal listener is bound to an address other than loopback.
+    /// True if the internal listener is bound to an address other than loopback.
     pub is_internal_exposed: bool,
     /// The engine that `/v1/models` and `/get_load` imitate.
     pub drop_in: DropIn,

@@ -39,7 +39,7 @@ pub struct Model {
     engine: Engine,
 }
 
-/// Where tool calls occur in an answer.
+/// The places in an answer at which tool calls can occur.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Calls {
     /// Nowhere: the whole answer is text.

@@ -5,8 +5,7 @@
 //! | 2xx | the request is served | `Served` |
 //! | 401, 403; 1xx, 3xx; an untrusted certificate | no request of this client will be served | `Denied` |
 //! | another 4xx | this request is refused | `Refused` |
-//! | 408, 425, 429, 5xx; refused, broken or slow connections | a retry may succeed, after a wait that doubles | `Again`
-//! |
+//! | 408, 425, 429, 5xx; refused, broken or slow connections | a retry after a doubling wait may succeed | `Again` |
 //!
 //! `Retry-After` is in seconds or a date. Each tool limits it, and decides which bodies count as answers.
 
@@ -55,7 +54,7 @@ pub(crate) enum Fault {
     },
 }
 
-/// What a response's status means for the request.
+/// The result of a request by its response's status: served, refused, or to be retried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Served,

@@ -12,7 +12,7 @@ pub struct Trace {
     pub(crate) requests: CompactTrace,
     /// The bytes so far of the current line.
     begun: Vec<u8>,
-    /// Whether the current line is longer than [`MAX_LINE_BYTES`], and so is not stored.
+    /// True if the current line is longer than [`MAX_LINE_BYTES`], and so is not stored.
     too_long: bool,
     bytes: u64,
     /// Number of line breaks seen.

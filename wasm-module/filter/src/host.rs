@@ -24,9 +24,9 @@ pub struct PoolEngine {
     pub engine: EngineId,
     /// The address that requests are sent to.
     pub address: SocketAddr,
-    /// Whether the request may go to this engine.
+    /// True if the request may go to this engine.
     pub is_eligible: bool,
-    /// Whether the engine is so busy that it receives a request only if all others are too.
+    /// True if the engine is so busy that it receives a request only if all others are too.
     pub is_saturated: bool,
     /// Requests that wait at the engine, as it reports; 0 without a report.
     pub waiting: u64,

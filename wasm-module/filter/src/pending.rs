@@ -27,7 +27,7 @@ pub(crate) struct PendingResponse {
     counted: Option<PromptUsage>,
     /// The tenant and the responding engine, for a response that the engine may store; `None` with a single engine.
     asked: Option<(Box<str>, EngineId)>,
-    /// Whether usage and answer are read from the response; false if the filter did not read the request's body.
+    /// True if usage and answer are read from the response; false if the filter did not read the request's body.
     is_read: bool,
 }
 

@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub(crate) struct Arrangement {
     /// The group's documents, in the order of the prompt.
     pub(crate) slots: Box<[Slot]>,
-    /// Whether an order hint is written.
+    /// True if an order hint is written.
     pub(crate) hinted: bool,
 }
 

@@ -50,7 +50,7 @@ object! {
         /// Contexts from a log, which `context-index` loads as its initial state: for each request the fingerprints of
         /// its documents, best first, as 16 hexadecimal digits each. `foreword index` writes them.
         pub history: Vec<String> = Vec::new(),
-        /// Whether `context-index` removes contexts that the engine evicted, as RAGBoost does. If off, it keeps them, up to
+        /// True if `context-index` removes contexts that the engine evicted, as RAGBoost does. If off, it keeps them, up to
         /// `max_contexts`, so that recurring contexts are sent in the same order again.
         pub forget_evicted: bool = false,
     }
@@ -102,7 +102,7 @@ object! {
     /// short hint takes 15 tokens for five documents instead of 30 to 50.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawHint in "hint." {
-        /// Whether an order hint after the documents gives the retriever's ranking if documents were moved.
+        /// True if an order hint after the documents gives the retriever's ranking if documents were moved.
         pub enabled: bool = true,
         /// The order hint where `short` does not apply; `{order}` stands for the documents' labels, best first.
         pub template: String = "Please read the context in the following priority order: {order} and answer the question."
@@ -134,26 +134,26 @@ object! {
         /// Names of tags that enclose documents only if a text has two or more of them and none of `tags`, since they
         /// have other uses too.
         pub loose_tags: Vec<String> = ["context", "reference", "file"].map(String::from).to_vec(),
-        /// Whether `document` and `search_result` blocks of a message's content are ordered (Anthropic). On by default,
+        /// True if `document` and `search_result` blocks of a message's content are ordered (Anthropic). On by default,
         /// since these blocks hold nothing else. Blocks with citations stay in place, since citations count blocks.
         pub blocks: bool = true,
-        /// Whether the elements of a tool result's JSON array `results` are ordered, if each has a `url`, `path`,
+        /// True if the elements of a tool result's JSON array `results` are ordered, if each has a `url`, `path`,
         /// `file`, `filename`, `uri` or `href`. On by default: these are search results. No hint is written into JSON.
         pub results: bool = true,
-        /// Whether contexts that AnythingLLM, Dify, LlamaIndex and RAGFlow write into texts without tags are documents. On
+        /// True if contexts that AnythingLLM, Dify, LlamaIndex and RAGFlow write into texts without tags are documents. On
         /// by default: each is recognised by phrases that no other text contains.
         pub clients: bool = true,
-        /// Whether the items of a numbered list, `[1] …` and so on, are documents. Off by default, since they may be steps.
+        /// True if the items of a numbered list, `[1] …` and so on, are documents. Off by default, since they may be steps.
         /// Items keep their numbers, so that citations hold; a document is therefore recognised again only under the same
         /// number.
         pub numbered: bool = false,
-        /// Whether the text between lines of dashes, `---`, is a document. Off by default, since it may be anything. Such
+        /// True if the text between lines of dashes, `---`, is a document. Off by default, since it may be anything. Such
         /// documents have no names, so no hint gives the retriever's order.
         pub rules: bool = false,
-        /// Whether sections of a tool's result under headings, `# …`, are documents. Off by default, since most results
+        /// True if sections of a tool's result under headings, `# …`, are documents. Off by default, since most results
         /// with headings are one document.
         pub headings: bool = false,
-        /// Whether a location hint replaces lines of a tool's result that the result of an earlier turn contains byte
+        /// True if a location hint replaces lines of a tool's result that the result of an earlier turn contains byte
         /// for byte, such as those of a file that an agent reads again. Requires `conversation.deduplicate`, runs of
         /// lines of 480 bytes or more, and a result in which no other format is found. The hint quotes the first and
         /// the last of the lines. Nothing is moved, and results do not count for `max`. Off by default.
@@ -197,10 +197,10 @@ object! {
     /// beginning starts another chat.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawConversation in "conversation." {
-        /// Whether a location hint replaces a document that an earlier turn holds byte for byte. The document needs a
+        /// True if a location hint replaces a document that an earlier turn holds byte for byte. The document needs a
         /// label that no other document of the chat has, and a block longer than the hint.
         pub deduplicate: bool = true,
-        /// Whether documents of a `documents` array stay where they were first written (`documents.field: render`) when the
+        /// True if documents of a `documents` array stay where they were first written (`documents.field: render`) when the
         /// chat continues. The client's history does not contain them; without this they vanish from the prompt with their
         /// turn, and the engine's KV state of everything after them is lost.
         ///

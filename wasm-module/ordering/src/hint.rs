@@ -60,7 +60,7 @@ pub struct LocationTemplate {
 pub struct OrderHint {
     /// The hint, escaped as in a JSON string.
     pub words: String,
-    /// Whether the hint uses places instead of labels because a label is unsafe in a hint.
+    /// True if the hint uses places instead of labels because a label is unsafe in a hint.
     pub numbered: bool,
 }
 

@@ -15,7 +15,7 @@ pub struct Request {
     pub scope: Scope,
     /// The distinct documents, in rank order.
     pub documents: Vec<Retrieved>,
-    /// Whether the documents are in rank order. If not, none is favoured.
+    /// True if the documents are in rank order. If not, none is favoured.
     pub is_ranked: bool,
 }
 

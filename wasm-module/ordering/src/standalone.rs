@@ -37,7 +37,7 @@ pub struct StandaloneOrder {
     pub dropped: u32,
     /// The order hint with the caller's ranking; `None` unless the order changed and the names allow a hint.
     pub hint: Option<String>,
-    /// Whether the hint uses places instead of names because a name is unsafe in a hint.
+    /// True if the hint uses places instead of names because a name is unsafe in a hint.
     pub numbered: bool,
 }
 

@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub struct Bound {
     /// The bound, as a share of the document tokens.
     pub share: f64,
-    /// Whether it was estimated from a sample.
+    /// True if it was estimated from a sample.
     pub sampled: bool,
 }
 

@@ -59,7 +59,7 @@ pub struct PromptReplay {
     reuse: PromptReuse,
     /// Ids of engines, by their names in the log.
     engines: FxHashMap<String, EngineId>,
-    /// Whether the orderer decides, but original bodies are forwarded.
+    /// True if the orderer decides, but original bodies are forwarded.
     as_came: bool,
 }
 

@@ -110,7 +110,7 @@ pub struct BackendShape {
     pub host_pages: u32,
     /// Bytes of a page over all layers, in the backend's own format.
     pub page_bytes: usize,
-    /// Whether the backend samples tokens itself ([`Output::Token`]), which saves the transfer of a row of logits.
+    /// True if the backend supports [`Output::Token`]: it samples on the device, and no row of logits is transferred.
     pub draws: bool,
 }
 

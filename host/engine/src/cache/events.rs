@@ -65,7 +65,7 @@ pub enum CacheEvent {
     },
     /// Events were dropped at this point because they were not taken in time.
     Gap {
-        /// How many events were dropped.
+        /// Number of dropped events.
         events: u64,
     },
 }

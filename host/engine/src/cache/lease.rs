@@ -33,7 +33,7 @@ impl Lease {
 /// A sequence's use of the prefix cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheUse {
-    /// Whether the sequence starts from a cached prefix.
+    /// True if the sequence starts from a cached prefix.
     pub reads: bool,
     /// True if the pages computed for the sequence stay in the cache, where later sequences can reuse them.
     pub keeps: bool,

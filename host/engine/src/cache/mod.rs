@@ -84,7 +84,7 @@ pub struct PrefixCache {
     /// Replicas, the least frequently used first.
     replicas: Queue,
     max_replicas: u32,
-    /// Whether all pages of a document are evicted together.
+    /// True if all pages of a document are evicted together.
     evicts_documents: bool,
     /// Most documents of a prompt whose pages are kept, see [`CacheConfig::max_documents`].
     max_documents: Option<u32>,

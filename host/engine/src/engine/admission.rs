@@ -25,7 +25,7 @@ struct WaitingCounts {
     tenants: HashMap<Arc<str>, u32>,
     /// Speculative requests refused so far because too many waited.
     refused_guesses: u64,
-    /// When the most recent requests began to run, oldest first; at most [`PACE`] entries.
+    /// Times at which the most recent requests began to run, oldest first; at most [`PACE`] entries.
     left: VecDeque<Instant>,
 }
 

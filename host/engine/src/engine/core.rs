@@ -45,7 +45,7 @@ pub(super) struct Core {
     pub(super) max_scored_tokens: u32,
     /// The configured [`EngineConfig::max_retries`].
     max_retries: u32,
-    /// Whether requests may use the prefix cache, as [`EngineConfig::prefix_caching`] says.
+    /// True if requests may use the prefix cache, as [`EngineConfig::prefix_caching`] says.
     prefix_caching: bool,
     rule: Rule,
     waiting: Queue<Sequence>,
@@ -83,7 +83,7 @@ pub(super) struct Sequence {
     pub(super) cache_use: CacheUse,
     /// Channel with room for all of the request's events; closed when the caller has dropped its generation.
     pub(super) events: mpsc::Sender<Event>,
-    /// Whether the sequence has ever run.
+    /// True if the sequence has ever run.
     pub(super) started: bool,
     /// Number of device failures while the sequence was being computed.
     pub(super) faults: u32,
@@ -100,7 +100,7 @@ struct Active {
     computed: u32,
     /// Number of this sequence's tokens in the prepared work.
     share: u32,
-    /// Whether a failure of the prepared work may leave this sequence's pages undefined: the work writes to them, or
+    /// True if a failure of the prepared work may leave this sequence's pages undefined: the work writes to them, or
     /// the sequence was admitted with it and may share pages that the work loads.
     touched: bool,
 }

@@ -78,7 +78,7 @@ pub struct EngineConfig {
     /// How long a step may take before the device counts as stuck; `None` sets no limit. Choose it longer than the
     /// longest step of a working device.
     pub watchdog: Option<Duration>,
-    /// Whether requests start from cached prefixes and leave theirs in the cache. If not, every prompt is computed whole.
+    /// True if requests start from cached prefixes and leave theirs in the cache. If not, every prompt is computed whole.
     pub prefix_caching: bool,
     /// Configuration of the prefix cache: eviction policy, host memory and disk.
     pub cache: CacheConfig,
@@ -113,7 +113,7 @@ pub struct Request {
     pub prompt: Vec<TokenId>,
     /// Most tokens to generate, at least one unless `prompt_logprobs` is set; ignored for [`Kind::Prefill`].
     pub max_tokens: u32,
-    /// Parameters of sampling.
+    /// Sampling parameters, such as temperature, top-p and seed.
     pub sampling: Sampling,
     /// Tokens that end the generation; they are not reported.
     pub stop_tokens: Vec<TokenId>,
@@ -126,7 +126,7 @@ pub struct Request {
     pub prompt_logprobs: Option<u32>,
     /// Isolates tenants: requests with different salts share no KV state. At most [`MAX_SALT_BYTES`] bytes.
     pub cache_salt: String,
-    /// Where the prompt's documents end, if the caller knows.
+    /// The prompt's documents and the positions at which they end; `None` if unknown.
     pub documents: Option<DocumentPath>,
     /// The request's use of the prefix cache.
     pub caching: PrefixCaching,
@@ -144,9 +144,9 @@ pub struct Request {
 /// fields follow `GenerateParams` in ADR-011 of the repository ruvnet/RuVector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefixCaching {
-    /// Whether the request starts from a cached prefix.
+    /// True if the request starts from a cached prefix.
     pub reads: bool,
-    /// Whether the pages computed for the request stay in the cache for later requests.
+    /// True if later requests may reuse the pages that this request computes.
     pub keeps: bool,
     /// The pages of a prompt with fewer tokens do not stay in the cache, even if `keeps` is true.
     pub min_tokens: u32,
@@ -301,7 +301,7 @@ pub struct Stats {
     pub disk_replicated_pages: u64,
     /// Counters of the disk tier; all 0 without one.
     pub disk: DiskCounts,
-    /// Whether prefixes are cached at all, see [`EngineConfig::prefix_caching`].
+    /// True if prefixes are cached at all, see [`EngineConfig::prefix_caching`].
     pub prefix_caching: bool,
     /// Steps computed so far, without those that failed.
     pub steps: u64,
@@ -311,7 +311,7 @@ pub struct Stats {
     pub preemptions: u64,
     /// Retries so far: a request was queued again because the device failed under it.
     pub retries: u64,
-    /// How often all device pages were lost so far: the device lost its memory or was replaced.
+    /// Number of times that all pages on the device were lost: it lost its memory, or was replaced.
     pub devices_lost: u64,
     /// Requests whose deadline passed before they were complete, so far.
     pub expired: u64,
@@ -365,7 +365,7 @@ struct Bounds {
     vocabulary: u32,
     /// Tokens in the longest sequence: the smaller of the model's positions and the tokens that the page pool holds.
     capacity: u32,
-    /// Whether the device can sample tokens.
+    /// True if the device can sample tokens.
     draws: bool,
 }
 

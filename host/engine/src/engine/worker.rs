@@ -63,7 +63,7 @@ struct Inbox {
     submitted: VecDeque<Sequence>,
     /// Channels for the number of freed pages, one for each request to clear the cache.
     clears: Vec<SyncSender<u32>>,
-    /// Whether further requests are refused.
+    /// True if further requests are refused.
     stopping: bool,
     /// The core's counters as last published.
     stats: Stats,

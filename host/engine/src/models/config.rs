@@ -59,13 +59,13 @@ pub struct ModelConfig {
     pub(crate) sliding: Option<Sliding>,
     /// Number whose square root divides the scores of attention: the width of a head, except in Gemma 3.
     pub(crate) query_scalar: f32,
-    /// Whether queries, keys and values have biases.
+    /// True if queries, keys and values have biases.
     pub(crate) qkv_bias: bool,
-    /// Whether the attention's output has a bias.
+    /// True if the attention's output has a bias.
     pub(crate) output_bias: bool,
-    /// Whether the feed-forward layer has biases.
+    /// True if the feed-forward layer has biases.
     pub(crate) mlp_bias: bool,
-    /// Whether each query and key head is normed before it is rotated.
+    /// True if each query and key head is normed before it is rotated.
     pub(crate) qk_norm: bool,
     /// True if the outputs of attention and of the feed-forward layer pass an RMS norm before they are added to the residual
     /// stream.
@@ -76,7 +76,7 @@ pub struct ModelConfig {
     pub(crate) scaled_embedding: bool,
     /// Activation function of the feed-forward layer's gate.
     pub(crate) activation: Activation,
-    /// Whether the output layer is the token embedding.
+    /// True if the output layer is the token embedding.
     pub(crate) tied: bool,
 }
 
@@ -227,7 +227,7 @@ struct Family {
     qk_norm: bool,
     /// Width of a head if the file does not state it; `None` for hidden size divided by heads.
     head_dim: Option<u64>,
-    /// Whether `sliding_window` has an effect only where `use_sliding_window` is true.
+    /// True if `sliding_window` has an effect only where `use_sliding_window` is true.
     window_is_opt_in: bool,
     /// True for Gemma 3, whose extra norms, scaled embeddings and sliding windows no other family has.
     is_gemma: bool,

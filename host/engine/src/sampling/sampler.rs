@@ -25,7 +25,7 @@ pub enum NextToken {
         id: TokenId,
         /// Log-probabilities, if they were requested.
         logprobs: Option<Box<Logprobs>>,
-        /// Whether the constraint allows no further token.
+        /// True if the constraint allows no further token.
         last: bool,
     },
     /// The answer has ended before this position, with a stop token.

@@ -72,7 +72,7 @@ pub struct Waiting {
 pub enum Plan {
     /// Release the pages of the running sequence with this index, put it at the head of the queue, and plan again.
     Preempt(usize),
-    /// Compute one step.
+    /// Run one step of the model with these sequences.
     Compute {
         /// Tokens to compute for each running sequence; 0 for a sequence that is not part of the step.
         running: Vec<u32>,

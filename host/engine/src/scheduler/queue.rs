@@ -122,7 +122,7 @@ struct Waiter<T> {
     prefixes: Box<[(PrefixHash, u32)]>,
     /// Tokens found in the cache by the last lookup.
     cached: u32,
-    /// How many later requests of the same tenant were taken before this one.
+    /// Number of later requests of the same tenant that were taken before this one.
     overtaken: u32,
 }
 
@@ -392,7 +392,7 @@ struct RankedLane<'q, T> {
     lane: &'q mut Lane<T>,
     /// Positions in the lane in the rule's order; empty until the lane has been ranked.
     order: Vec<usize>,
-    /// How many entries of `order` already have a ticket.
+    /// Number of entries of `order` that already have a ticket.
     next: usize,
 }
 

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 /// A cache of tokens by piece of text, for one tokenizer.
 pub struct TokenCache {
-    /// How texts are cut into pieces; `None` if this tokenizer's texts cannot be cut.
+    /// Rules for cutting texts into pieces; `None` if this tokenizer's texts cannot be cut.
     cuts: Option<Cuts>,
     /// Tokens that the tokenizer puts before a raw prompt; `None` if it changes the prompt in any other way.
     opening: Option<Vec<TokenId>>,

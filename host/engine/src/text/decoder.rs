@@ -17,7 +17,7 @@ pub struct Decoder<'a> {
     held: Vec<u8>,
     /// Number of spaces that may still be stripped from the beginning of the text.
     strip: usize,
-    /// Whether the next token is the first one of a separate text, whose leading space may be omitted.
+    /// True before the first token of a text that continues no prompt: its leading space may be omitted.
     first: bool,
 }
 

@@ -13,11 +13,11 @@ use serde::Deserialize;
 /// The rules by which a vocabulary's pieces stand for bytes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Spelling {
-    /// Whether each byte is one printable character (GPT-2, Llama 3, Qwen).
+    /// True if each byte is one printable character (GPT-2, Llama 3, Qwen).
     byte_level: bool,
     /// Strings to replace in every token, each with its replacement (SentencePiece's `▁` by a space).
     replace: Vec<(String, String)>,
-    /// Whether tokens like `<0xE4>` are bytes (Llama 2, Mistral).
+    /// True if tokens like `<0xE4>` are bytes (Llama 2, Mistral).
     pub(super) byte_fallback: bool,
     /// A character, and the number of its occurrences to strip from the beginning of the text.
     pub(super) strip: Option<(char, usize)>,

@@ -32,11 +32,11 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     /// Special tokens such as `bos_token`, as `tokenizer_config.json` names them.
     special_tokens: Vec<(&'static str, String)>,
-    /// Whether the template accepts a `content` that is a list of parts.
+    /// True if the template accepts a `content` that is a list of parts.
     reads_parts: bool,
-    /// Whether the template shows the model tool calls in the format of [`super::ToolCalls`].
+    /// True if the template shows the model tool calls in the format of [`super::ToolCalls`].
     tags_tool_calls: bool,
-    /// Whether the template's source mentions the role `developer`.
+    /// True if the template handles the role `developer`, that is, its source contains the word.
     knows_developer: bool,
 }
 

@@ -13,7 +13,7 @@ use tokenizers::Model;
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     spelling: Spelling,
-    /// Where texts can be cut; `None` if not known.
+    /// Rules for cutting texts into pieces that are tokenised separately; `None` if no safe cut is known.
     cuts: Option<Cuts>,
 }
 

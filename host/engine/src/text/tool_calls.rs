@@ -11,9 +11,9 @@ use serde_json::value::RawValue;
 pub struct ToolCalls {
     held: String,
     place: ParserState,
-    /// Whether a call was found: after it, text of white space only is dropped.
+    /// True if a call was found: after it, text of white space only is dropped.
     found: bool,
-    /// Whether text other than white space was returned since the last call or the beginning.
+    /// True if text other than white space was returned since the last call or the beginning.
     shown: bool,
 }
 

@@ -134,7 +134,7 @@ struct Measured {
 #[derive(Debug)]
 pub(crate) struct Change {
     places: Vec<Place>,
-    /// Whether the address of any endpoint's metrics changed.
+    /// True if an endpoint's metrics are now at another address.
     moved: bool,
     /// Engine ids reused for other endpoints. Before the change, the filter must forget what it recorded under them.
     pub(crate) renewed: Vec<EngineId>,

@@ -54,11 +54,11 @@ pub(crate) struct ProcessingStream {
     state: RefCell<RequestState>,
     modes: Option<Modes>,
     request: RequestPhase,
-    /// Whether the filter was told that the stream has ended.
+    /// True once the filter has been notified of the stream's end.
     is_done: bool,
     /// Messages to the gateway that were not sent yet.
     out: VecDeque<ProcessingResponse>,
-    /// Whether the stream closes when `out` is empty.
+    /// True if no message is accepted any more: the stream closes once `out` has been sent.
     is_closed: bool,
     /// Bytes reserved with [`Processor::hold`].
     held: usize,
@@ -77,7 +77,7 @@ enum RequestPhase {
     Passing,
 }
 
-/// How far a request had arrived when it was forwarded.
+/// The part of a request that had arrived when it was forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     /// To the end of its body.

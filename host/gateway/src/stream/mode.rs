@@ -12,14 +12,14 @@
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
 use envoy_types::pb::envoy::service::ext_proc::v3::ProtocolConfiguration;
 
-/// How the gateway sends the bodies of requests and of responses.
+/// The modes in which Envoy sends the bodies of requests and of responses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Modes {
     pub(super) request: BodyMode,
     pub(super) response: BodyMode,
 }
 
-/// How the gateway sends one body.
+/// The mode in which Envoy sends a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BodyMode {
     None,

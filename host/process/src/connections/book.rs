@@ -409,7 +409,7 @@ struct Traffic {
     is_idle: AtomicBool,
     /// Number of bytes that the socket has accepted so far.
     written: AtomicU64,
-    /// Whether bytes to send are waiting because the socket does not accept them.
+    /// True while the socket accepts no more of the bytes to send.
     is_stuck: AtomicBool,
 }
 

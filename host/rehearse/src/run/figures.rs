@@ -7,7 +7,7 @@ use foreword_report::log::{self, Place};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// All results.
+/// The results of a rehearsal: those of each version, and their differences.
 pub(super) struct Figures {
     files: Vec<PathBuf>,
     pub(super) log: String,

@@ -105,7 +105,7 @@ pub struct Plan {
     module: Version,
     /// The version to compare with; `None` for no comparison.
     against: Option<Version>,
-    /// How each version is run; `configuration` is set per version.
+    /// Options for running every version; each version sets its own `configuration`.
     setup: Setup,
 }
 

@@ -1,4 +1,4 @@
-//! The HTML report.
+//! Writes the results of a rehearsal as an HTML page.
 
 use super::figures::{Figures, Of};
 use super::table::change;

@@ -26,11 +26,11 @@ pub(super) struct Played {
     pub(super) beside: Vec<(Option<Place>, Fault)>,
 }
 
-/// What is kept of a request.
+/// The results of one request, as compared and reported.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
     pub(super) place: Place,
-    /// Whether the engine received another body than the client sent.
+    /// True if the engine received another body than the client sent.
     pub(super) is_changed: bool,
     /// Status of the module's own response; `None` if it sent none.
     pub(super) answered: Option<u32>,

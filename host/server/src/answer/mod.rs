@@ -63,12 +63,12 @@ impl TimeLimit {
     }
 }
 
-/// How the tokens of a choice are turned into text.
+/// Options for turning a choice's tokens into text.
 #[derive(Clone, Debug)]
 pub struct Reading {
     /// Stop strings, each of which ends a choice.
     pub stop: Vec<String>,
-    /// Whether the answer continues the prompt's text, as a completion does, or starts a text of its own, as in a chat.
+    /// True if the answer continues the prompt's text, as a completion does; false for a chat's.
     pub continues: bool,
     /// How tool calls are written.
     pub calls: Calls,

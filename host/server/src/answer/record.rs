@@ -33,7 +33,7 @@ pub struct Record {
     last_tokens: Vec<Option<Instant>>,
     /// Number of choices that have ended.
     ended: usize,
-    /// Whether any choice ended at its maximum length.
+    /// True if any choice ended at its maximum length.
     cut: bool,
     outcome: GenerationOutcome,
 }

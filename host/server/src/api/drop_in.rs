@@ -2,8 +2,7 @@
 //!
 //! | route | client | key |
 //! | --- | --- | --- |
-//! | `/health`, `/health_generate`, `/ping`, `/version`, `/is_sleeping` | every router, at its start and repeatedly |
-//! none |
+//! | `/health`, `/health_generate`, `/ping`, `/version`, `/is_sleeping` | every router | none |
 //! | `/server_info`, `/get_server_info`, `/model_info`, `/get_model_info` | sglang-router, vllm-router, smg | the API's |
 //! | `/load`, `/get_load`, `/v1/loads` | routers that balance by load, such as smg | the API's |
 //! | `POST /reset_prefix_cache`, `/flush_cache` | the server's operator | the operator's |

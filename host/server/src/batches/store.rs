@@ -260,7 +260,7 @@ pub const WINDOW_SECONDS: u64 = 86_400;
 pub struct Store {
     folder: PathBuf,
     bounds: Bounds,
-    /// Whether there are several owners, of whom each may use at most half of the limits.
+    /// True if there are several owners, of whom each may use at most half of the limits.
     is_shared: bool,
     /// The records; every change is made under one lock.
     state: Mutex<State>,

@@ -31,7 +31,7 @@ pub struct Access {
     pub(super) keys: Option<ApiKeys>,
     /// Key that seals the feed; `None` for an unsealed feed.
     pub(super) seal: Option<FeedKey>,
-    /// Whether the feed's listener is bound to an address other than loopback.
+    /// True if the feed's listener is bound to an address other than loopback.
     is_exposed: bool,
 }
 

@@ -3,8 +3,7 @@
 //! | request | meaning |
 //! | --- | --- |
 //! | `POST` | stores a gateway's [`SealedPush`], JSON; the response has the number of other gateways that listen |
-//! | `GET ?gateway=ID` | returns other gateways' [`Pushes`] since `epoch` and `since`; without these, only the position
-//! |
+//! | `GET ?gateway=ID` | returns other gateways' [`Pushes`] since `epoch` and `since`; without these, the position |
 //! | `… &wait_ms=N` | longest wait for a push, at most 60,000; default 0 |
 //! | `… &others=N` | returns at once if the number of other listeners is not `N` |
 //!

@@ -11,7 +11,7 @@ use serde_json::Value;
 pub struct Completion {
     /// The prompt to continue.
     pub prompt: Prompt,
-    /// Whether the answer's text begins with the prompt (`echo`).
+    /// True if the answer's text begins with the prompt (`echo`).
     pub echo: bool,
     /// The options common to all completions.
     pub options: Options,

@@ -28,7 +28,7 @@ pub struct Options {
     pub format: Format,
     /// Texts that end the answer; none is empty.
     pub stop: Vec<String>,
-    /// Whether the model's end-of-answer tokens are generated like any other (vLLM's extension, for benchmarks).
+    /// True if the model's end-of-answer tokens are generated like any other (vLLM's extension, for benchmarks).
     pub ignore_eos: bool,
     /// The field `cache_salt`; empty if absent. Requests with different salts share no KV state.
     pub cache_salt: String,
@@ -45,7 +45,7 @@ pub enum Delivery {
     Whole,
     /// As server-sent events.
     Stream {
-        /// Whether an event before `[DONE]` reports the usage.
+        /// True if an event before `[DONE]` reports the usage.
         include_usage: bool,
     },
 }

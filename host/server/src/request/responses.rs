@@ -22,7 +22,7 @@ use serde_json::{Map, Value, json};
 pub struct ResponsesRequest {
     /// The id of the response that this request continues.
     pub previous: Option<String>,
-    /// Whether the response must be stored.
+    /// True if the response must be stored.
     pub store: bool,
     /// The field `cache_salt`, empty if absent: it separates KV state and stored responses.
     pub cache_salt: String,

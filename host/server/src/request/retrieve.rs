@@ -19,7 +19,7 @@ pub struct SearchQuery {
 pub struct Retrieve {
     /// The query.
     pub asked: SearchQuery,
-    /// Whether the documents are returned in the order that reuses most of the engine's cache; otherwise best first.
+    /// True if the documents are returned in the order that reuses most of the engine's cache; otherwise best first.
     pub order: bool,
     /// The `cache_salt` of the tenant whose cache content determines that order; empty for none.
     pub cache_salt: String,
@@ -32,7 +32,7 @@ pub struct Retrieving {
     pub body: Map<String, Value>,
     /// The search.
     pub asked: SearchQuery,
-    /// Whether the chat is answered without documents if retrieval is unavailable.
+    /// True if the chat is answered without documents if retrieval is unavailable.
     pub does_without: bool,
 }
 

@@ -14,7 +14,7 @@ pub struct Tokenize {
     pub model: Option<String>,
     /// The input to tokenise.
     pub what: Tokenized,
-    /// Whether the response also has each token's text (`return_token_strs`).
+    /// True if the response also has each token's text (`return_token_strs`).
     pub strings: bool,
 }
 

@@ -64,7 +64,7 @@ pub struct Pipeline {
     pub locator: Locator,
     /// Permits to parse, render and tokenise, shared with requests.
     pub preparing: Arc<Semaphore>,
-    /// Whether guesses are made. False if the chat could not use their KV state.
+    /// True if guesses are made. False if the chat could not use their KV state.
     pub speculates: bool,
     /// The chat's deadline, which also ends its guesses.
     pub deadline: Instant,

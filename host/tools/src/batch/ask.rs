@@ -59,7 +59,7 @@ pub(super) struct Unanswered {
     /// The line to write to the output.
     text: Vec<u8>,
     reason: String,
-    /// Whether the endpoint responded with an error, rather than not at all.
+    /// True if the endpoint responded with an error, rather than not at all.
     is_response: bool,
 }
 

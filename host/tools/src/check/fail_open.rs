@@ -14,7 +14,7 @@ use serde_json::Value;
 /// The settings in a file for the case that Foreword is unavailable.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Failures {
-    /// Whether the file has such a setting. Then it may lack a plugin configuration.
+    /// True if the file has such a setting. Then it may lack a plugin configuration.
     pub(super) is_told: bool,
     /// The settings that fail open, as `path: value`.
     pub(super) open: Vec<String>,

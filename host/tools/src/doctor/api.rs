@@ -15,7 +15,7 @@ pub(super) struct Api {
     /// JSON pointers in the response to the number of prompt tokens and of cached ones.
     prompt: &'static str,
     cached: &'static str,
-    /// Whether the number of prompt tokens excludes the cached ones.
+    /// True if the number of prompt tokens excludes the cached ones.
     is_apart: bool,
 }
 

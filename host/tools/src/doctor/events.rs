@@ -2,8 +2,7 @@
 //!
 //! | source | what is sent | agrees if |
 //! | --- | --- | --- |
-//! | vLLM's ZeroMQ socket (`--events`) | a new prompt, whose tokens `/tokenize` returns | stored blocks hold these
-//! tokens |
+//! | vLLM's ZeroMQ socket (`--events`) | a new prompt, whose tokens `/tokenize` returns | stored blocks hold them |
 //! | our feed over HTTP | a new prompt with documents, as the gateway would send it | stored paths hold these documents |
 
 use super::api::{Api, CHAT};

@@ -17,7 +17,7 @@ pub(super) struct News {
     pub(super) documents: Result<Vec<u64>, String>,
     /// Number of events about stored paths.
     pub(super) stored: usize,
-    /// Whether something was removed, or the feed restarted.
+    /// True if something was removed, or the feed restarted.
     pub(super) is_removal: bool,
 }
 

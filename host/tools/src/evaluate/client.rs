@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 pub(super) struct Answer<T> {
     pub(super) read: T,
     pub(super) total: Duration,
-    /// Whether the response has the header in which Foreword's filter reports.
+    /// True if the response has the header in which Foreword's filter reports.
     pub(super) is_reported: bool,
 }
 

@@ -26,7 +26,7 @@ pub(super) struct Figures {
     pub(super) left_out: usize,
     /// Number of the file's questions without an answer.
     pub(super) without_answers: usize,
-    /// Whether a `cache_salt` gave every arm a cache of its own.
+    /// True if a `cache_salt` gave every arm a cache of its own.
     pub(super) salted: bool,
     /// Figures by arm, in the order of tables.
     pub(super) arms: Vec<Figure>,

@@ -44,10 +44,10 @@ pub(super) struct Record {
     pub(super) documents: u32,
     pub(super) moved: u32,
     pub(super) deduplicated: u32,
-    /// Whether the core wrote an order hint.
+    /// True if the core wrote an order hint.
     #[serde(default)]
     pub(super) hinted: bool,
-    /// Whether a choice was read from the answer's text, because the endpoint reported no log-probability of a letter.
+    /// True if a choice was read from the answer's text, because the endpoint reported no log-probability of a letter.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) by_text: bool,
     /// A judge's judgement; `None` without one. Stored in `judgements.jsonl`.
@@ -56,7 +56,7 @@ pub(super) struct Record {
     /// The likelihood of the right answer; `None` if unknown. Stored in `scores.jsonl`.
     #[serde(skip)]
     pub(super) likelihood: Option<Likelihood>,
-    /// Whether `answer` is the right answer rather than the model's, because the model was not asked.
+    /// True if `answer` is the right answer rather than the model's, because the model was not asked.
     #[serde(skip)]
     pub(super) is_forced: bool,
 }

@@ -1,4 +1,4 @@
-//! The HTML report.
+//! Writes the results of `foreword evaluate` as an HTML page.
 
 use super::bootstrap::{MIN_CASES, MIN_CASES_WITHIN, RESAMPLES, Verdict};
 use super::compare::{Difference, Estimate, Figure};

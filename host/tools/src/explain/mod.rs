@@ -96,7 +96,7 @@ struct Findings {
     gains: BTreeMap<Part, Gain>,
 }
 
-/// What a remedy saves, from two simulations of the log.
+/// The tokens that a remedy saves, from two simulations of the log.
 #[derive(Clone, Copy, Debug)]
 struct Gain {
     /// Tokens computed without the remedy.

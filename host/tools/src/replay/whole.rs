@@ -154,7 +154,7 @@ fn causes(options: &Options) -> Result<Causes> {
 /// The gateway's `ordering` as JSON, from which the configurations of a replay are derived.
 pub(crate) struct Ordered {
     value: Value,
-    /// Whether a file was given.
+    /// True if a file was given.
     is_given: bool,
 }
 

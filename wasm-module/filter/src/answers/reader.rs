@@ -15,9 +15,9 @@ pub(crate) struct AnswerReader {
     /// The bytes so far of a JSON response, or of an event's current line.
     buffer: Vec<u8>,
     written: Written,
-    /// Whether the answer has a `finish_reason` of [`ENDS`].
+    /// True if the answer has a `finish_reason` of [`ENDS`].
     is_complete: bool,
-    /// Whether the whole response was read: of a stream, its `[DONE]`.
+    /// True if the whole response was read: of a stream, its `[DONE]`.
     is_done: bool,
 }
 

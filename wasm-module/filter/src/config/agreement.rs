@@ -12,7 +12,7 @@ pub(crate) struct AgreementConfig {
     pub(crate) ring: Option<String>,
     /// Number of updates in the ring; a request publishes about one. With 0, workers share nothing.
     pub(crate) entries: u32,
-    /// Whether updates are exchanged with gateways of other proxies that follow the same engines' feeds.
+    /// True if updates are exchanged with gateways of other proxies that follow the same engines' feeds.
     pub(crate) gateways: bool,
 }
 

@@ -9,7 +9,7 @@ use super::fields::Fields;
 /// How bursts are handled: simultaneous requests whose prompts begin with the same documents, which are not cached yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BurstConfig {
-    /// Whether followers wait for their leader (mode `hold`). With mode `report` they are only counted.
+    /// True if followers wait for their leader (mode `hold`). With mode `report` they are only counted.
     pub(crate) holds: bool,
     pub(crate) limits: BurstLimits,
 }

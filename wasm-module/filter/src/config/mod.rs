@@ -78,7 +78,7 @@ pub struct Config {
     pub request_headers: RequestHeaders,
     /// The request header in which the engine receives the chosen path.
     pub path_header: PathHeader,
-    /// Whether the report is also written to filter state, for access logs.
+    /// True if the report is also written to filter state, for access logs.
     pub log_fields: bool,
     /// The engines behind the gateway, at least one.
     pub(crate) engines: Vec<EngineConfig>,
@@ -121,7 +121,7 @@ pub enum RequestHeaders {
 pub struct PathHeader {
     /// Lower-case name of the header. A client's header of that name is always removed.
     pub name: String,
-    /// Whether the filter also sets the header; false if `path_header` is `null`.
+    /// True if the filter also sets the header; false if `path_header` is `null`.
     pub enabled: bool,
 }
 

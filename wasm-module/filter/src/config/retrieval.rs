@@ -17,7 +17,7 @@ pub(crate) struct RetrievalConfig {
     pub(crate) max_question_bytes: usize,
     /// The treatment of a chat if retrieval fails.
     pub(crate) on_failure: OnFailure,
-    /// Whether retrieved documents stay in a continued chat: the default of `ordering.conversation.pin`.
+    /// True if retrieved documents stay in a continued chat: the default of `ordering.conversation.pin`.
     pub(crate) keep: bool,
     /// Metadata field of a document that must equal the tenant's name; `None` if all tenants share the documents.
     pub(crate) tenant_filter: Option<String>,

@@ -18,14 +18,14 @@
 
 use thiserror::Error;
 
-/// What decides whether a request may be forwarded while salts are on, as read from its headers.
+/// The headers that decide whether a request may be forwarded while salts are on.
 pub(super) struct Asked<'h> {
     pub(super) method: &'h [u8],
     /// The request's path, without its query.
     pub(super) path: &'h [u8],
-    /// Whether bytes or trailers follow the headers.
+    /// True if bytes or trailers follow the headers.
     pub(super) has_body: bool,
-    /// Whether the client asks to switch the connection to another protocol, which the filter cannot read.
+    /// True if the client asks to switch the connection to another protocol, which the filter cannot read.
     pub(super) upgrades: bool,
 }
 

@@ -79,9 +79,9 @@ struct Burst {
     name: &'static str,
     /// The ticket, until the response has begun or failed; `None` for a request that follows without being held.
     ticket: Option<BurstTicket>,
-    /// Whether the request is paused until the leader's response begins.
+    /// True if the request is paused until the leader's response begins.
     is_held: bool,
-    /// Whether the response's status is 2xx.
+    /// True if the response's status is 2xx.
     succeeds: bool,
 }
 
@@ -105,9 +105,9 @@ enum Phase {
 /// State of a request whose body is still being buffered.
 struct BufferedRequest {
     identity: Identity,
-    /// Whether the client asked to bypass ordering: then only the salt is written.
+    /// True if the client asked to bypass ordering: then only the salt is written.
     bypassed: bool,
-    /// Whether the held headers have a `content-length`, which must match the body.
+    /// True if the held headers have a `content-length`, which must match the body.
     sized: bool,
     /// Number of bytes buffered so far.
     received: usize,

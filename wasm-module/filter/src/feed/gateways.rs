@@ -43,7 +43,7 @@ pub(crate) struct Gateways {
     /// Number of other gateways that listen, as the server says; 0 unless this worker leads.
     others: u32,
     listeners: Listeners,
-    /// Whether another gateway listened when this worker last looked.
+    /// True if another gateway listened when this worker last looked.
     is_listened_to: bool,
     /// The loads (outstanding tokens) that other gateways reported.
     loads: Vec<Load>,
@@ -60,7 +60,7 @@ pub(crate) struct ExchangeResult {
     pub(crate) sent: u64,
     /// Number of own updates that the server refused, plus received ones that cannot be read or contain texts.
     pub(crate) lost: u64,
-    /// Whether to listen again at once. False after an empty response without a wait, so that the server is not called in a
+    /// True if the worker listens again at once. False after an empty response without a wait, so that the server is not called in a
     /// tight loop.
     pub(crate) listens_again: bool,
 }
@@ -71,7 +71,7 @@ struct LastPush {
     updates: u64,
     outstanding: u64,
     at_ms: u64,
-    /// Whether the push failed: no gateway received its load, so the worker pushes the load again.
+    /// True if the push failed: no gateway received its load, so the worker pushes the load again.
     failed: bool,
 }
 

@@ -41,7 +41,7 @@ pub(crate) struct Feed {
     config: FeedConfig,
     key: Option<FeedKey>,
     lease: Lease,
-    /// Whether this worker held the lease when it last checked.
+    /// True if this worker held the lease when it last checked.
     leads: bool,
     follower: Follower,
     reading: CallSlot,
@@ -56,7 +56,7 @@ pub(crate) struct FeedUpdate {
     pub(crate) messages: Vec<Residency>,
     /// Number of events as the feed counts them, which may count several as one; a full snapshot counts as one.
     pub(crate) events: u64,
-    /// Whether feed and configuration do not use the same key, or only one of them uses a key: the feed cannot be read.
+    /// True if feed and configuration do not use the same key, or only one of them uses a key: the feed cannot be read.
     pub(crate) is_keyed_otherwise: bool,
 }
 

@@ -20,7 +20,7 @@ struct Queue {
 pub(crate) struct Outgoing {
     /// Encoded updates, in order.
     pub(crate) updates: Vec<Vec<u8>>,
-    /// Whether the engine's outstanding tokens for requests of this proxy changed.
+    /// True if the engine's outstanding tokens for requests of this proxy changed.
     pub(crate) has_load: bool,
     /// Number of updates dropped because the queue was full.
     pub(crate) dropped: u64,

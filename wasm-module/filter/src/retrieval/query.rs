@@ -21,7 +21,7 @@ pub(super) struct RetrievalQuery {
     pub(super) fields: Map<String, Value>,
     /// Most documents in the retriever's response.
     pub(super) limit: usize,
-    /// Whether a similar question would get the same result: true if the client sets no options.
+    /// True if a similar question would get the same result: true if the client sets no options.
     pub(super) is_common: bool,
     /// The body of a warm-up request, which prefills the chat's first system messages; `None` if it has none.
     pub(super) opening: Option<String>,

@@ -28,7 +28,7 @@ pub(super) struct Format {
     pub(super) said: for<'a> fn(&str, &RawMessage<'a>) -> Result<Said<'a>, Skip>,
     /// The form of a text part in an empty list of parts.
     pub(super) style: PartStyle,
-    /// Whether it is an error if the field with the messages is no list. If false, the field is then ignored.
+    /// True if it is an error if the field with the messages is no list. If false, the field is then ignored.
     pub(super) is_strict: bool,
 }
 

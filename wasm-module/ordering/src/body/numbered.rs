@@ -27,7 +27,7 @@ pub(crate) struct Numbered {
     /// Range of the number in the end tag; `None` if it is not repeated there.
     again: Option<Range<u32>>,
     words: Range<u32>,
-    /// Whether the text consists of passages that the client joined without separators.
+    /// True if the text consists of passages that the client joined without separators.
     is_joined: bool,
 }
 

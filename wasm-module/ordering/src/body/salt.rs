@@ -17,7 +17,7 @@ pub(crate) struct SaltField<'a> {
     given: Option<&'a str>,
     /// Offset in the body after its opening brace.
     inside: usize,
-    /// Whether the body has fields.
+    /// True if the body has fields.
     has_fields: bool,
 }
 

@@ -555,7 +555,7 @@ mod tests {
         struct Closing {
             /// Position after the tag's `>`.
             end: usize,
-            /// Whether no other `<` precedes the tag.
+            /// True if no other `<` precedes the tag.
             is_first: bool,
         }
 

@@ -29,7 +29,7 @@ pub(super) struct Choice {
     /// Estimated tokens read from the cache; below, those newly written to it.
     pub(super) read_tokens: u64,
     pub(super) written_tokens: u64,
-    /// Whether the body switches off OpenAI's automatic marker.
+    /// True if the body switches off OpenAI's automatic marker.
     pub(super) is_explicit: bool,
 }
 
@@ -40,12 +40,12 @@ struct Node {
     step: u32,
     tokens: f64,
     again: f64,
-    /// Whether the upstream will hold the position for at least half a lifetime without a new marker.
+    /// True if the upstream will hold the position for at least half a lifetime without a new marker.
     is_fresh: bool,
     is_live: bool,
-    /// Whether the gateway may set a marker here.
+    /// True if the gateway may set a marker here.
     is_free: bool,
-    /// Whether the client or the provider sets a marker here.
+    /// True if the client or the provider sets a marker here.
     is_clients: bool,
 }
 

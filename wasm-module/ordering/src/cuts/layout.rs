@@ -29,7 +29,7 @@ pub struct Layout {
     pub mode: Mode,
     /// Hash of everything other than the prompt that separates caches: model, salt, realm.
     pub(super) scope: u64,
-    /// Whether the client sent a `prompt_cache_key`.
+    /// True if the client sent a `prompt_cache_key`.
     pub(super) has_key: bool,
     /// Texts that may be divided into several blocks.
     pub(super) texts: Vec<SplitText>,
@@ -75,7 +75,7 @@ pub struct Position {
     pub step: u32,
     /// Lifetime of the marker that the body has here; `None` without one.
     pub mark: Option<MarkTtl>,
-    /// Whether a message of a user or a tool, or the system text before all messages, ends here.
+    /// True if a message of a user or a tool, or the system text before all messages, ends here.
     pub ends_message: bool,
     pub(super) place: Option<MarkPlace>,
 }
@@ -566,15 +566,15 @@ struct Block<'a> {
     /// The block's text, quotes included.
     text: Option<&'a str>,
     mark: Option<MarkTtl>,
-    /// Whether a marker field precedes the block's text.
+    /// True if a marker field precedes the block's text.
     is_marked_early: bool,
     /// Number of fields other than markers, type and text.
     others: u32,
     /// Number of fields.
     fields: u32,
-    /// Whether the block is a `cachePoint`, which marks the block before it.
+    /// True if the block is a `cachePoint`, which marks the block before it.
     is_point: bool,
-    /// Whether the block is a document of Bedrock Converse.
+    /// True if the block is a document of Bedrock Converse.
     is_converse_document: bool,
     /// Hash of the block's fields without markers.
     hash: u64,

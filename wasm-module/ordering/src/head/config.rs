@@ -56,9 +56,9 @@ object! {
     /// The configuration of changes to tools, as written.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct RawHeadTools in "head.tools." {
-        /// Whether tools are sorted: by name, and where requests have different tools, the most frequent ones first.
+        /// True if tools are sorted: by name, and where requests have different tools, the most frequent ones first.
         pub order: bool = true,
-        /// Whether a tool that equals an earlier one except for the order of its keys gets the earlier one's order.
+        /// True if a tool that equals an earlier one except for the order of its keys gets the earlier one's order.
         pub schemas: bool = true,
     }
 }
@@ -68,9 +68,9 @@ object! {
     /// an effect without [`pin`](crate::config::RawConversation::pin).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct RawContexts in "head.contexts." {
-        /// Whether an earlier user message gets back the contexts that its client has removed from it.
+        /// True if an earlier user message gets back the contexts that its client has removed from it.
         pub restore: bool = true,
-        /// Whether contexts in the system text, where they would change at every turn, move into the newest user
+        /// True if contexts in the system text, where they would change at every turn, move into the newest user
         /// message.
         pub relocate: bool = true,
     }
@@ -80,10 +80,10 @@ object! {
     /// The configuration of documents' numbers and scores in a message, as written.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct RawHeadDocuments in "head.documents." {
-        /// Whether a document's number by position is replaced by one derived from its text. A sentence after the
+        /// True if a document's number by position is replaced by one derived from its text. A sentence after the
         /// documents says which number to cite each document by.
         pub numbers: bool = true,
-        /// Whether a document's score, rank or distance moves into a sentence after the documents.
+        /// True if a document's score, rank or distance moves into a sentence after the documents.
         pub scores: bool = true,
     }
 }
@@ -96,7 +96,7 @@ object! {
         pub patterns: RawPatterns = RawPatterns::Table(true),
         /// Additional patterns. An entry without a `pattern` changes the class of the built-in pattern with its name.
         pub add: Vec<RawPattern> = Vec::new(),
-        /// Whether values that change between requests are also found without a pattern, by comparing system texts.
+        /// True if values that change between requests are also found without a pattern, by comparing system texts.
         pub learn: bool = true,
     }
 }

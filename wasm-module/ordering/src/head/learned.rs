@@ -37,7 +37,7 @@ struct Template {
 struct Slot {
     /// Hash of the first text seen in the slot; 0 if it has always been empty.
     first: u64,
-    /// Whether the slot has held a different text since.
+    /// True if the slot has held a different text since.
     is_volatile: bool,
 }
 

@@ -26,9 +26,9 @@ pub(super) struct Marks {
     pub(super) valueless: u32,
     /// Hash of the words, independent of their order.
     pub(super) bag: u32,
-    /// Whether the text has dates or times.
+    /// True if the text has dates or times.
     pub(super) has_time: bool,
-    /// Whether the text has ids.
+    /// True if the text has ids.
     pub(super) has_id: bool,
 }
 

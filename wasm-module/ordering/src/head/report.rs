@@ -5,7 +5,7 @@ use std::ops::Range;
 /// The changes to a request's head. If they were not applied, the counts are those of the changes proposed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeadReport {
-    /// Whether the changes were made in the forwarded body, and there were any.
+    /// True if the changes were made in the forwarded body, and there were any.
     pub applied: bool,
     /// Number of tools at another position than in the client's list.
     pub tools_moved: u32,

@@ -23,7 +23,7 @@ pub(super) struct SystemText<'a> {
     /// The content part that holds the text; `None` if the content is a single string.
     pub(super) part: Option<&'a str>,
     pub(super) text: Text<'a>,
-    /// Whether this text or a later one has a cache marker: then nothing in it moves or is frozen.
+    /// True if this text or a later one has a cache marker: then nothing in it moves or is frozen.
     pub(super) is_marked: bool,
     pub(super) units: Vec<Unit>,
 }
@@ -37,7 +37,7 @@ pub(super) struct Unit {
     pub(super) line: Range<usize>,
     /// Hash of the unit's text; 0 if it holds documents.
     pub(super) hash: u64,
-    /// Whether the unit holds documents. Then it is neither searched nor removed.
+    /// True if the unit holds documents. Then it is neither searched nor removed.
     pub(super) is_barrier: bool,
 }
 

@@ -41,7 +41,7 @@ pub enum Trial<'a> {
 pub struct Rewrite {
     /// The body to forward; `None` for the original body.
     pub body: Option<Vec<u8>>,
-    /// Whether anything changed in addition to the salt.
+    /// True if anything changed in addition to the salt.
     pub ordered: bool,
     /// The changes to documents; in a dry run, those that would have been made.
     pub report: Report,

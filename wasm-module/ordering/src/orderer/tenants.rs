@@ -37,7 +37,7 @@ pub(super) struct TenantState {
     /// Messages with contexts that their clients omit later.
     pub(super) contexts: ContextMemory,
     last_used: u64,
-    /// Whether a request through this process used the state. If not, its tenant and model are known only from a feed
+    /// True if a request through this process used the state. If not, its tenant and model are known only from a feed
     /// or another gateway, and it holds only paths.
     is_own: bool,
 }

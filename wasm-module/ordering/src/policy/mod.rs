@@ -160,7 +160,7 @@ pub struct PolicyOptions {
     pub max_displacement: Option<u16>,
     /// Number of contexts that `context-index` keeps.
     pub max_contexts: u32,
-    /// Whether `context-index` removes contexts that the engine evicted, as RAGBoost does.
+    /// True if `context-index` removes contexts that the engine evicted, as RAGBoost does.
     pub forget_evicted: bool,
     /// Tokens in a block of the engine's cache: `greedy`, `longest` and `foresight` count a shorter match as none. With
     /// 1, any match counts.

@@ -19,9 +19,9 @@ pub struct Report {
     pub pinned: u32,
     /// Messages whose documents were arranged as in an earlier request.
     pub replayed: u32,
-    /// Whether an order hint was written.
+    /// True if an order hint was written.
     pub hinted: bool,
-    /// Whether an order hint uses places instead of labels, because a label is unsafe outside its document.
+    /// True if an order hint uses places instead of labels, because a label is unsafe outside its document.
     pub numbered: bool,
     /// Estimated tokens of the documents sent, including pinned ones.
     pub document_tokens: u64,

@@ -16,7 +16,7 @@ pub(super) struct Cluster {
     pub(super) documents: Vec<u32>,
     /// The two clusters that were joined into this one; `None` for a leaf.
     pub(super) children: Option<[u32; 2]>,
-    /// Whether the cluster is part of no other.
+    /// True if the cluster is part of no other.
     pub(super) is_root: bool,
     tokens: u64,
 }

@@ -4,8 +4,7 @@
 //! | --- | --- | --- |
 //! | `none` | the retriever's | nothing: every request has a salt of its own |
 //! | `retrieval` | the retriever's | prefixes where rankings begin alike |
-//! | `random`, `sorted`, `recency`, `greedy`, `longest`, `foresight` | that policy's | prefixes that the order makes
-//! alike |
+//! | `random`, `sorted`, `recency`, `greedy`, `longest`, `foresight` | that policy's | prefixes that the order aligns |
 //! | any of these with `+hint` | the same | the same, and every prompt carries the hint that the gateway writes |
 //!
 //! `longest` finds the longest cached prefix exactly, like RAGCache++'s oracle (table 9) without its k! permutations.

@@ -36,7 +36,7 @@ pub(super) struct Workload {
     pub(super) kind: Kind,
     /// Fraction (0 to 1) of documents that consecutive requests have in common, in bursty traces.
     pub(super) overlap: f64,
-    /// How a request's documents are ranked, in bursty and geospatial traces.
+    /// Order of the documents within a request, in bursty and geospatial traces: drawn anew, or kept during a burst.
     pub(super) ranks: Ranks,
     /// Documents in a request.
     pub(super) k: usize,

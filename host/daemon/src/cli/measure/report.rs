@@ -1,4 +1,4 @@
-//! The HTML report.
+//! Writes the results of `foreword measure` as an HTML page.
 
 use super::arm::Arm;
 use super::figures::{Part, Row};

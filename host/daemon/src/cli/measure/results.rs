@@ -1,4 +1,4 @@
-//! All results, as tables and as JSON.
+//! The results of a `foreword measure` run, as tables and as JSON.
 
 use super::arm::Arm;
 use super::figures::{Estimate, Part, Row, counted, rows, times};
@@ -23,7 +23,7 @@ pub(super) struct Setting {
     pub(super) k: u32,
 }
 
-/// All results. Parts that were not selected are `None` or empty.
+/// The results of one run. Parts that were not selected are `None` or empty.
 pub(super) struct Results {
     pub(super) setting: Setting,
     /// Description of the device.

@@ -23,7 +23,7 @@ pub(super) struct Pools {
     load_pairs: Array<u32>,
     pairs: Array<u32>,
     loads: Vec<Load>,
-    /// Whether the copy queue holds work that nothing has waited for.
+    /// True if the copy queue holds work that nothing has waited for.
     busy: bool,
 }
 

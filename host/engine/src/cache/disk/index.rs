@@ -24,7 +24,7 @@ pub(super) struct Index {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) slot: u32,
-    /// Whether the page has been written to its slot.
+    /// True if the page has been written to its slot.
     pub(super) written: bool,
     parent: PageHash,
     used: u64,
@@ -35,7 +35,7 @@ pub(super) struct Entry {
 pub(super) struct Placed {
     pub(super) slot: u32,
     pub(super) stamp: u64,
-    /// Whether another page was evicted for it.
+    /// True if another page was evicted for it.
     pub(super) evicted: bool,
 }
 

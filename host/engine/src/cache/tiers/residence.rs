@@ -36,11 +36,11 @@ pub(in crate::cache) struct Residence {
     pub(in crate::cache) loading: bool,
     /// Number of reasons to keep the host's page: loads from it that have not been carried out, and calls in progress.
     pub(in crate::cache) pins: u32,
-    /// Whether the host's page is a replica: a copy made before eviction, while the device still has the page.
+    /// True if the page in host memory is a replica: the device still has the page too.
     pub(in crate::cache) replica: bool,
     /// The state of the page's copy on disk.
     pub(in crate::cache) disk_copy: DiskCopy,
-    /// Whether the page begins within the same document as the page before it.
+    /// True if the page begins within the same document as the page before it.
     pub(in crate::cache) continues: bool,
     pub(in crate::cache) usage: Usage,
     pub(in crate::cache) marks: DocumentBoundaries,
@@ -51,7 +51,7 @@ pub(in crate::cache) struct Copy<Page> {
     pub(in crate::cache) page: Page,
     /// The page's rank as of its last use.
     pub(in crate::cache) rank: Rank,
-    /// Whether the page is in its tier's queue, that is, evictable.
+    /// True if the page is in its tier's queue, that is, evictable.
     pub(in crate::cache) filed: bool,
 }
 

@@ -35,7 +35,7 @@ pub(super) struct Replication {
     since: Option<Instant>,
 }
 
-/// How long replication waits when the disk is busy.
+/// Pause of replication while the disk is busy.
 const BUSY_DISK: Duration = Duration::from_millis(10);
 
 impl Replication {

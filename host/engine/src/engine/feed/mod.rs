@@ -57,7 +57,7 @@ pub struct News {
     pub from: u64,
     /// Position from which to read next.
     pub next: u64,
-    /// Whether the reader missed events and must discard its state. `events` then describe all cached documents, or,
+    /// True if the reader missed events and must discard its state. `events` then describe all cached documents, or,
     /// for pages, begin with the oldest stored event.
     pub reset: bool,
     /// Numbers of pages cached now, by tier.

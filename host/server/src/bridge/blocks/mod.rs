@@ -41,7 +41,7 @@ pub struct Blocks {
     next: u64,
     /// Groups of layers whose blocks are skipped, since they hold only a part of the sequence.
     partial: HashSet<i64>,
-    /// Whether any prompt so far had a salt.
+    /// True if any prompt so far had a salt.
     salted: bool,
     log: Vec<CacheEvent>,
 }

@@ -40,7 +40,7 @@ pub(crate) struct SentContexts {
     open: u16,
     /// Chains of the continuations that have claimed the message.
     next: SmallVec<[Chain; 1]>,
-    /// Whether the same question was forwarded with other contexts, or without any.
+    /// True if the same question was forwarded with other contexts, or without any.
     is_contested: bool,
 }
 

@@ -56,7 +56,7 @@ pub struct ContextIndex {
     /// The index of a log, for requests that share no document with recorded contexts.
     history: Option<Arc<ContextIndex>>,
     max_contexts: u32,
-    /// Whether contexts are removed as the engine evicts them.
+    /// True if contexts are removed as the engine evicts them.
     forgets: bool,
     /// The key of the next context if contexts are numbered; `None` if keys are hashes of scope and documents as sent.
     next_key: Option<u64>,

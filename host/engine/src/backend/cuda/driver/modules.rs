@@ -23,7 +23,7 @@ mod embedded {
 /// A loaded module and those of its functions that have been looked up.
 pub(super) struct Modules {
     module: sys::CUmodule,
-    /// Whether the module includes kernels that multiply by warpgroups.
+    /// True if the module includes kernels that multiply by warpgroups.
     pub(super) warpgroups: bool,
     /// Functions by name, each with the shared memory that its launches may have.
     functions: FxHashMap<&'static str, (sys::CUfunction, u32)>,

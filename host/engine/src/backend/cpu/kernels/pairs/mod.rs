@@ -71,7 +71,7 @@ pub(in super::super) struct Left<'a> {
     pub(in super::super) tile: usize,
     /// Distance in `pairs` from a number's high part to its low part, if numbers have two parts.
     pub(in super::super) low: Option<usize>,
-    /// Whether the AMX kernel loads these pairs with a hint not to keep them in the first-level cache, where `b` is.
+    /// True to load the pairs as streamed data (AMX only), which leaves the first-level cache to `b`.
     pub(in super::super) streamed: bool,
 }
 
