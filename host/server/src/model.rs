@@ -104,7 +104,18 @@ impl Model {
         let context = || format!("cannot load the model in {}", folder.display());
         let tokenizer = Tokenizer::load(folder).with_context(context)?;
         let template = ChatTemplate::load(folder).with_context(context)?;
-        let eos_tokens = ModelConfig::load(folder).with_context(context)?.eos_tokens;
+        let mut eos_tokens = ModelConfig::load(folder).with_context(context)?.eos_tokens;
+        // For a model fine-tuned for chat, often only the tokenizer's configuration names the end-of-turn token.
+        let named = template.as_ref().and_then(ChatTemplate::eos_token);
+        let named = named.and_then(|name| tokenizer.token(name));
+        if let Some(token) = named.filter(|token| !eos_tokens.contains(token)) {
+            eos_tokens.push(token);
+        }
+        if eos_tokens.is_empty() {
+            tracing::warn!(
+                "the model names no token that ends an answer: only `max_tokens` and `stop` do"
+            );
+        }
         Ok(Self {
             name,
             created_s: now(),

@@ -62,6 +62,11 @@ impl Admission {
         takes
     }
 
+    /// Returns how many requests of one tenant can wait at once.
+    pub(super) fn most_waiting(&self) -> u32 {
+        self.max_waiting.min(self.max_waiting_per_tenant)
+    }
+
     /// Takes a place for a request of `tenant`.
     ///
     /// # Errors

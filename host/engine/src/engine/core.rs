@@ -149,8 +149,8 @@ impl Core {
                     keeps: false,
                 };
             }
-            if sequence.speculation.is_some() {
-                self.stop_fetching();
+            if let id @ Some(_) = sequence.speculation {
+                self.stop_fetching(|guess| guess.speculation == id);
             }
             if let Some(sequence) = self.join_speculation(sequence) {
                 self.arrive(sequence);

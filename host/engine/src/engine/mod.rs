@@ -436,6 +436,11 @@ impl Engine {
         self.handle.shared.takes_guesses()
     }
 
+    /// Returns how many requests of one tenant can wait at once.
+    pub fn most_waiting(&self) -> u32 {
+        self.handle.shared.most_waiting()
+    }
+
     /// Returns the engine's state, for health checks.
     pub fn health(&self) -> Health {
         self.handle.shared.health()

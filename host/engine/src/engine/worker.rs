@@ -135,6 +135,10 @@ impl Shared {
         self.admission.takes_guesses()
     }
 
+    pub(super) fn most_waiting(&self) -> u32 {
+        self.admission.most_waiting()
+    }
+
     pub(super) fn stats(&self) -> Stats {
         let inbox = self.inbox.lock();
         Stats {

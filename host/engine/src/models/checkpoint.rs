@@ -2,8 +2,9 @@
 //!
 //! [`Checkpoint::random`] fills the same roles with random numbers, for measuring shapes of which no file exists.
 
+use super::fp8::{self, Block};
 use super::gguf::{Gguf, is_gguf};
-use super::safetensors::TensorFiles;
+use super::safetensors::{Entry, TensorFiles};
 use super::tensor::{Element, Tensor, rows_and_columns};
 use super::{CheckpointError, ModelConfig, Packing};
 use half::{bf16, f16};
@@ -204,7 +205,9 @@ impl Checkpoint {
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor<'_>, CheckpointError> {
         match &self.source {
             Source::Random(element, seed) => Ok(random(name, shape, *element, *seed)),
-            Source::Files(folder, files) => files.tensor(folder, name, shape),
+            Source::Files(folder, files) => {
+                files.tensor(folder, name, shape, self.config.fp8_block)
+            }
             Source::Gguf(file) => file.tensor(name, shape),
         }
     }
@@ -241,17 +244,29 @@ impl Tensors {
         name: &str,
         shape: &[usize],
     ) -> Result<Tensor<'_>, CheckpointError> {
-        self.files.tensor(&self.folder, name, shape)
+        self.in_blocks(name, shape, None)
+    }
+
+    /// Returns a tensor as [`Self::tensor`] does; FP8 numbers of a `block` share a scale.
+    pub(super) fn in_blocks(
+        &self,
+        name: &str,
+        shape: &[usize],
+        block: Option<Block>,
+    ) -> Result<Tensor<'_>, CheckpointError> {
+        self.files.tensor(&self.folder, name, shape, block)
     }
 }
 
 impl TensorFiles {
-    /// Returns the tensor called `name` of the files in `folder`, checked for shape and type.
+    /// Returns the tensor called `name` of the files in `folder`, checked for shape and type. FP8 numbers are widened; those
+    /// of a `block` share a scale, unless the shape of the scales is that of one for each row or for the tensor.
     fn tensor(
         &self,
         folder: &Path,
         name: &str,
         shape: &[usize],
+        block: Option<Block>,
     ) -> Result<Tensor<'_>, CheckpointError> {
         let (rows, columns) = rows_and_columns(shape);
         let Some((path, entry, bytes)) = self.get(name) else {
@@ -260,47 +275,93 @@ impl TensorFiles {
                 format!("tensor {name} is missing, expected with shape {shape:?}"),
             ));
         };
-        let element = match entry.dtype.as_str() {
-            "F32" => Element::F32,
-            "BF16" => Element::Bf16,
-            "F16" => Element::F16,
-            other => {
-                return Err(CheckpointError::new(
-                    path,
-                    format!("tensor {name}: dtype is {other}, supported: BF16, F16, F32"),
-                ));
-            }
+        let wrong = |reason| CheckpointError::new(path, format!("tensor {name}: {reason}"));
+        let is_fp8 = entry.dtype == FP8;
+        let element = match is_fp8 {
+            true => None,
+            false => Some(element(entry, ", F8_E4M3 with scales").map_err(wrong)?),
         };
-        if !entry
-            .shape
-            .iter()
-            .copied()
-            .eq(shape.iter().map(|&size| size as u64))
-        {
-            return Err(CheckpointError::new(
-                path,
-                format!(
-                    "tensor {name}: shape is {:?}, expected {shape:?}",
-                    entry.shape
-                ),
-            ));
+        let is_expected = (entry.shape.iter().copied()).eq(shape.iter().map(|&size| size as u64));
+        if !is_expected {
+            return Err(wrong(format!(
+                "shape is {:?}, expected {shape:?}",
+                entry.shape
+            )));
         }
-        let expected = (rows * columns) as u64 * element.block().1 as u64;
+        let size = element.map_or(1, |element| element.block().1);
+        let expected = (rows * columns) as u64 * size as u64;
         if bytes.len() as u64 != expected {
-            return Err(CheckpointError::new(
-                path,
-                format!(
-                    "tensor {name}: it has {} bytes, expected {expected}",
-                    bytes.len()
-                ),
-            ));
+            return Err(wrong(format!(
+                "it has {} bytes, expected {expected}",
+                bytes.len()
+            )));
         }
+        let Some(element) = element else {
+            let (shared, scales) = self
+                .scales(name, rows, columns, block)
+                .map_err(|reason| CheckpointError::new(path, reason))?;
+            return Ok(fp8::widened(bytes, rows, columns, &scales, shared));
+        };
         Ok(Tensor {
             element,
             rows,
             columns,
             data: Cow::Borrowed(bytes),
         })
+    }
+
+    /// Returns the scales of the FP8 tensor called `name`, row-major, and how many rows and columns share one.
+    fn scales(
+        &self,
+        name: &str,
+        rows: usize,
+        columns: usize,
+        block: Option<Block>,
+    ) -> Result<(Block, Vec<f32>), String> {
+        let names = ["scale", "scale_inv"].map(|end| format!("{name}_{end}"));
+        let found = (names.iter()).find_map(|name| Some((name, self.get(name)?)));
+        let Some((scale, (_, entry, bytes))) = found else {
+            let [one, other] = names;
+            return Err(format!(
+                "tensor {name}: dtype is {FP8}, and neither {one} nor {other} is there"
+            ));
+        };
+        let wrong = |reason| format!("tensor {scale}: {reason}");
+        let element = element(entry, "").map_err(wrong)?;
+        let Some(shared) = fp8::shared(&entry.shape, rows, columns, block) else {
+            return Err(wrong(format!(
+                "shape is {:?}, expected one number, one for each of {rows} rows, or one for each block of {block:?}",
+                entry.shape
+            )));
+        };
+        let count = rows.div_ceil(shared[0]) * columns.div_ceil(shared[1]);
+        let expected = count * element.block().1;
+        if bytes.len() != expected {
+            return Err(wrong(format!(
+                "it has {} bytes, expected {expected}",
+                bytes.len()
+            )));
+        }
+        let scales = Tensor {
+            element,
+            rows: 1,
+            columns: count,
+            data: Cow::Borrowed(bytes),
+        };
+        Ok((shared, scales.to_f32()))
+    }
+}
+
+/// `dtype` of a tensor of FP8 numbers.
+const FP8: &str = "F8_E4M3";
+
+/// Returns the number type of a tensor that needs no scales. `also` ends the list of types in the error.
+fn element(entry: &Entry, also: &str) -> Result<Element, String> {
+    match entry.dtype.as_str() {
+        "F32" => Ok(Element::F32),
+        "BF16" => Ok(Element::Bf16),
+        "F16" => Ok(Element::F16),
+        other => Err(format!("dtype is {other}, supported: BF16, F16, F32{also}")),
     }
 }
 

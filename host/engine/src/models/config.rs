@@ -14,10 +14,11 @@
 //! (`gemma.rs`). Of a model with a vision tower (`gemma3`) only the text model is read.
 //!
 //! Options that would change the arithmetic and are not supported (other activations, other families' sliding windows,
-//! soft-capped logits, quantised weights, partial rotation) are refused by name, because a model that answers slightly
+//! soft-capped logits, quantised weights except FP8, partial rotation) are refused by name, because a model that answers slightly
 //! wrong is worse than one that does not load.
 
 use super::CheckpointError;
+use super::fp8;
 use super::gemma::{self, Sliding};
 use super::gguf::{Gguf, is_gguf};
 use super::raw_config::{MAX_POSITIONS, Raw, size};
@@ -78,6 +79,8 @@ pub struct ModelConfig {
     pub(crate) activation: Activation,
     /// True if the output layer is the token embedding.
     pub(crate) tied: bool,
+    /// Rows and columns of FP8 weights that share a scale, where the configuration names a block.
+    pub(crate) fp8_block: Option<fp8::Block>,
 }
 
 /// Activation function of a feed-forward layer's gate.
@@ -312,9 +315,10 @@ impl Raw {
     }
 
     fn resolve_as(self, family: &Family) -> Result<ModelConfig, String> {
-        if self.quantization_config.is_some() {
-            return Err("quantization_config: quantised checkpoints are not supported, only bf16, f16 and f32".into());
-        }
+        let fp8_block = match &self.quantization_config {
+            Some(config) => fp8::resolve(config)?,
+            None => None,
+        };
         let (activation, name, configured, supported) = match family.is_gemma {
             false => (Activation::Silu, "hidden_act", &self.hidden_act, "silu"),
             true => (
@@ -424,6 +428,7 @@ impl Raw {
             scaled_embedding: family.is_gemma,
             activation,
             tied: self.tie_word_embeddings.unwrap_or(false),
+            fp8_block,
         })
     }
 

@@ -204,8 +204,9 @@ impl Gguf {
         let vocabulary: serde_json::Map<String, Json> = (tokens.iter().enumerate())
             .map(|(id, token)| ((*token).to_owned(), id.into()))
             .collect();
+        // The default is llama.cpp's.
         let begins = self.number("tokenizer.ggml.add_bos_token");
-        let begins = begins.map_or(has_scores, |begins| begins == 1.0);
+        let begins = begins.map_or(has_scores || self.is_llama_3(), |begins| begins == 1.0);
         let processor = match self.special("bos") {
             Some((id, name)) if begins => {
                 let bos = json!({"SpecialToken": {"id": name, "type_id": 0}});
@@ -228,10 +229,18 @@ impl Gguf {
         Ok(file)
     }
 
+    /// Returns whether the tokenizer is that of Llama 3.
+    fn is_llama_3(&self) -> bool {
+        matches!(self.text(PRE), Some("llama-bpe" | "llama3" | "llama-v3"))
+    }
+
     /// Returns the parts of a tokenizer of the GPT-2 kind, without its vocabulary.
     fn byte_level(&self) -> Result<Json, CheckpointError> {
         let merges = self.texts("tokenizer.ggml.merges")?;
-        let pre = self.text("tokenizer.ggml.pre").unwrap_or("default");
+        const SUPPORTED: &str = "supported: smollm, gpt-2, qwen2, llama-bpe";
+        // Files of before April 2024 do not have it, and so do not say how texts are to be cut.
+        let missing = || self.wrong(format!("{PRE} is missing, {SUPPORTED}"));
+        let pre = self.text(PRE).ok_or_else(missing)?;
         let byte_level = |uses_regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": uses_regex});
         let split = |pattern: &str| {
             json!({"type": "Sequence", "pretokenizers": [
@@ -244,25 +253,21 @@ impl Gguf {
                 json!({"type": "Sequence", "pretokenizers": [
                     {"type": "Digits", "individual_digits": true}, byte_level(true)]}),
             ),
-            "default" | "gpt-2" => (Json::Null, byte_level(true)),
+            "gpt-2" => (Json::Null, byte_level(true)),
             "qwen2" => (
                 json!({"type": "NFC"}),
                 split(&WORDS.replace("{digits}", r"\p{N}")),
             ),
-            "llama-bpe" | "llama3" => {
+            _ if self.is_llama_3() => {
                 (Json::Null, split(&WORDS.replace("{digits}", r"\p{N}{1,3}")))
             }
-            other => {
-                return Err(self.wrong(format!(
-                    "tokenizer.ggml.pre is `{other}`, supported: smollm, gpt-2, qwen2, llama-bpe"
-                )));
-            }
+            other => return Err(self.wrong(format!("{PRE} is `{other}`, {SUPPORTED}"))),
         };
         Ok(json!({
             "normalizer": normalizer,
             "pre_tokenizer": pieces,
             "decoder": byte_level(true),
-            "model": {"type": "BPE", "merges": merges, "ignore_merges": pre.starts_with("llama")},
+            "model": {"type": "BPE", "merges": merges, "ignore_merges": self.is_llama_3()},
         }))
     }
 
@@ -347,13 +352,14 @@ impl Gguf {
             tensor.element = Element::Bf16;
         }
         // llama.cpp interleaves the two halves of each head's rotary dimensions in this family; Hugging Face does not.
+        let all = self.number("llama.attention.head_count");
         let heads = match name {
             _ if self.architecture()? != "llama" => None,
-            _ if name.contains("q_proj") => Some("llama.attention.head_count"),
-            _ if name.contains("k_proj") => Some("llama.attention.head_count_kv"),
+            _ if name.contains("q_proj") => all,
+            _ if name.contains("k_proj") => self.number("llama.attention.head_count_kv").or(all),
             _ => None,
         };
-        if let Some(heads) = heads.and_then(|field| self.number(field)) {
+        if let Some(heads) = heads {
             let length = if shape.len() == 1 { columns } else { rows };
             let width = tensor.data.len() / length.max(1);
             let apart = halves_apart(&tensor.data, length, width, heads as usize);
@@ -386,11 +392,20 @@ impl Gguf {
             .ok_or_else(|| self.wrong("general.architecture is missing"))
     }
 
-    /// Returns the tokens that end an answer.
+    /// Returns the tokens that end an answer: those of the metadata, and special tokens named as in [`ENDINGS`], because many
+    /// files do not say which token ends a turn (Gemma's name only `<eos>`).
     fn endings(&self) -> Vec<u64> {
-        let ids =
-            ["eos", "eot"].map(|name| self.number(&format!("tokenizer.ggml.{name}_token_id")));
-        let mut ids: Vec<u64> = ids.into_iter().flatten().map(|id| id as u64).collect();
+        let fields = ["eos", "eot", "eom"].map(|name| format!("tokenizer.ggml.{name}_token_id"));
+        let ids = fields.iter().filter_map(|field| self.number(field));
+        let mut ids: Vec<u64> = ids.map(|id| id as u64).collect();
+        let tokens = self.texts("tokenizer.ggml.tokens").unwrap_or_default();
+        let kinds = self.numbers("tokenizer.ggml.token_type");
+        let named = (0_u64..).zip(tokens).zip(kinds.unwrap_or_default());
+        let named = named.filter(|((_, token), kind)| {
+            ENDINGS.contains(token) && [CONTROL, USER_DEFINED].contains(&(*kind as u64))
+        });
+        ids.extend(named.map(|((id, _), _)| id));
+        ids.sort_unstable();
         ids.dedup();
         ids
     }
@@ -456,6 +471,20 @@ impl Gguf {
 /// The regular expression by which Qwen 2 and Llama 3 split a text before byte pairs are merged. `{digits}` is replaced by
 /// the expression for a run of digits, in which the two differ.
 const WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|{digits}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// How a text is cut before byte pairs are merged.
+const PRE: &str = "tokenizer.ggml.pre";
+
+/// Names of tokens that end a turn or a text, as llama.cpp knows them.
+const ENDINGS: [&str; 7] = [
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+];
 
 /// Tensor of the factors that rotary frequencies are divided by.
 const ROPE_FACTORS: &str = "rope_freqs.weight";
@@ -1011,6 +1040,8 @@ mod tests {
                 )
             };
             assert_eq!(shape(&file), shape(&folder), "{name}");
+            // The metadata names the second alone.
+            assert_eq!(file.config().eos_tokens, [0, 2], "{name}");
             let same = |one: &Tensor<'_>, other: &Tensor<'_>| {
                 assert_eq!(
                     (one.element, one.rows, one.columns),
@@ -1055,6 +1086,35 @@ mod tests {
                 format!("{:?} {:?}", c.rope, c.sliding)
             };
             assert_eq!(positions(&file), positions(&folder), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_metadata_says_how_a_text_is_cut_and_whether_it_begins_with_a_token() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("model.gguf");
+        let tokenizer = |pre: Option<&str>| {
+            let mut file = writer("qwen2", "qwen2");
+            file.fields.retain(|(name, _)| name != PRE);
+            if let Some(pre) = pre {
+                file.field(PRE, STRING, &text(pre));
+            }
+            file.number("tokenizer.ggml.bos_token_id", 1);
+            std::fs::write(&path, file.write()).unwrap();
+            Tokenizer::load(&path)
+        };
+        let tokens = |pre| tokenizer(Some(pre)).unwrap().encode("Why?", true).unwrap();
+        assert_eq!(tokens("llama-bpe")[0], 1);
+        assert_ne!(tokens("qwen2")[0], 1);
+        for (pre, expected) in [
+            (None, "tokenizer.ggml.pre is missing, supported"),
+            (
+                Some("default"),
+                "tokenizer.ggml.pre is `default`, supported",
+            ),
+        ] {
+            let error = tokenizer(pre).err().unwrap().to_string();
+            assert!(error.contains(expected), "{error}");
         }
     }
 

@@ -3,7 +3,7 @@
 //! ```text
 //! folder ── config.json ───────────▶ ModelConfig  sizes, rotary positions, options of a layer
 //!        ── generation_config.json ┘
-//!        ── *.safetensors ─────────▶ Checkpoint   the tensors of a layer, checked for presence, type and shape
+//!        ── *.safetensors ─────────▶ Checkpoint   the tensors of a layer, checked for presence, type and shape; FP8 widened
 //! FILE.gguf ── all of these, and the tokenizer and the chat template
 //! ```
 //!
@@ -14,6 +14,7 @@
 
 mod checkpoint;
 mod config;
+mod fp8;
 mod gemma;
 pub(crate) mod gguf;
 mod packing;

@@ -259,6 +259,12 @@ impl ChatTemplate {
         Ok(template)
     }
 
+    /// Returns the name of the token that ends an answer, if `tokenizer_config.json` has one.
+    pub fn eos_token(&self) -> Option<&str> {
+        let mut tokens = self.special_tokens.iter();
+        tokens.find_map(|(name, token)| (*name == "eos_token").then_some(token.as_str()))
+    }
+
     /// Returns whether the template accepts lists of parts, by rendering one: a template that expects a string fails or
     /// prints the list.
     fn probe(&self) -> bool {

@@ -140,6 +140,11 @@ impl Tokenizer {
             .filter(|name| added.is_special_token(name))
     }
 
+    /// Returns the token with this name, such as `<|im_end|>`.
+    pub fn token(&self, name: &str) -> Option<TokenId> {
+        self.inner.token_to_id(name)
+    }
+
     #[cfg(test)]
     pub(super) fn decode_whole(&self, tokens: &[TokenId]) -> String {
         self.inner.decode(tokens, true).unwrap()

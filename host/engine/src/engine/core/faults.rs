@@ -75,7 +75,7 @@ impl Core {
 
     /// Ends every request with `failure`.
     pub(in crate::engine) fn fail_all(&mut self, failure: &Failure) {
-        self.stop_fetching();
+        self.stop_fetching(|_| true);
         let running = self.take_all();
         // The leases need not be closed, because nothing is computed any more.
         let running = running.into_iter().map(|active| active.sequence);

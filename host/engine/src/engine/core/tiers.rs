@@ -133,9 +133,11 @@ impl Core {
         gone.map(|waiting| waiting.sequence).collect()
     }
 
-    /// Queues all requests that wait for the disk, without their pages, so that a search of the queue finds them.
-    pub(super) fn stop_fetching(&mut self) {
-        for Fetching { sequence, .. } in self.fetching.drain(..) {
+    /// Queues the requests that wait for the disk and that `stops` selects, without their pages, so that a search of the
+    /// queue finds them.
+    pub(super) fn stop_fetching(&mut self, stops: impl Fn(&Sequence) -> bool) {
+        let stopped = (self.fetching).extract_if(.., |waiting| stops(&waiting.sequence));
+        for Fetching { sequence, .. } in stopped {
             self.waiting.push(sequence.entry(), sequence);
         }
     }
