@@ -11,8 +11,6 @@ use xxhash_rust::xxh3::xxh3_64;
 pub struct Editor {
     collection: Collection,
     ids: FxHashMap<String, Slot>,
-    /// Number of documents when the edit began.
-    built: usize,
 }
 
 impl Editor {
@@ -25,11 +23,7 @@ impl Editor {
         for slot in collection.live() {
             ids.insert(collection.document(slot)?.id, slot);
         }
-        Ok(Self {
-            built: collection.len(),
-            collection,
-            ids,
-        })
+        Ok(Self { collection, ids })
     }
 
     /// Returns the number of documents.
@@ -92,17 +86,17 @@ impl Editor {
     }
 
     /// Returns the edited collection. The collection is rebuilt when more than a quarter of its slots are deleted, and
-    /// an IVF index when this edit has more than doubled the number of documents.
+    /// an IVF index when the number of slots has more than doubled since it was clustered.
     ///
     /// # Errors
     /// Returns [`FileError::Damaged`] when a record cannot be read.
     pub fn finish(self) -> Result<Collection, FileError> {
-        let Self {
-            collection, built, ..
-        } = self;
+        let collection = self.collection;
         let deleted = collection.deleted_count();
-        let is_loose = 4 * deleted > collection.vectors.len();
-        let has_grown = collection.spec.kind == Kind::Ivf && collection.len() > 2 * built;
+        let slots = collection.vectors.len();
+        let is_loose = 4 * deleted > slots;
+        let clustered = collection.index.clustered();
+        let has_grown = clustered.is_some_and(|count| slots > 2 * count as usize);
         match (is_loose, has_grown) {
             (true, _) => compacted(&collection),
             (false, true) => Ok(Collection {
@@ -148,4 +142,39 @@ fn json(document: &Document) -> Vec<u8> {
 
 fn fingerprint(record: &[u8]) -> u64 {
     xxh3_64(record)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collection::Tuning;
+    use crate::index::Metric;
+
+    #[test]
+    fn many_small_edits_are_clustered_anew_as_one_large_edit_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("collection");
+        let mut collection = Collection::new(Spec {
+            dimensions: 2,
+            metric: Metric::Cosine,
+            kind: Kind::Ivf,
+            embedder: "none".to_owned(),
+            tuning: Tuning::default(),
+        });
+        let mut clustered = Vec::new();
+        for id in 0..100_u8 {
+            let mut editor = Editor::new(collection).unwrap();
+            let document = Document {
+                id: id.to_string(),
+                ..Document::default()
+            };
+            editor.put(&document, &[f32::from(id), 50.0]).unwrap();
+            editor.finish().unwrap().save(&path).unwrap();
+            collection = Collection::open(&path).unwrap();
+            clustered.extend(collection.index.clustered());
+        }
+        clustered.dedup();
+        assert_eq!(clustered, [1, 3, 7, 15, 31, 63]);
+        assert!(collection.index.ivf_options().unwrap().clusters > 30);
+    }
 }

@@ -18,6 +18,9 @@ struct Description {
     slots: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ivf: Option<IvfOptions>,
+    /// See [`Index::clustered`]. Files from before it was stored count as clustered when they were written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    clustered: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     hnsw: Option<HnswOptions>,
 }
@@ -36,6 +39,7 @@ impl Collection {
             spec: self.spec.clone(),
             slots,
             ivf: self.index.ivf_options(),
+            clustered: self.index.clustered(),
             hnsw: self.index.hnsw_options(),
         };
         let description = serde_json::to_vec(&description).unwrap_or_default();
@@ -122,7 +126,9 @@ fn index(parts: &Parts, description: &Description) -> Result<Box<dyn Index>, Fil
             );
             let dimensions = description.spec.dimensions as usize;
             let options = description.ivf;
-            let ivf = options.and_then(|options| Ivf::over(options, dimensions, count, of_file));
+            let clustered = description.clustered.unwrap_or(description.slots);
+            let ivf = options
+                .and_then(|options| Ivf::over(options, clustered, dimensions, count, of_file));
             ivf.map(|ivf| Box::new(ivf) as _)
         }
         Kind::Hnsw => {

@@ -8,9 +8,10 @@
 //!                                                   └ a stage: a fixed number of visits
 //! ```
 //!
-//! A node's level follows from its slot alone, so the same vectors make the same graph. Deleted vectors stay in the
-//! graph for traversal and are not returned. A search whose filter accepts few vectors continues until it has found
-//! enough or has visited every reachable node.
+//! A node's level follows from its slot alone, so the same vectors make the same graph. A vector equal to a node's is no node of
+//! its own but that node's *twin*: it has no links, and a search that sees the node sees its twins. A document whose
+//! metadata is edited often leaves many. Deleted vectors stay in the graph for traversal and are not returned. A search
+//! whose filter accepts few vectors continues until it has found enough or has visited every reachable node.
 
 use super::{Hit, Index, Kind, Search, Slot, SlotFilter, Top, Vectors};
 use crate::file::{Array, Part};
@@ -56,13 +57,17 @@ impl HnswOptions {
 /// A graph over vectors. Nodes on a level are linked to near ones.
 pub struct Hnsw {
     options: HnswOptions,
-    /// For each slot, the number of links and then the links: `[slots, 1 + 2 · links]`.
+    /// For each slot, the number of links and then the links, or [`TWIN`] and a node: `[slots, 1 + 2 · links]`.
     ground: Array<u32>,
+    /// For each node that has twins, their slots, ascending.
+    twins: FxHashMap<u32, Vec<u32>>,
     /// For each slot on upper levels, its links there, level 1 first.
     upper: FxHashMap<u32, Vec<Vec<u32>>>,
     entry: Option<Slot>,
 }
 
+/// Marks a twin, where a node has the number of its links.
+const TWIN: u32 = u32::MAX;
 /// Visits in one stage.
 const VISITS: usize = 4;
 /// Highest level. With eight links or more, hardly any of 2^32 slots would reach a higher one.
@@ -90,6 +95,7 @@ impl Hnsw {
                 breadth: options.breadth.clamp(1, most),
             },
             ground: Array::default(),
+            twins: FxHashMap::default(),
             upper: FxHashMap::default(),
             entry: None,
         }
@@ -107,19 +113,28 @@ impl Hnsw {
         }
         let most = 2 * usize::from(options.links);
         let is_slot = |slot: &u32| (*slot as usize) < count;
-        let is_node = |node: &[u32]| match node.split_first() {
-            Some((&links, slots)) => {
-                links as usize <= most && slots.iter().take(links as usize).all(is_slot)
-            }
-            None => false,
-        };
-        if ground.len() != count.checked_mul(most + 1)? || !ground.chunks(most + 1).all(is_node) {
+        if ground.len() != count.checked_mul(most + 1)? {
             return None;
+        }
+        let mut twins = FxHashMap::<u32, Vec<u32>>::default();
+        for (slot, row) in (0_u32..).zip(ground.chunks(most + 1)) {
+            let (&links, slots) = row.split_first()?;
+            if links == TWIN {
+                let node = *slots.first().filter(|&node| is_slot(node))?;
+                // A twin of a twin would be seen by no search.
+                if ground[node as usize * (most + 1)] == TWIN {
+                    return None;
+                }
+                twins.entry(node).or_default().push(slot);
+            } else if links as usize > most || !slots.iter().take(links as usize).all(is_slot) {
+                return None;
+            }
         }
         let (entry, rest) = upper.split_first()?;
         let mut graph = Self {
             options,
             ground,
+            twins,
             upper: FxHashMap::default(),
             entry: (count > 0).then_some(Slot(*entry)),
         };
@@ -158,7 +173,8 @@ impl Hnsw {
         let Some(above) = level.checked_sub(1) else {
             let stride = self.most(0) + 1;
             let node = &self.ground[slot.0 as usize * stride..][..stride];
-            return &node[1..=node[0] as usize];
+            let links = if node[0] == TWIN { 0 } else { node[0] };
+            return &node[1..=links as usize];
         };
         let levels = self.upper.get(&slot.0);
         let links = levels.and_then(|levels| levels.get(above));
@@ -236,6 +252,24 @@ impl Hnsw {
         }
         chosen.iter().map(|hit| hit.slot.0).collect()
     }
+
+    /// Returns the `breadth` nodes on `level` that are nearest to `slot`, nearest first, without `slot` itself.
+    fn nearest(&self, vectors: &Vectors, slot: Slot, breadth: usize, level: usize) -> Vec<Hit> {
+        let keep = |other: Slot| other != slot;
+        let breadth = (breadth, breadth);
+        let mut walk = Walk::new(self, vectors, vectors.row(slot), &keep, breadth, level);
+        walk.sees_twins = false;
+        while walk.advance() {}
+        walk.found.hits().to_vec()
+    }
+
+    /// Makes `slot`, whose vector is equal, a twin of `node`.
+    fn add_twin(&mut self, node: Slot, slot: Slot) {
+        let stride = self.most(0) + 1;
+        let row = &mut self.ground.to_mut()[slot.0 as usize * stride..][..2];
+        row.copy_from_slice(&[TWIN, node.0]);
+        self.twins.entry(node.0).or_default().push(slot.0);
+    }
 }
 
 impl Index for Hnsw {
@@ -259,21 +293,24 @@ impl Index for Hnsw {
         self.ground
             .to_mut()
             .resize((slot.0 as usize + 1) * stride, 0);
+        let breadth = usize::from(self.options.build_breadth);
+        let ground = self.nearest(vectors, slot, breadth, 0);
+        let mut near = ground.iter();
+        if let Some(node) = near.find(|hit| vectors.row(hit.slot) == vectors.row(slot)) {
+            self.add_twin(node.slot, slot);
+            return;
+        }
         let level = level_of(slot, self.options.links);
         if level > 0 {
             self.upper.insert(slot.0, vec![Vec::new(); level]);
         }
-        let query = vectors.row(slot);
-        let breadth = usize::from(self.options.build_breadth);
         let top_level = self.entry.map(|entry| self.level(entry));
         // Levels are linked from the lowest up: on the way down from a level where it is already linked, a node would
         // find itself.
         for level in top_level.map_or(0..0, |top| 0..level.min(top) + 1) {
-            let keep = |other: Slot| other != slot;
-            let candidates = {
-                let mut walk = Walk::new(self, vectors, query, &keep, (breadth, breadth), level);
-                while walk.advance() {}
-                walk.found.hits().to_vec()
+            let candidates = match level {
+                0 => ground.clone(),
+                level => self.nearest(vectors, slot, breadth, level),
             };
             let links = Self::choose(vectors, &candidates, usize::from(self.options.links));
             self.set_links(slot, level, &links);
@@ -340,6 +377,8 @@ struct Walk<'a> {
     open: BinaryHeap<Nearest>,
     /// One bit per slot, set once it has been seen.
     seen: Vec<u64>,
+    /// True if the twins of nodes are found too.
+    sees_twins: bool,
     begun: bool,
 }
 
@@ -362,6 +401,7 @@ impl<'a> Walk<'a> {
             found: Top::new(breadth),
             open: BinaryHeap::new(),
             seen: Vec::new(),
+            sees_twins: true,
             begun: false,
         }
     }
@@ -374,8 +414,15 @@ impl<'a> Walk<'a> {
         self.seen[word] |= bit;
         if self.found.admits(hit.slot, hit.score) {
             self.open.push(Nearest(hit));
-            if (self.keep)(hit.slot) {
-                self.found.offer(hit.slot, hit.score);
+            let twins = self.graph.twins.get(&hit.slot.0);
+            let twins = twins.filter(|_| self.sees_twins).into_iter().flatten();
+            for slot in [hit.slot].into_iter().chain(twins.map(|&twin| Slot(twin))) {
+                if !self.found.admits(slot, hit.score) {
+                    break;
+                }
+                if (self.keep)(slot) {
+                    self.found.offer(slot, hit.score);
+                }
             }
         }
     }

@@ -7,7 +7,7 @@
 //!
 //! Centres come from k-means over a sample (Lloyd's algorithm, from vectors chosen at random with a fixed seed, so the
 //! same vectors make the same index). New vectors join the cluster of the nearest centre. Centres do not move
-//! afterwards, so an index that has grown to a multiple should be rebuilt.
+//! afterwards, so an index that has grown to a multiple of [`Index::clustered`] should be rebuilt.
 //!
 //! A copy of the vectors is ordered by cluster, so that a search reads memory sequentially instead of waiting for each
 //! vector. Vectors added since the file was written are read from their original places.
@@ -51,6 +51,8 @@ impl IvfOptions {
 /// Vectors in clusters, with a copy of the vectors ordered by cluster.
 pub struct Ivf {
     options: IvfOptions,
+    /// Number of vectors when they were clustered.
+    clustered: u32,
     /// Centres `[clusters, dimensions]`.
     centres: Array<f32>,
     dimensions: usize,
@@ -90,6 +92,7 @@ impl Ivf {
                 clusters: lists.len() as u32,
                 probes: options.probes.clamp(1, (lists.len() as u32).max(1)),
             },
+            clustered: vectors.len() as u32,
             centres: Array::owned(centres),
             dimensions,
             added: vec![Vec::new(); lists.len()],
@@ -103,6 +106,7 @@ impl Ivf {
     /// `count`.
     pub(crate) fn over(
         options: IvfOptions,
+        clustered: u32,
         dimensions: usize,
         count: usize,
         (centres, starts, slots, rows): (Array<f32>, Array<u32>, Array<u32>, Array<f32>),
@@ -120,6 +124,7 @@ impl Ivf {
             && slots.iter().all(|slot| (*slot as usize) < count);
         fits.then(|| Self {
             options,
+            clustered,
             centres,
             dimensions,
             added: vec![Vec::new(); clusters],
@@ -173,6 +178,10 @@ impl Index for Ivf {
     fn add(&mut self, vectors: &Vectors, slot: Slot) {
         let cluster = nearest(&self.centres, self.dimensions, vectors.row(slot));
         self.added[cluster].push(slot.0);
+    }
+
+    fn clustered(&self) -> Option<u32> {
+        Some(self.clustered)
     }
 
     fn ivf_options(&self) -> Option<IvfOptions> {

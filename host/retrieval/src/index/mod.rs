@@ -92,6 +92,11 @@ pub trait Index: Send + Sync {
     /// Adds `slot`, which must be in `vectors` and new to the index. Slots must be added in ascending order.
     fn add(&mut self, vectors: &Vectors, slot: Slot);
 
+    /// Returns the number of vectors when an IVF index was clustered.
+    fn clustered(&self) -> Option<u32> {
+        None
+    }
+
     /// Returns the clustering options of an IVF index.
     fn ivf_options(&self) -> Option<IvfOptions> {
         None

@@ -28,7 +28,7 @@ pub struct Summary {
     pub embedded: usize,
     /// Number of documents already in the collection, unchanged.
     pub unchanged: usize,
-    /// Number of documents deleted because the folder no longer has them.
+    /// Number of documents deleted because the folder no longer has them, or has them empty.
     pub deleted: usize,
     /// Number of documents skipped because they have no letter or digit.
     pub empty: usize,
@@ -109,6 +109,7 @@ pub fn mirror(
                 texts.push(text);
             } else {
                 summary.empty += 1;
+                summary.deleted += usize::from(editor.remove(&document.id));
             }
         }
         let texts: Vec<&str> = texts.iter().map(|text| text.trim_start()).collect();
