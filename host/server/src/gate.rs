@@ -67,6 +67,11 @@ impl Gate {
         })
     }
 
+    /// Returns how many requests the gate admits at once.
+    pub fn limit(&self) -> u32 {
+        self.limit
+    }
+
     /// Returns the current phase.
     pub fn phase(&self) -> Phase {
         self.state.borrow().phase

@@ -110,6 +110,10 @@ async fn every_choice_takes_a_place() {
         2,
         "a refused request leaves nothing behind"
     );
+    body["n"] = 16.into();
+    let refused = post(house.address(), PATH, &body).await;
+    let message = refused.error(400, "invalid_value", Some("n"));
+    assert!(message.contains("this server's limit"), "{message}");
     house.steps.release();
     assert_eq!(first.await.unwrap().status, 200);
 }

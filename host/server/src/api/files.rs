@@ -64,13 +64,16 @@ pub(super) async fn upload(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<Value>, Failure> {
-    let ready = (|| {
-        let store = Arc::clone(store(&app)?);
-        let boundary = boundary(request.headers())?;
-        let upload = store.upload(&owner(&app, request.headers()), PURPOSE, now())?;
-        Ok((store, boundary, upload))
-    })();
-    let (store, boundary, mut upload) = match ready {
+    let asked = (|| Ok((Arc::clone(store(&app)?), boundary(request.headers())?)))();
+    let owner = owner(&app, request.headers());
+    let ready = async {
+        let (store, boundary) = asked?;
+        let ours = Arc::clone(&store);
+        let begin = move || ours.upload(&owner, PURPOSE, now());
+        let begun = tokio::task::spawn_blocking(begin).await;
+        Ok((store, boundary, begun.map_err(Failure::internal)??))
+    };
+    let (store, boundary, mut upload) = match ready.await {
         Ok(ready) => ready,
         Err(failure) => {
             body::discard(request).await;

@@ -187,6 +187,12 @@ async fn answer(app: &Arc<App>, incoming: Incoming) -> Result<Response, Failure>
         grammar: _,
     } = prepared;
     request.deadline = Some(time.deadline().into_std());
+    // All choices except the first wait at once, so a larger `n` could never be answered.
+    let most = (app.gate.limit()).min(model.engine().most_waiting().saturating_add(1));
+    if choices > most {
+        let message = format!("n is {choices}, more than this server's limit of {most}");
+        return Err(Failure::invalid("n", message));
+    }
     // Each choice takes a place in the gate, whose limit bounds memory and the engine's queue.
     let mut passes = vec![pass];
     for _ in 1..choices {

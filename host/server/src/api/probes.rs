@@ -67,7 +67,10 @@ fn exhausted(app: &App) -> Vec<&'static str> {
 pub const EXHAUSTED_AFTER: Duration = Duration::from_secs(10);
 
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<impl IntoResponse, Failure> {
-    let text = app.metrics.encode().map_err(Failure::internal)?;
+    // The store of batches may be writing to disk.
+    let encoded = tokio::task::spawn_blocking(move || app.metrics.encode()).await;
+    let encoded = encoded.map_err(Failure::internal)?;
+    let text = encoded.map_err(Failure::internal)?;
     Ok((
         [(
             header::CONTENT_TYPE,

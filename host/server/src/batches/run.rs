@@ -25,7 +25,7 @@ use tokio::task::{JoinSet, spawn_blocking};
 
 /// Why a batch sends no further requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Ending {
+pub(super) enum Ending {
     Completed,
     Cancelled,
     Expired,
@@ -86,16 +86,6 @@ pub(super) async fn run<A: Ask>(server: &Arc<A>, batches: &Shared, id: &str) {
     } else {
         match prepared(server, batches, record).await {
             Ok(Ok(running)) => ask(server, batches, running).await,
-            // No request was sent, so there are no answers to turn into files.
-            Ok(Err(Ending::Failed(faults))) => {
-                let (store, id) = (Arc::clone(store), id.to_owned());
-                let failed = spawn_blocking(move || {
-                    let fail = |batch: &mut BatchRecord| batch.errors = faults;
-                    log(&id, store.advance(&id, Status::Failed, now(), fail));
-                });
-                let _ = failed.await;
-                return;
-            }
             Ok(Err(ending)) => ending,
             Err(error) => {
                 tracing::warn!(id, error = format!("{error:#}"), "a batch failed");
@@ -107,10 +97,20 @@ pub(super) async fn run<A: Ask>(server: &Arc<A>, batches: &Shared, id: &str) {
         }
     };
     if ending != Ending::Stopped {
-        let (store, id) = (Arc::clone(store), id.to_owned());
-        let ended = spawn_blocking(move || finish(&store, &id, ending));
-        // If this panics, the runtime logs it.
-        let _ = ended.await;
+        let mut is_known = false;
+        loop {
+            let (store, file, ending) = (Arc::clone(store), id.to_owned(), ending.clone());
+            let ended = spawn_blocking(move || finish(&store, &file, ending));
+            // If this panics, the runtime logs it.
+            let Ok(Err(error)) = ended.await else { return };
+            if !std::mem::replace(&mut is_known, true) {
+                tracing::warn!(id, %error, "a batch's answers cannot be kept; trying again every second");
+            }
+            if server.is_stopping() {
+                return;
+            }
+            tokio::time::sleep(RETRY).await;
+        }
     }
 }
 
@@ -471,7 +471,11 @@ impl Running {
 
 /// Turns the answers into files and ends the batch. The record says so first, so that the next start completes this if
 /// the server is killed meanwhile.
-fn finish(store: &Store, id: &str, ending: Ending) {
+///
+/// # Errors
+/// Returns an error if the answers cannot be turned into files, for instance because the disk is full. Nothing is lost
+/// then, and this can be repeated.
+pub(super) fn finish(store: &Store, id: &str, ending: Ending) -> std::io::Result<()> {
     let mut faults = Vec::new();
     let ends_as = match ending {
         Ending::Completed | Ending::Stopped => Status::Completed,
@@ -483,6 +487,11 @@ fn finish(store: &Store, id: &str, ending: Ending) {
         }
     };
     let [output, errors] = [OUTPUT, ERRORS].map(|kind| store.answers_id(id, kind));
+    let is_unread = (store.any_batch(id)).is_some_and(|batch| batch.status == Status::Validating);
+    if is_unread && ends_as == Status::Failed && output.is_none() && errors.is_none() {
+        // No request was sent, so there are no answers to turn into files.
+        return store.advance(id, Status::Failed, now(), |batch| batch.errors = faults);
+    }
     let advanced = store.advance(id, Status::Finalizing, now(), |batch| {
         if batch.ends_as.is_none() {
             batch.ends_as = Some(ends_as);
@@ -491,30 +500,26 @@ fn finish(store: &Store, id: &str, ending: Ending) {
             batch.error_file_id = errors;
         }
     });
-    log(id, advanced);
+    advanced?;
     let Some(batch) = store.any_batch(id) else {
-        return;
+        return Ok(());
     };
     let ids = [
         (OUTPUT, batch.output_file_id.as_deref()),
         (ERRORS, batch.error_file_id.as_deref()),
     ];
-    let kept = ids.map(|(kind, file)| store.keep_answers(&batch, kind, file, now()));
-    let mut status = batch.ends_as.unwrap_or(ends_as);
-    let mut unkept = None;
-    if let Some(error) = kept.into_iter().find_map(Result::err) {
-        tracing::warn!(id, %error, "a batch's answers cannot be kept");
-        status = Status::Failed;
-        unkept = Some(fault("storage", "the answers cannot be kept"));
+    for (kind, file) in ids {
+        store.keep_answers(&batch, kind, file, now())?;
     }
-    log(
-        id,
-        store.advance(id, status, now(), |batch| batch.errors.extend(unkept)),
-    );
+    let status = batch.ends_as.unwrap_or(ends_as);
+    log(id, store.advance(id, status, now(), |_| {}));
+    Ok(())
 }
 
 /// Interval between looks at the engine's queue.
 const GLANCE: Duration = Duration::from_millis(20);
+/// Interval between attempts to turn answers into files.
+const RETRY: Duration = Duration::from_secs(1);
 /// Most attempts at a request that is answered with 5xx.
 const ATTEMPTS: u32 = 3;
 /// Most invalid lines that are reported.

@@ -314,6 +314,16 @@ impl State {
         }
     }
 
+    /// Counts a file of `owner` as no longer being written.
+    fn written(&mut self, owner: &str) {
+        if let Some(count) = self.writing.get_mut(owner) {
+            *count -= 1;
+            if *count == 0 {
+                self.writing.remove(owner);
+            }
+        }
+    }
+
     fn files_of(&self, owner: Option<&str>) -> usize {
         let is_theirs = |of: &str| owner.is_none_or(|owner| owner == of);
         let kept = self.files.values().filter(|file| is_theirs(&file.owner));
@@ -419,22 +429,33 @@ impl Store {
             self.check_room("files", self.bounds.files as u64, owner, files)?;
             *state.writing.entry(owner.to_owned()).or_default() += 1;
         }
-        let mut upload = Upload {
-            store: Arc::clone(self),
-            file: None,
-            record: FileRecord {
-                id: format!("file-{}", random_id()),
-                owner: owner.to_owned(),
-                filename: String::new(),
-                purpose: purpose.to_owned(),
-                bytes: 0,
-                created_at: now,
-                expires_at: now + self.bounds.time.as_secs(),
-            },
+        let record = FileRecord {
+            id: format!("file-{}", random_id()),
+            owner: owner.to_owned(),
+            filename: String::new(),
+            purpose: purpose.to_owned(),
+            bytes: 0,
+            created_at: now,
+            expires_at: now + self.bounds.time.as_secs(),
         };
-        let path = self.path(&upload.record.id, PART);
-        upload.file = Some(open(&path).map_err(Failure::internal)?);
-        Ok(upload)
+        let file = open(&self.path(&record.id, PART)).map_err(|error| {
+            self.state.lock().written(owner);
+            Failure::internal(error)
+        })?;
+        Ok(Upload {
+            store: Arc::clone(self),
+            file,
+            record,
+            is_over: false,
+        })
+    }
+
+    /// Deletes a file being written.
+    fn discard(&self, record: &FileRecord) {
+        let state = &mut *self.state.lock();
+        state.written(&record.owner);
+        state.release(&record.owner, record.bytes);
+        let _ = std::fs::remove_file(self.path(&record.id, PART));
     }
 
     /// Returns the record of a file; `None` if `owner` has none of that id.
@@ -584,7 +605,7 @@ impl Store {
     }
 
     /// Calls `change` on a batch's record, gives it the status, and writes it. A batch in `cancelling` keeps that
-    /// status until a final one.
+    /// status until a final one. A batch with a final status does not change.
     ///
     /// # Errors
     /// Returns an error if the record cannot be written; it has changed in memory anyway.
@@ -596,17 +617,19 @@ impl Store {
         change: impl FnOnce(&mut BatchRecord),
     ) -> std::io::Result<()> {
         let state = &mut *self.state.lock();
-        let Some(batch) = state.batches.get_mut(id) else {
+        let batch = state.batches.get_mut(id);
+        let Some(batch) = batch.filter(|batch| !batch.status.is_final()) else {
             return Ok(());
         };
         change(batch);
         let stays = batch.status == Status::Cancelling && !status.is_final();
         if !stays {
-            if status.is_final() && !batch.status.is_final() {
+            if status.is_final() {
                 *state.ended.entry(status).or_default() += 1;
             }
             batch.status = status;
-            batch.times.insert(status.name().to_owned(), now);
+            let times = batch.times.entry(status.name().to_owned());
+            times.or_insert(now);
         }
         let record = batch.clone();
         self.write(id, &record)
@@ -787,9 +810,10 @@ impl Store {
 #[derive(Debug)]
 pub struct Upload {
     store: Arc<Store>,
-    /// The file being written; `None` once the upload has finished.
-    file: Option<File>,
+    file: File,
     record: FileRecord,
+    /// True once the file is kept.
+    is_over: bool,
 }
 
 impl Upload {
@@ -800,15 +824,22 @@ impl Upload {
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.store.reserve(&self.record.owner, bytes.len() as u64)?;
         self.record.bytes += bytes.len() as u64;
-        let Some(file) = &mut self.file else {
-            return Err(Failure::internal("the upload is over"));
-        };
-        file.write_all(bytes).map_err(Failure::internal)
+        let written = self.file.write_all(bytes);
+        written.map_err(|error| {
+            self.discard();
+            Failure::internal(error)
+        })
     }
 
     /// Returns the number of bytes written so far.
     pub fn bytes(&self) -> u64 {
         self.record.bytes
+    }
+
+    /// Deletes the file.
+    fn discard(&mut self) {
+        self.is_over = true;
+        self.store.discard(&self.record);
     }
 
     /// Stores the file with the client's name `filename` and a lifetime of `seconds`, or the limit if that is shorter.
@@ -824,38 +855,33 @@ impl Upload {
         let store = Arc::clone(&self.store);
         let record = self.record.clone();
         let keep = || -> std::io::Result<()> {
-            if let Some(file) = &self.file {
-                file.sync_all()?;
-            }
+            self.file.sync_all()?;
             std::fs::rename(store.path(&record.id, PART), store.path(&record.id, LINES))?;
             store.write(&record.id, &record)
         };
         if let Err(error) = keep() {
             let _ = std::fs::remove_file(store.path(&record.id, LINES));
+            self.discard();
             return Err(Failure::internal(error));
         }
-        self.file = None;
-        store
-            .state
-            .lock()
-            .files
-            .insert(record.id.clone(), record.clone());
+        self.is_over = true;
+        let state = &mut *store.state.lock();
+        state.written(&record.owner);
+        state.files.insert(record.id.clone(), record.clone());
         Ok(record)
     }
 }
 
 impl Drop for Upload {
     fn drop(&mut self) {
-        let state = &mut *self.store.state.lock();
-        if let Some(count) = state.writing.get_mut(&self.record.owner) {
-            *count -= 1;
-            if *count == 0 {
-                state.writing.remove(&self.record.owner);
-            }
+        if self.is_over {
+            return;
         }
-        if self.file.is_some() {
-            state.release(&self.record.owner, self.record.bytes);
-            let _ = std::fs::remove_file(self.store.path(&self.record.id, PART));
+        // A client that disconnects drops this on a thread that must not wait for the disk.
+        let (store, record) = (Arc::clone(&self.store), self.record.clone());
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn_blocking(move || store.discard(&record))),
+            Err(_) => store.discard(&record),
         }
     }
 }
@@ -881,6 +907,7 @@ pub(super) const ERRORS: &str = "errors";
 
 #[cfg(test)]
 mod tests {
+    use super::super::run::{Ending, finish};
     use super::*;
     use tempfile::TempDir;
 
@@ -1030,9 +1057,36 @@ mod tests {
         ours.advance(&made.id, Status::Cancelled, 3, |_| {})
             .unwrap();
         assert_eq!(status(3), Status::Cancelled);
+        ours.advance(&made.id, Status::Cancelling, 4, |_| {})
+            .unwrap();
+        assert_eq!(status(4), Status::Cancelled, "that is final");
         let object = ours.batch("", &made.id, 3).unwrap().object();
         assert_eq!(object["cancelling_at"], 1);
         assert_eq!(object["cancelled_at"], 3);
         assert_eq!(object["in_progress_at"], Value::Null);
+    }
+
+    #[test]
+    fn answers_that_cannot_be_kept_are_kept_later() {
+        let folder = TempDir::new().unwrap();
+        let ours = store(&folder, 1);
+        let made = ours.create(batch("", "f", 0), 0).unwrap();
+        ours.advance(&made.id, Status::Finalizing, 1, |batch| {
+            batch.ends_as = Some(Status::Completed);
+            batch.output_file_id = Some("file-x".to_owned());
+        })
+        .unwrap();
+        std::fs::write(ours.path(&made.id, OUTPUT), "an answer\n").unwrap();
+        // The record of the answers cannot be written.
+        let in_the_way = ours.path("file-x", "json.part");
+        std::fs::create_dir(&in_the_way).unwrap();
+        let finish = || finish(&ours, &made.id, Ending::Completed);
+        let status = || ours.any_batch(&made.id).unwrap().status;
+        assert!(finish().is_err());
+        assert_eq!(status(), Status::Finalizing);
+        std::fs::remove_dir(&in_the_way).unwrap();
+        finish().unwrap();
+        assert_eq!(status(), Status::Completed);
+        assert_eq!(ours.files("", 2)[0].bytes, 10);
     }
 }

@@ -43,7 +43,7 @@ impl Retrieve {
     /// Returns [`Failure::Invalid`] for an invalid field.
     pub fn parse(body: &[u8]) -> Result<Self, Failure> {
         let mut fields = Fields::parse(body)?;
-        let asked = take_asked(&mut fields, "")?;
+        let asked = take_asked(&mut fields)?;
         if asked.query.is_none() && asked.ask.vector.is_empty() {
             let message = "query is missing: a question, or its embedding";
             return Err(Failure::invalid("query", message));
@@ -83,23 +83,24 @@ impl Retrieving {
             let message = "retrieval and documents exclude each other";
             return Err(Failure::invalid("retrieval", message));
         }
-        let mut asked = take_asked(&mut fields, "retrieval.")?;
+        let inside = |failure: Failure| failure.renamed(&INSIDE);
+        let mut asked = take_asked(&mut fields).map_err(inside)?;
         if asked.query.is_none() {
             asked.query = last_question(&body);
         }
         if asked.query.is_none() && asked.ask.vector.is_empty() {
-            let message = "retrieval.query is missing, and there is no user message with text";
-            return Err(Failure::invalid("retrieval.query", message));
+            let message = "query is missing, and there is no user message with text";
+            return Err(inside(Failure::invalid("query", message)));
         }
         if asked.ask.words.is_some() {
             asked.ask.words.clone_from(&asked.query);
         }
-        let does_without = match fields.string("on_failure")?.as_deref() {
+        let does_without = match fields.string("on_failure").map_err(inside)?.as_deref() {
             None | Some("answer") => true,
             Some("fail") => false,
             Some(other) => {
                 let wanted = "\"answer\" or \"fail\"";
-                return Err(wrong_value("retrieval.on_failure", wanted, &other.into()));
+                return Err(inside(wrong_value("on_failure", wanted, &other.into())));
             }
         };
         Ok(Some(Self {
@@ -111,6 +112,17 @@ impl Retrieving {
 }
 
 const FIELD: &[u8] = b"\"retrieval\"";
+
+/// Paths of the fields in `retrieval`, for errors.
+const INSIDE: [(&str, &str); 6] = [
+    ("query", "retrieval.query"),
+    ("embedding", "retrieval.embedding"),
+    ("filters", "retrieval.filters"),
+    ("words", "retrieval.words"),
+    ("k", "retrieval.k"),
+    ("on_failure", "retrieval.on_failure"),
+];
+
 /// Default number of documents.
 const DEFAULT_K: i64 = 5;
 const MAX_K: i64 = 200;
@@ -120,14 +132,9 @@ const MAX_FILTERS: usize = 16;
 /// Most values in all filters together.
 const MAX_FILTER_VALUES: usize = 256;
 
-/// Takes the fields of a search. `prefix` is their path in errors.
-fn take_asked(fields: &mut Fields, prefix: &str) -> Result<SearchQuery, Failure> {
-    let invalid = |name: &str, message: String| {
-        Err(Failure::invalid(
-            format!("{prefix}{name}"),
-            format!("{prefix}{message}"),
-        ))
-    };
+/// Takes the fields of a search.
+fn take_asked(fields: &mut Fields) -> Result<SearchQuery, Failure> {
+    let invalid = |name: &str, message: String| Err(Failure::invalid(name, message));
     let query = fields.string("query")?;
     match query.as_deref().map(str::len) {
         Some(0) => return invalid("query", "query must not be empty".to_owned()),
@@ -161,11 +168,7 @@ fn take_asked(fields: &mut Fields, prefix: &str) -> Result<SearchQuery, Failure>
             return invalid("embedding", message);
         }
         Some(other) => {
-            return Err(wrong_type(
-                &format!("{prefix}embedding"),
-                "an array",
-                &other,
-            ));
+            return Err(wrong_type("embedding", "an array", &other));
         }
     };
     let filters = match fields.take("filters") {
@@ -177,7 +180,7 @@ fn take_asked(fields: &mut Fields, prefix: &str) -> Result<SearchQuery, Failure>
                 format!("filters has {found} fields, more than the limit of {MAX_FILTERS}");
             return invalid("filters", message);
         }
-        Some(other) => return Err(wrong_type(&format!("{prefix}filters"), "an object", &other)),
+        Some(other) => return Err(wrong_type("filters", "an object", &other)),
     };
     let values = filters
         .values()
@@ -191,7 +194,7 @@ fn take_asked(fields: &mut Fields, prefix: &str) -> Result<SearchQuery, Failure>
     let by_words = match fields.take("words") {
         None | Some(Value::Bool(true)) => true,
         Some(Value::Bool(false)) => false,
-        Some(other) => return Err(wrong_type(&format!("{prefix}words"), "a boolean", &other)),
+        Some(other) => return Err(wrong_type("words", "a boolean", &other)),
     };
     let k = fields.integer("k", 1..=MAX_K)?.unwrap_or(DEFAULT_K);
     Ok(SearchQuery {
@@ -273,9 +276,10 @@ mod tests {
         );
         assert_eq!(
             chat(json!({"k": 0})),
-            "k must be an integer from 1 to 200, got 0"
+            "retrieval.k must be an integer from 1 to 200, got 0"
         );
-        assert!(chat(json!({"on_failure": "cry"})).contains("got \"cry\""));
+        assert!(chat(json!({"on_failure": "cry"})).starts_with("retrieval.on_failure"));
+        assert!(chat(json!({"query": 3})).starts_with("retrieval.query must be"));
         assert!(chat(json!({"embedding": [1, "x"]})).contains("numbers alone"));
         let both = json!({"documents": [{}], "retrieval": true});
         let both = message(Retrieving::take(both.to_string().as_bytes()));
