@@ -130,6 +130,25 @@ fn chat_bodies_are_read_beside_rankings_and_files_make_one_trace() {
 }
 
 #[test]
+fn documents_are_those_that_the_gateway_finds() {
+    let request = |names: [&str; 2]| {
+        let documents =
+            names.map(|name| format!("<memo id=\"{name}\">{}</memo>", "text ".repeat(40)));
+        let message = json!({"role": "user", "content": format!("{} Why?", documents.concat())});
+        json!({"messages": [message]}).to_string()
+    };
+    let log = Log::new(&[&request(["a", "b"]), &request(["b", "a"])]);
+    let ordering = log.add("ordering.json", &[r#"{"documents": {"tags": ["memo"]}}"#]);
+    let ordering = ordering.to_str().unwrap();
+    let found = log.json(&["log.jsonl", "--ordering", ordering]);
+    assert!(
+        reuse(&found, "longest") > reuse(&found, "retrieval"),
+        "{found}"
+    );
+    assert_eq!(log.replay(&["log.jsonl"]).status.code(), Some(2));
+}
+
+#[test]
 fn the_table_and_the_report_name_the_policies() {
     let log = Log::new(&RANKINGS);
     let output = log.replay(&[

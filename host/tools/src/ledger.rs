@@ -193,7 +193,7 @@ fn price(prices: &CachePrices, model: &str) -> Option<f64> {
 struct LoggedRequest(Map<String, Value>);
 
 impl LoggedRequest {
-    /// Parses a line; `None` if it is no request whose documents the filter read.
+    /// Parses a line; `None` if it is no request whose documents the filter read, or one that failed.
     fn of(line: &[u8]) -> Result<Option<Self>, BadLine> {
         let request: Map<String, Value> =
             serde_json::from_slice(line).map_err(|error| BadLine::NotAnObject {
@@ -201,7 +201,9 @@ impl LoggedRequest {
             })?;
         let request = Self(request);
         let is_read = ["ordered", "unchanged", "dry-run"].contains(&&*request.text("outcome"));
-        Ok(is_read.then_some(request))
+        // An engine that refuses a request, or is down, computes no prompt.
+        let is_served = (request.number("status")).is_none_or(|status| status / 100 == 2);
+        Ok((is_read && is_served).then_some(request))
     }
 
     /// Returns a field's value as text; empty if it is absent.
@@ -413,12 +415,15 @@ mod tests {
         silent["prompt_tokens"] = Value::Null;
         let mut dry = line(None, [300, 100, 0]);
         dry["outcome"] = "dry-run".into();
+        let mut failed = line(None, [900, 0, 0]);
+        failed["status"] = "503".into();
         let passed = json!({"outcome": "passed", "reason": "bypass", "prompt_tokens": 9});
         let lines = [
             line(None, [700, 200, 800]),
             silent,
             dry,
             passed,
+            failed,
             json!({"path": "/health"}),
         ];
         let prices = json!({"currency": "USD", "models": [
@@ -431,7 +436,7 @@ mod tests {
             (row.basis, row.saved_tokens, row.would_save_tokens),
             ("estimate", 1_080, 240)
         );
-        assert_eq!((row.requests, row.counted, found.skipped), (3, 2, 2));
+        assert_eq!((row.requests, row.counted, found.skipped), (3, 2, 3));
         assert!((row.saved_money.unwrap() - 1_080.0 * 1.5 / 1e6).abs() < 1e-12);
         assert!((row.saved_share - 0.3).abs() < 1e-12);
         let table = found.to_table();

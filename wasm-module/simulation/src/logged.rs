@@ -137,12 +137,6 @@ impl<'a> Logged<'a> {
         let fields = scan::fields(&self.body, names);
         kind_of(fields.map_err(|Bad(at)| BadLine::NotAnObject { column: at + 1 })?)
     }
-
-    /// Returns the tokens of the prompt and those that were cached, if both are stated.
-    #[must_use]
-    pub fn usage(&self) -> Option<(u64, u64)> {
-        self.prompt_tokens.zip(self.cached_tokens)
-    }
 }
 
 /// Returns a body's kind by its fields `messages`, `message` (Cohere's first API), `input` (Responses), `contents`
@@ -231,11 +225,14 @@ mod tests {
         assert_eq!(logged.body, r#"{"messages":[]}"#);
         assert_eq!((&*logged.tenant, &*logged.engine), ("a", "e:1"));
         assert_eq!(logged.path, "/v1/messages");
-        assert_eq!(logged.usage(), Some((9, 4)));
+        assert_eq!(logged.prompt_tokens.zip(logged.cached_tokens), Some((9, 4)));
         assert_eq!(logged.at_ms, Some(1_000));
         let logged = read(r#"{"body":"{\"messages\":[]}","prompt_tokens":"12","cached_tokens":8}"#);
         assert_eq!(
-            (&*logged.body, logged.usage()),
+            (
+                &*logged.body,
+                logged.prompt_tokens.zip(logged.cached_tokens)
+            ),
             (r#"{"messages":[]}"#, Some((12, 8)))
         );
     }
@@ -283,7 +280,8 @@ mod tests {
             assert_eq!(Logged::bare(body).kind(), kind, "{body}");
         }
         let line = r#"{"request":{"contents":[]},"response":{"usageMetadata":{"promptTokenCount":9,"cachedContentTokenCount":4}}}"#;
-        assert_eq!(read(line).usage(), Some((9, 4)));
+        let logged = read(line);
+        assert_eq!(logged.prompt_tokens.zip(logged.cached_tokens), Some((9, 4)));
     }
 
     #[test]

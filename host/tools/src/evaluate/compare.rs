@@ -190,6 +190,8 @@ fn sums<'a>(
 ) -> FxHashMap<(&'a str, Arm), Sums> {
     let by_id: FxHashMap<&str, &Case> = cases.iter().map(|case| (&*case.id, case)).collect();
     let mut answered: FxHashMap<(&str, Arm), (usize, Sums)> = FxHashMap::default();
+    // Endpoints that report cached tokens may omit a zero (vLLM, Gemini).
+    let are_reported = (records.iter()).any(|record| record.usage.cached_tokens.is_some());
     for record in records {
         let case = by_id.get(record.case.as_str());
         let (Some(case), Some(arm)) = (case, record.arm(arms)) else {
@@ -239,7 +241,8 @@ fn sums<'a>(
         let usage = record.usage;
         let add = |sum: Option<u64>, count: Option<u64>| Some(sum? + count?);
         sums.prompt = add(sums.prompt, usage.prompt_tokens);
-        sums.cached = add(sums.cached, usage.cached_tokens);
+        let omitted = usage.prompt_tokens.filter(|_| are_reported).map(|_| 0);
+        sums.cached = add(sums.cached, usage.cached_tokens.or(omitted));
         sums.ttft_us.push(record.ttft_us);
         sums.judged += f64::from(u8::from(record.judged.is_some()));
         sums.judged_right += f64::from(u8::from(record.judged == Some(true)));
@@ -452,20 +455,22 @@ pub(super) mod tests {
             record.ttft_us = 1_000 * (at as u64 % 40 + 1);
             record.finish = (at % 40 == 3).then(|| "length".into());
         }
+        // A zero that the endpoint omits.
+        records[0].usage.cached_tokens = None;
         let figures = compare(&cases, &[Arm::Retrieval, Arm::Ordered], &records, 1);
         let baseline = of(&figures, Arm::Retrieval);
         assert_eq!((baseline.cases, baseline.scored, baseline.cut), (40, 40, 1));
         assert_eq!(baseline.exact_match.value, 25.0);
         assert_eq!((baseline.ttft_median, baseline.ttft_p95), (20.0, 38.0));
         assert_eq!(baseline.prompt_tokens, Some(4_000));
-        assert_eq!(baseline.reused, Some(40.0));
+        assert_eq!(baseline.reused, Some(39.0));
         assert!(baseline.difference.is_none());
         let difference = of(&figures, Arm::Ordered).difference.as_ref().unwrap();
         let (exact_match, verdict) = &difference.exact_match;
         assert_eq!((exact_match.value, *verdict), (50.0, Verdict::Better));
         assert!(exact_match.interval.low > 30.0 && exact_match.interval.high < 70.0);
         assert_eq!(difference.ttft.value, 0.0);
-        assert_eq!(difference.reused.unwrap().value, 0.0);
+        assert_eq!(difference.reused.unwrap().value, 1.0);
     }
 
     #[test]
@@ -489,6 +494,7 @@ pub(super) mod tests {
         records.extend(answered(Arm::Ordered, 4, 4));
         records.extend(answered(Arm::First, 2, 2));
         records.push(record("unknown", 0, Arm::Ordered, "yes"));
+        records[0].usage.prompt_tokens = None;
         records[0].usage.cached_tokens = None;
         let arms = [Arm::Retrieval, Arm::Ordered, Arm::First];
         let figures = compare(&cases, &arms, &records, 0);

@@ -3,6 +3,7 @@
 use foreword_ordering::Config;
 use foreword_ordering::head::{Diagnosis, Index, Limits};
 use foreword_simulation::{BadLine, LogReader, Logged, LoggedKind};
+use fxhash::FxHashSet;
 
 /// Diagnoses a log's requests one after another.
 pub(crate) struct Explaining {
@@ -10,6 +11,9 @@ pub(crate) struct Explaining {
     reader: LogReader,
     config: Config,
     page_tokens: u32,
+    /// The engines that have reported cached tokens so far. A report without them is one of 0 then, which vLLM and Gemini
+    /// omit.
+    reporting: FxHashSet<String>,
 }
 
 impl Explaining {
@@ -30,6 +34,7 @@ impl Explaining {
             reader: LogReader::new(document_tokens),
             config,
             page_tokens,
+            reporting: FxHashSet::default(),
         }
     }
 
@@ -54,7 +59,12 @@ impl Explaining {
                 found.map_err(BadLine::Body)?
             }
         };
-        if let Some((prompt, cached)) = logged.usage() {
+        if logged.cached_tokens.is_some() {
+            self.reporting.insert(logged.engine.to_string());
+        }
+        let omitted = self.reporting.contains(&*logged.engine).then_some(0);
+        let cached = logged.cached_tokens.or(omitted);
+        if let Some((prompt, cached)) = logged.prompt_tokens.zip(cached) {
             diagnosis.told(prompt, cached, self.page_tokens);
         }
         Ok(diagnosis)

@@ -137,7 +137,8 @@ pub fn run(options: &Options) -> Result<()> {
         return Err(log::BadInput(wrong.to_owned()).into());
     }
     let names = log::names(&options.files);
-    let read = read::read(options)?;
+    let ordering = whole::Ordered::of(options)?;
+    let read = read::read(options, Config::try_from(ordering.as_came()?)?)?;
     read.tell();
     if read.trace.requests() == 0 {
         return Err(read
@@ -154,7 +155,7 @@ pub fn run(options: &Options) -> Result<()> {
         }
     });
     bar.finish_and_clear();
-    let configured = whole::Ordered::of(options)?.raw(&json!({}))?;
+    let configured = ordering.raw(&json!({}))?;
     let config = |kind: PolicyKind| -> Result<_> {
         let configured_options = &configured.policy_options;
         let raw = RawConfig {

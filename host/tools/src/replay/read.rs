@@ -2,6 +2,7 @@
 
 use super::Options;
 use anyhow::Result;
+use foreword_ordering::Config;
 use foreword_report::log::{self, Counts, OnBad};
 use foreword_simulation::{CompactTrace, LogReader, Logged};
 
@@ -14,12 +15,12 @@ pub(super) struct Log {
     pub(super) without_documents: u64,
 }
 
-/// Reads the files, one after another.
+/// Reads the files, one after another, with the documents that the gateway finds under `config`.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read, or for a bad line with `--strict`.
-pub(super) fn read(options: &Options) -> Result<Log> {
-    let reader = LogReader::new(options.document_tokens);
+pub(super) fn read(options: &Options, config: Config) -> Result<Log> {
+    let reader = LogReader::new(options.document_tokens).under(config);
     let mut trace = CompactTrace::default();
     let mut without_documents = 0;
     let on_bad = OnBad::when(options.strict);

@@ -59,7 +59,7 @@ pub(super) fn replay(options: &Options) -> Result<Whole> {
         });
         outcomes.collect::<Result<Vec<PolicyOutcome>>>()
     };
-    let (causes, outcomes) = rayon::join(|| causes(options), replayed);
+    let (causes, outcomes) = rayon::join(|| causes(options, &came), replayed);
     let (causes, mut outcomes) = (causes?, outcomes?);
     let stabilised = outcomes.split_off(policies);
     Ok(Whole {
@@ -134,13 +134,13 @@ fn served(
         .map_err(BadLine::Body)
 }
 
-/// Returns the causes for which original bodies lost tokens.
-fn causes(options: &Options) -> Result<Causes> {
+/// Returns the causes for which original bodies lost tokens; `came` is the configuration of documents.
+fn causes(options: &Options, came: &RawConfig) -> Result<Causes> {
     let mut explaining = Explaining::new(
         Limits::LOG.requests,
         options.page_tokens,
         options.document_tokens,
-        Config::default(),
+        Config::try_from(came.clone())?,
     );
     let mut causes = Causes::default();
     log::read(&options.files, "causes", OnBad::Count, |_, line| {
