@@ -93,6 +93,25 @@ fn joined(content: &Value) -> Value {
     Value::Array(joined)
 }
 
+/// Parses a body, whose names must be different in each object: of two fields with one name, a `Value` has only one.
+fn parsed(body: &[u8]) -> Value {
+    let value: Value = serde_json::from_slice(body).expect("JSON stays JSON");
+    assert_eq!(value.to_string().len(), body.len(), "a name twice: {value}");
+    value
+}
+
+/// Whether each text block has a `type`.
+fn is_typed(value: &Value) -> bool {
+    match value {
+        Value::Object(fields) => {
+            let is_text = fields.get("text").is_some_and(Value::is_string);
+            (!is_text || fields.contains_key("type")) && fields.values().all(is_typed)
+        }
+        Value::Array(list) => list.iter().all(is_typed),
+        _ => true,
+    }
+}
+
 /// Every marked block, and whether it stands inside a tool's result.
 fn marked(value: &Value, inside: bool, found: &mut Vec<(Value, bool)>) {
     match value {
@@ -153,11 +172,16 @@ impl Bodies {
         documents.join(separator)
     }
 
-    fn block(&self, text: &str) -> Value {
-        match (self.kind, self.is_responses) {
+    /// A text block, whose type precedes the text or follows it; it always follows if `serde_json` sorts names.
+    fn block(&mut self, text: &str) -> Value {
+        let kind = match self.is_responses {
+            true => "input_text",
+            false => "text",
+        };
+        match (self.kind, self.one_in(2)) {
             (CacheKind::Bedrock, _) => json!({"text": text}),
-            (_, true) => json!({"type": "input_text", "text": text}),
-            _ => json!({"type": "text", "text": text}),
+            (_, true) => json!({"type": kind, "text": text}),
+            (_, false) => json!({"text": text, "type": kind}),
         }
     }
 
@@ -280,8 +304,9 @@ fn sent(seed: u64, kind: CacheKind, is_responses: bool) -> u32 {
             assert_eq!(cut.markers, 0);
             continue;
         };
-        let sent: Value = serde_json::from_slice(&sent).expect("JSON stays JSON");
+        let sent = parsed(&sent);
         assert_eq!(said(&sent), said(&came), "seed {seed}: {sent}");
+        assert!(kind == CacheKind::Bedrock || is_typed(&sent), "{sent}");
         let [before, after] = [&came, &sent].map(marks_of);
         assert_eq!(after.len() - before.len(), cut.markers as usize, "{sent}");
         let automatic = usize::from(came.get("cache_control").is_some());
@@ -356,7 +381,7 @@ fn every_kind_is_marked_where_prompts_go_on_alike() {
     }
 }
 
-/// Sends a body many times, a second apart, and returns what is sent at last.
+/// Sends a body many times, a second apart, with another number for each `{n}`, and returns what is sent at last.
 fn at_last(kind: CacheKind, body: &Value) -> Value {
     let mut cutter = Cutter::new();
     let mut last = body.to_string().into_bytes();
@@ -370,7 +395,7 @@ fn at_last(kind: CacheKind, body: &Value) -> Value {
             engine: EngineId(0),
             now_ms: second * 1_000,
         };
-        let text = body.to_string();
+        let text = body.to_string().replace("{n}", &second.to_string());
         let cut = cutter.cut(
             &options,
             &Config::default().with_placement(Placement::FREE),
@@ -378,7 +403,94 @@ fn at_last(kind: CacheKind, body: &Value) -> Value {
         );
         last = cut.unwrap().body.unwrap_or(text.into_bytes());
     }
-    serde_json::from_slice(&last).unwrap()
+    parsed(&last)
+}
+
+#[test]
+fn a_marker_is_set_before_what_cannot_have_one() {
+    let long = "So. ".repeat(5_000);
+    let chat = |field: &str| {
+        let mut body = json!({"model": "m", "messages": [
+            {"role": "developer", "content": long}, {"role": "user", "content": "{n}"}]});
+        body[field] = Value::Null;
+        body
+    };
+    let tools = |first: Value, last: Value| {
+        json!({"model": "m", "tools": [first, {"name": "f", "description": long}, last], "system": "{n}",
+            "messages": [{"role": "user", "content": "Why?"}]})
+    };
+    for (kind, body, place) in [
+        // Deferred tools are not part of the prefix: the first one changes.
+        (
+            CacheKind::Anthropic,
+            tools(
+                json!({"name": "e", "description": "{n}", "defer_loading": true}),
+                json!({"name": "g", "type": "custom", "custom": {"defer_loading": true}}),
+            ),
+            "/tools/1/cache_control/type",
+        ),
+        (
+            CacheKind::Anthropic,
+            tools(
+                json!({"name": "e"}),
+                json!({"name": "g", "description": "So. So. So.", "cache_control": null}),
+            ),
+            "/tools/1/cache_control/type",
+        ),
+        (
+            CacheKind::Anthropic,
+            json!({"model": "m", "system": long, "messages": [{"role": "user", "content": [
+                {"type": "text", "text": long, "cache_control": null}, {"type": "text", "text": "{n}"}]}]}),
+            "/system/0/cache_control/type",
+        ),
+        // The item's content is its id, since it has no results.
+        (
+            CacheKind::OpenAi,
+            json!({"model": "m", "input": [{"role": "user", "content": long},
+                {"type": "file_search_call", "id": "fs_1", "queries": ["q"], "status": "completed"},
+                {"role": "user", "content": "{n}"}]}),
+            "/input/0/content/0/prompt_cache_breakpoint/mode",
+        ),
+        (
+            CacheKind::OpenAi,
+            chat("prompt_cache_options"),
+            "/messages/0/content/0/prompt_cache_breakpoint/mode",
+        ),
+        (
+            CacheKind::OpenAi,
+            chat("prompt_cache_key"),
+            "/messages/0/content/0/prompt_cache_breakpoint/mode",
+        ),
+    ] {
+        let sent = at_last(kind, &body);
+        let is_marked = sent.pointer(place).is_some();
+        assert!(is_marked && marks_of(&sent).len() == 1, "{place}: {sent}");
+    }
+}
+
+#[test]
+fn a_clock_that_is_set_back_prolongs_no_lifetime() {
+    let rules = CacheKind::Anthropic.rules("claude-opus-5-5");
+    let mut cutter = Cutter::new();
+    let mut read_tokens = |words: &str, now_ms: u64| {
+        let body =
+            json!({"model": "m", "messages": [{"role": "user", "content": words.repeat(5_000)}]});
+        let options = CutOptions {
+            rules,
+            tenant: Tenant::default(),
+            model: "",
+            engine: EngineId(0),
+            now_ms,
+        };
+        let cut = cutter.cut(&options, &Config::default(), body.to_string().as_bytes());
+        cut.unwrap().read_tokens
+    };
+    let mut read_at = |now_ms: u64| ["So. ", "No. "].map(|words| read_tokens(words, now_ms) > 0);
+    let ahead_ms = 86_400_000;
+    let reads = (0..30).map(|second| read_at(ahead_ms + second * 1_000));
+    assert_eq!(reads.last(), Some([true; 2]));
+    assert_eq!(read_at(0), [true; 2], "the clock was set back just now");
+    assert_eq!(read_at(2 * rules.ttl_ms), [false; 2]);
 }
 
 #[test]

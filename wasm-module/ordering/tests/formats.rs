@@ -309,11 +309,16 @@ const FORMATS: [Format; 29] = [
         name: "Gemini, a function's results",
         body: |ids| {
             let documents: Vec<String> = ids.iter().map(|id| result(*id).to_string()).collect();
-            in_response(
+            let (body, documents) = in_response(
                 &format!(
                     r#"{{"id":"1","name":"f","response":{{"n":1, "results" :[ {}],"output":"Done."}}}}"#,
                     documents.join(" , ")
                 ),
+                documents,
+            );
+            // Both spellings are in use.
+            (
+                body.replace("functionResponse", "function_response"),
                 documents,
             )
         },
@@ -556,6 +561,25 @@ fn documents_that_an_answer_counts_stay_where_they_are() {
     let converse = |id: u32| json!({"document": {"name": id.to_string(), "source": {"text": words(id)}, "citations": {"enabled": true}}});
     let converse = json!({"messages": [{"role": "user", "content": [converse(1), converse(2), {"text": "?"}]}]});
     for body in [blocks, cohere, first, of_tool, converse] {
+        let refused = Orderer::new(checked(&config()))
+            .rewrite(Tenant::default(), body.to_string().as_bytes());
+        assert_eq!(refused.err(), Some(Skip::NoDocuments), "{body}");
+    }
+}
+
+/// A file that a model wrote is not a document that somebody gave it, in any format.
+#[test]
+fn what_a_model_wrote_for_itself_is_not_looked_into() {
+    let text = "<file path=\"a\">x</file>\n<file path=\"b\">y</file>";
+    let blocks =
+        json!([{"type": "document", "title": "A", "source": {}}, {"type": "text", "text": text}]);
+    for body in [
+        json!({"messages": [{"role": "assistant", "content": text}, {"role": "user", "content": "?"}]}),
+        json!({"messages": [{"role": "assistant", "content": blocks}, {"role": "user", "content": "?"}]}),
+        json!({"input": [{"role": "assistant", "content": [{"type": "output_text", "text": text}]}, {"role": "user", "content": "?"}]}),
+        json!({"contents": [{"role": "model", "parts": [{"text": text}]}, {"parts": [{"text": "?"}]}]}),
+        json!({"chat_history": [{"role": "CHATBOT", "message": text}], "message": "?"}),
+    ] {
         let refused = Orderer::new(checked(&config()))
             .rewrite(Tenant::default(), body.to_string().as_bytes());
         assert_eq!(refused.err(), Some(Skip::NoDocuments), "{body}");

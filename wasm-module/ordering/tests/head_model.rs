@@ -8,8 +8,8 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 
-/// What a client does: which chat, what its head looks like, what is asked.
-type Step = [u8; 5];
+/// What a client does: which chat, what its head looks like, what is asked, the worker, the form of its system text.
+type Step = [u8; 6];
 
 /// A chat as its client keeps it.
 struct Chat {
@@ -47,11 +47,12 @@ fn tool(name: &str, order: u8) -> String {
 }
 
 /// The body of a chat's next request.
-fn body(chat: &Chat, clock: usize, look: u8, tools: u8) -> String {
-    let mut lines = vec![
-        "You are Ada, who answers from documents.".to_owned(),
-        "Be brief and kind.".to_owned(),
+fn body(chat: &Chat, clock: usize, [look, form]: [u8; 2], tools: u8) -> String {
+    let fixed = [
+        "You are Ada, who answers from documents.",
+        "Be brief and kind.",
     ];
+    let mut lines = fixed.map(str::to_owned).to_vec();
     let changing = [
         (1, format!("Current time: 12:{clock:02}")),
         (2, format!("Today's date is 2026-11-{:02}.", 1 + clock % 28)),
@@ -68,7 +69,24 @@ fn body(chat: &Chat, clock: usize, look: u8, tools: u8) -> String {
     if look & 8 != 0 {
         lines.push("Quote \"this\" \\ and é.".to_owned());
     }
-    let system = lines.join(if look & 16 == 0 { "\n" } else { "\r\n" });
+    let line_break = if look & 16 == 0 { "\n" } else { "\r\n" };
+    let is_changing = |line: &String| !fixed.contains(&&**line) && !line.starts_with("Quote");
+    // If every block could move, the last one stays. It holds the session alone: with a clock, each turn would be a new chat.
+    let mut size = 1 + usize::from(form / 4 % 2);
+    match form % 4 {
+        2 => lines.sort_by_key(is_changing),
+        3 => {
+            lines.retain(is_changing);
+            size = 1;
+        }
+        _ => {}
+    }
+    let blocks = lines.chunks(size);
+    let blocks = blocks.map(|lines| json!({"type": "text", "text": lines.join(line_break)}));
+    let system = match form % 4 {
+        0 => Value::from(lines.join(line_break)),
+        _ => blocks.collect(),
+    };
     let mut messages = vec![json!({"role": "system", "content": system})];
     let others = chat
         .messages
@@ -169,7 +187,21 @@ fn check(came: &str, sent: &str, orderer: &Orderer, known: &[Value]) {
         }
     }
     let expected: Value = serde_json::from_str(&expected).unwrap();
-    let squeezed = |text: &Value| -> String { text.as_str().unwrap().split_whitespace().collect() };
+    let blocks = after["messages"][0]["content"].as_array();
+    let is_blank = |block: &Value| block["text"].as_str().unwrap().trim().is_empty();
+    assert!(
+        blocks.is_none_or(|blocks| !blocks.is_empty() && !blocks.iter().any(is_blank)),
+        "a provider refuses {sent}"
+    );
+    let squeezed = |content: &Value| -> String {
+        let texts = match content {
+            Value::Array(blocks) => blocks.iter().map(|block| &block["text"]).collect(),
+            text => vec![text],
+        };
+        let words = |text: &&Value| text.as_str().unwrap().to_owned() + "\n";
+        let texts: String = texts.iter().map(words).collect();
+        texts.split_whitespace().collect()
+    };
     let mut system = squeezed(&after["messages"][0]["content"]);
     let frozen = system.find("Today'sdateis");
     if let Some(at) = frozen.filter(|_| report.frozen > 0) {
@@ -212,8 +244,8 @@ fn run(steps: &[Step], workers: usize) {
     let mut orderers: Vec<Orderer> = (0..workers).map(|_| orderer("apply", false)).collect();
     let (mut reporting, mut off) = (orderer("report", true), orderer("off", false));
     let mut chats: Vec<Chat> = Vec::new();
-    let mut last: HashMap<usize, usize> = HashMap::new();
-    for (clock, [which, look, tools, ask, worker]) in steps.iter().copied().enumerate() {
+    let mut last: HashMap<usize, [u8; 2]> = HashMap::new();
+    for (clock, [which, look, tools, ask, worker, form]) in steps.iter().copied().enumerate() {
         let at = match which % 4 {
             0 => chats.len(),
             _ => usize::from(which / 4) % (chats.len() + 1),
@@ -241,8 +273,8 @@ fn run(steps: &[Step], workers: usize) {
         chat.messages
             .push((role, if in_loop { "result".to_owned() } else { words }));
         // A chat's head keeps its shape; its values change.
-        let shape = last.entry(at).or_insert(usize::from(look));
-        let body = body(chat, clock, *shape as u8, tools);
+        let shape = last.entry(at).or_insert([look, form]);
+        let body = body(chat, clock, *shape, tools);
         let (as_off, _) = rewrite(&mut off, &body);
         let (as_reported, _) = rewrite(&mut reporting, &body);
         assert_eq!(as_off, as_reported, "a report changes no byte");

@@ -130,6 +130,40 @@ fn a_clock_moves_behind_the_documents_and_stays_there() {
     assert_eq!(third[5], "r");
 }
 
+/// The client's head has a new span in the middle of an agent's loop. The user message was sent without it.
+#[test]
+fn a_span_that_the_sent_message_lacks_is_written_all_the_same() {
+    let ask = format!("Read:\n{DOCUMENTS}\nWhy?");
+    let steps = [
+        ("user", &*ask),
+        ("assistant", "…"),
+        ("tool", "r"),
+        ("assistant", "…"),
+        ("tool", "s"),
+    ];
+    for (earlier, later) in [
+        ("", "Session ID: s-1"),
+        (
+            "Current time: 12:00",
+            "Current time: 12:01\nSession ID: s-1",
+        ),
+    ] {
+        for known in [1, 3] {
+            let mut orderer = apply();
+            let system = |spans: &str| format!("{spans}\nBe brief.").trim().to_owned();
+            sent(&mut orderer, &chat(&system(earlier), &steps[..known]));
+            let body = chat(&system(later), &steps[..3]);
+            let next = contents(&sent(&mut orderer, &body));
+            assert_eq!(next[0], "Be brief.");
+            let expected = format!("Read:\n{DOCUMENTS}\n<context>\n{later}\n</context>\nWhy?");
+            assert_eq!(next[1], expected, "after {known} messages with {earlier:?}");
+            // From then on the chat goes on with these words.
+            let last = contents(&sent(&mut orderer, &chat(&system(later), &steps)));
+            assert_eq!(last[..4], next[..4]);
+        }
+    }
+}
+
 #[test]
 fn chats_that_open_alike_keep_their_own_values() {
     let mut orderer = apply();
@@ -272,6 +306,78 @@ fn nothing_leaves_a_block_that_the_client_wants_cached() {
         sent(&mut apply(), body),
         r#"{"system":[{"type":"text","text":"Current time: 12:00"},{"type":"text","text":"s","cache_control":{}}],"messages":[{"role":"user","content":[{"type":"text","text":"Session ID: 12"},{"type":"text","text":"hi"}]}]}"#
     );
+}
+
+#[test]
+fn an_array_of_blocks_stays_whole_and_keeps_a_block() {
+    let text = |text: &str| json!({"type": "text", "text": text}).to_string();
+    let [brief, clock, session] = ["Be brief.", "Current time: 12:00", "Session ID: 12"].map(text);
+    let billing = text("x-anthropic-billing-header: cc_version=2.1; cch=a5145;");
+    let point = r#"{"cachePoint":{"type":"default"}}"#.to_owned();
+    // The last line of the second block is blank: with the session, all of it is removed.
+    let spaced = text("\nSession ID: 12\n \n");
+    let [c, s] = ["Current time: 12:00", "Session ID: 12"];
+    for (blocks, expected, words, counts) in [
+        (
+            vec![&brief, &clock, &session],
+            vec![&brief],
+            vec![c, s],
+            [2, 0, 0],
+        ),
+        (
+            vec![&clock, &session, &brief],
+            vec![&brief],
+            vec![c, s],
+            [2, 0, 0],
+        ),
+        (
+            vec![&clock, &brief, &session],
+            vec![&brief],
+            vec![c, s],
+            [2, 0, 0],
+        ),
+        (
+            vec![&brief, &clock, &brief, &session, &clock],
+            vec![&brief, &brief],
+            vec![c, s, c],
+            [3, 0, 0],
+        ),
+        (vec![&brief, &spaced], vec![&brief], vec![s], [1, 0, 0]),
+        (
+            vec![&point, &clock, &session],
+            vec![&point],
+            vec![c, s],
+            [2, 0, 0],
+        ),
+        // The last block stays if no other element would.
+        (vec![&clock, &session], vec![&session], vec![c], [1, 0, 1]),
+        (vec![&clock], vec![&clock], vec![], [0, 0, 1]),
+        (vec![&spaced], vec![&spaced], vec![], [0, 0, 1]),
+        (vec![&billing, &session], vec![&session], vec![], [0, 1, 1]),
+        (vec![&billing], vec![&billing], vec![], [0, 0, 1]),
+    ] {
+        for comma in [",", " ,\n "] {
+            let body = |blocks: &[&String], words: &[&str]| {
+                let blocks: Vec<&str> = blocks.iter().map(|block| block.as_str()).collect();
+                let moved = (!words.is_empty()).then(|| text(&words.join("\n")));
+                let content: Vec<String> = moved.into_iter().chain([text("hi")]).collect();
+                format!(
+                    r#"{{"system":[{}],"messages":[{{"role":"user","content":[{}]}}]}}"#,
+                    blocks.join(comma),
+                    content.join(",")
+                )
+            };
+            let mut orderer = apply();
+            let sent = sent(&mut orderer, &body(&blocks, &[]));
+            let sent: Value = serde_json::from_str(&sent).expect(&sent);
+            let expected: Value = serde_json::from_str(&body(&expected, &words)).unwrap();
+            assert_eq!(sent, expected);
+            let report = orderer.last_head();
+            assert_eq!([report.moved, report.dropped, report.left], counts);
+            let changes = report.changes.len();
+            assert_eq!(changes, counts[..2].iter().sum::<u32>() as usize);
+        }
+    }
 }
 
 #[test]

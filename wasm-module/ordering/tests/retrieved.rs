@@ -58,6 +58,11 @@ fn they_stand_between_the_system_prompt_and_the_question_and_every_other_byte_st
     );
     assert_eq!(sent.report.documents, 2);
     assert_eq!(sent.path.runs[0].documents.len(), 2);
+    // A client's empty array brings no documents, and becomes `null` as any other that is written into a message.
+    let with = |body: &str, array| body.replacen('{', &format!("{{\"documents\": {array}, "), 1);
+    let sent = send(&mut orderer, &with(CHAT, "[ ]"), &["a", "b"]).unwrap();
+    let sent = String::from_utf8(sent.body.unwrap()).unwrap();
+    assert_eq!(sent, with(&body, "null"));
 }
 
 #[test]

@@ -116,6 +116,44 @@ fn a_hint_stands_behind_the_documents_wrapper() {
     assert!(out.contains("first: b>a.\\nWhy?"), "{out}");
 }
 
+/// A hint in the text of a string within JSON would need a second escape.
+#[test]
+fn documents_in_a_tools_json_are_ordered_without_a_hint() {
+    let mut orderer = orderer(json!({}));
+    let body = |ids: &[&str]| {
+        let documents = ids
+            .iter()
+            .map(|id| format!("<doc id={id}>Text of {id}.</doc>"));
+        let result = json!({"pages": documents.collect::<Vec<String>>()}).to_string();
+        json!({"messages": [{"role": "tool", "content": result}]}).to_string()
+    };
+    rewrite(&mut orderer, &body(&["a", "b", "c"]));
+    let (out, report) = rewrite(&mut orderer, &body(&["c", "b", "a", "b"]));
+    assert_eq!(out, body(&["a", "b", "c", "b"]));
+    assert_eq!((report.moved, report.dropped, report.hinted), (2, 0, false));
+}
+
+#[test]
+fn labelled_documents_stay_behind_their_labels() {
+    let mut orderer = orderer(json!({}));
+    let body = |[a, b, c, d]: [&str; 4]| {
+        let [a, b, c, d] = [a, b, c, d].map(|id| format!("<doc id={id}>Text of {id}.</doc>"));
+        format!(
+            r#"{{"messages":[{{"role":"user","content":"Ours:\n{a}{b}\nTheirs:\n{c}{d}\nWhy?"}}]}}"#
+        )
+    };
+    rewrite(&mut orderer, &body(["a", "b", "c", "d"]));
+    rewrite(&mut orderer, &body(["a", "c", "b", "d"]));
+    let (out, report) = rewrite(&mut orderer, &body(["a", "b", "d", "c"]));
+    assert_eq!((report.documents, report.matched, report.moved), (4, 4, 2));
+    let hinted = r"\nBest documents first: d>c.\nWhy";
+    let expected = body(["a", "b", "c", "d"]).replace(r"\nWhy", hinted);
+    assert_eq!(out, expected);
+    // A label of each document's own keeps all in their places.
+    let single = body(["b", "c", "a", "d"]).replace("</doc><doc", r"</doc>\nHers:\n<doc");
+    assert_eq!(rewrite(&mut orderer, &single).0, single);
+}
+
 #[test]
 fn a_documents_array_is_written_before_the_question() {
     let mut orderer = orderer(json!({}));
@@ -489,9 +527,10 @@ proptest! {
                 let (after, mut documents_out) = split(out["messages"][at]["content"].as_str().unwrap());
                 documents_in.sort_unstable();
                 documents_out.sort_unstable();
-                let repeats = documents_in.len();
+                // Repeats are dropped unless a label between them says which is which.
+                dropped += documents_in.len() - documents_out.len();
                 documents_in.dedup();
-                dropped += repeats - documents_in.len();
+                documents_out.dedup();
                 prop_assert_eq!(&documents_in, &documents_out);
                 // A dropped repeat leaves its neighbours' text joined.
                 prop_assert_eq!(before.concat(), after.concat());

@@ -388,6 +388,14 @@ fn a_system_text_that_the_client_wants_cached_stays() {
 }
 
 #[test]
+fn labelled_documents_of_a_system_text_stay_with_their_labels() {
+    let text = "Ours: <source>a</source> Theirs (14:03, 2024-05-01): <source>b</source> Be kind.";
+    let body = json!({"system": text, "messages": [{"role": "user", "content": "Why?"}]});
+    let body = body.to_string();
+    assert_eq!(send(&mut applying(), "", &body), body);
+}
+
+#[test]
 fn contents_in_parts_get_their_text_back_and_keep_their_pictures() {
     let picture = json!({"type": "image_url", "image_url": {"url": "x"}});
     let body = |chat: &[Turn], at: usize| {

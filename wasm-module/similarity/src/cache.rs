@@ -24,7 +24,7 @@ use fxhash::FxHashSet;
 ///
 /// An entry accepts a question if their distance does not exceed the entry's tolerance. Of the entries that accept a
 /// question, the nearest one answers; on a tie, the one inserted last. The caller supplies the time; if it goes
-/// backwards, the latest time so far counts.
+/// backwards, entries inserted at a later time count as inserted now.
 #[derive(Debug)]
 pub struct SimilarityCache {
     config: RawSimilarity,
@@ -41,7 +41,6 @@ pub struct SimilarityCache {
     by_use: Recency,
     /// Number of insertions so far.
     inserted: u64,
-    now_ms: u64,
     quality: Quality,
     sampling: Random,
     /// The embedding that is looked up or inserted, as a row.
@@ -95,7 +94,6 @@ impl SimilarityCache {
             by_age: Recency::default(),
             by_use: Recency::default(),
             inserted: 0,
-            now_ms: 0,
             quality: Quality::default(),
             sampling: Random::new(0),
             query: Vec::new(),
@@ -131,7 +129,7 @@ impl SimilarityCache {
         Ok(Some(Hit {
             documents: &entry.documents,
             distance: self.config.metric.distance(measure),
-            age_ms: self.now_ms.saturating_sub(entry.inserted_ms),
+            age_ms: now_ms.saturating_sub(entry.inserted_ms),
             sample: sampled.then(|| Sample {
                 served: entry.documents.to_vec(),
             }),
@@ -168,7 +166,7 @@ impl SimilarityCache {
         }
         let entry = Entry {
             documents: documents.iter().map(|id| id.as_ref().into()).collect(),
-            inserted_ms: self.now_ms,
+            inserted_ms: now_ms,
             number: self.inserted,
         };
         self.inserted += 1;
@@ -249,13 +247,19 @@ impl SimilarityCache {
 
     /// Removes expired entries. Entries expire in the order of their insertion.
     fn expire(&mut self, now_ms: u64) {
-        self.now_ms = self.now_ms.max(now_ms);
+        // A clock that was set back must not keep entries for longer.
+        for slot in self.by_age.iter_newest() {
+            match self.entries.get_mut(slot as usize) {
+                Some(Some(entry)) if entry.inserted_ms > now_ms => entry.inserted_ms = now_ms,
+                _ => break,
+            }
+        }
         let Some(ttl_ms) = self.config.ttl_ms else {
             return;
         };
         while let Some(oldest) = self.by_age.oldest() {
             let entry = self.entries.get(oldest as usize).and_then(Option::as_ref);
-            let age_ms = entry.map_or(u64::MAX, |entry| self.now_ms - entry.inserted_ms);
+            let age_ms = entry.map_or(u64::MAX, |entry| now_ms - entry.inserted_ms);
             if age_ms < ttl_ms {
                 return;
             }

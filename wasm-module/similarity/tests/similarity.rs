@@ -464,12 +464,14 @@ fn what_is_refused_changes_nothing() {
 }
 
 #[test]
-fn time_that_goes_backwards_stands_still() {
+fn a_clock_that_is_set_back_keeps_no_entry_for_longer() {
     let mut caches = caches(r#"{"dimensions": 1, "ttl_ms": 10}"#);
     let of = name("a", "");
     caches.insert(of, &[1.0], &["x"], None, 100).unwrap();
+    caches.insert(of, &[-1.0], &["y"], None, 105).unwrap();
     assert_eq!(caches.lookup(of, &[1.0], 50).unwrap().unwrap().age_ms, 0);
-    assert_eq!(caches.lookup(of, &[1.0], 109).unwrap().unwrap().age_ms, 9);
-    assert!(caches.lookup(of, &[1.0], 110).unwrap().is_none());
+    assert_eq!(caches.lookup(of, &[1.0], 59).unwrap().unwrap().age_ms, 9);
+    assert!(caches.lookup(of, &[1.0], 60).unwrap().is_none());
+    assert_eq!(caches.entries(), 0, "both expired");
     assert!(caches.lookup(of, &[1.0], u64::MAX).unwrap().is_none());
 }

@@ -129,6 +129,7 @@ impl<'a> Finder<'a, '_> {
                 found,
                 place,
                 hint,
+                is_labelled: false,
             };
             return Ok((Some(group), None));
         }
@@ -140,10 +141,11 @@ impl<'a> Finder<'a, '_> {
         ))
     }
 
-    /// Finds the documents that a retriever returned; `None` if it returned none.
+    /// Finds the documents that a retriever returned; `None` if it returned none. `array` is the body's own, empty array.
     pub(super) fn retrieved(
         &mut self,
         retrieved: &Retrieved<'a>,
+        array: Option<&'a str>,
         messages: &[ParsedMessage<'a>],
     ) -> Result<Option<(usize, Group<'a>)>, Skip> {
         let elements = elements(self.body, retrieved.documents)?;
@@ -155,7 +157,8 @@ impl<'a> Finder<'a, '_> {
         let documents = documents.map(|(index, element)| self.document(index, element));
         let documents: Vec<Parts<'a>> = documents.collect::<Result<_, Skip>>()?;
         let target = target(messages).ok_or(Skip::NoUserMessage)?;
-        Ok(Some(rendered(documents, target, None, retrieved.around)))
+        let array = array.map(|array| range_in(self.body, array));
+        Ok(Some(rendered(documents, target, array, retrieved.around)))
     }
 
     /// Reads the strings of a `documents` element.
@@ -242,6 +245,7 @@ fn rendered<'a>(
             before: "",
             after: r"\n",
         }),
+        is_labelled: false,
     };
     (index, group)
 }

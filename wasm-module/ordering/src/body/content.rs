@@ -249,6 +249,10 @@ impl<'a> RawPart<'a> {
         let mut response = None;
         scan.object(|scan, name| {
             let start = scan.next();
+            let name = match name {
+                "function_response" => "functionResponse",
+                name => name,
+            };
             let value = if name == "functionResponse" {
                 // Read in this pass, so that the function's response is not scanned twice.
                 response = function_response(scan)?;

@@ -141,15 +141,16 @@ impl<'a> Said<'a> {
     /// Returns a message with a role of its own.
     pub(super) fn message(role_name: Cow<'a, str>, content: Option<&'a str>) -> Self {
         let role = Role::of(&role_name);
-        let author = match role {
-            Role::Tool => Author::Tool,
-            _ => Author::Other,
-        };
         Self {
             role,
             role_name,
             content: content.unwrap_or_default(),
-            holds: Holds::Parts(author),
+            holds: match role {
+                // What looks like a document is the model's own text there, such as a file that it wrote.
+                Role::Assistant => Holds::Nothing,
+                Role::Tool => Holds::Parts(Author::Tool),
+                _ => Holds::Parts(Author::Other),
+            },
         }
     }
 
@@ -216,7 +217,9 @@ fn content<'a>(body: &str, content: &RawMessage<'a>) -> Result<Said<'a>, Skip> {
         parts,
     );
     // In Gemini's format a tool's result is a part, whatever the entry's role.
-    said.holds = Holds::Parts(Author::Other);
+    if said.role != Role::Assistant {
+        said.holds = Holds::Parts(Author::Other);
+    }
     Ok(said)
 }
 

@@ -58,11 +58,12 @@ pub(crate) struct Message<'a> {
     pub(crate) turn: u32,
     /// The place at which documents can be written into the message, and their scope there; `None` if they cannot.
     pub(crate) entry: Option<(Entry, Scope)>,
-    /// Groups of documents: one for each text of the message with documents, and one for each run of document blocks.
+    /// Groups of documents: one for each text of the message with documents (several if [labels](Group::is_labelled)
+    /// divide it), and one for each run of document blocks.
     pub(crate) groups: Vec<Group<'a>>,
 }
 
-/// Adjacent documents, which are ordered together and stay in their group.
+/// Documents that are ordered together and stay in their group.
 #[derive(Debug)]
 pub(crate) struct Group<'a> {
     /// Hash of the prompt before the documents, as the client sent it.
@@ -73,6 +74,8 @@ pub(crate) struct Group<'a> {
     pub(crate) place: GroupLayout<'a>,
     /// The place of an order hint; `None` if there is none.
     pub(crate) hint: Option<HintSpot>,
+    /// True if labels between the documents divide their text into several groups, of which this is one.
+    pub(crate) is_labelled: bool,
 }
 
 impl<'a> Message<'a> {
@@ -143,7 +146,7 @@ pub(crate) enum GroupLayout<'a> {
     },
     /// Into a message, as blocks that the gateway renders.
     Render {
-        /// The `documents` array, which becomes `null`; `None` if the documents are not from the body.
+        /// The `documents` array, which becomes `null`; `None` if the body has none.
         array: Option<Range<usize>>,
         entry: Entry,
         /// Text before and after the rendered documents, escaped as in a JSON string.

@@ -29,6 +29,7 @@ pub(crate) mod escape;
 mod formats;
 mod found;
 mod json;
+mod labels;
 mod lists;
 mod numbered;
 mod parse;

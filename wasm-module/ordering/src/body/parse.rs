@@ -1,7 +1,8 @@
 //! Finds a chat body's documents: in its `documents` array, in texts of its messages, and as blocks of their content.
 //!
 //! A text is searched for one format after another, and the first one found is used: tags, a tool's JSON, then the
-//! opt-in formats. A tool's result without any of these may be treated as one document.
+//! opt-in formats. A tool's result without any of these may be treated as one document. The documents of one text form one
+//! group, unless [labels](super::labels) between them say which is which.
 
 use super::Skip;
 use super::array::Retrieved;
@@ -10,11 +11,13 @@ use super::content::{Block, Piece};
 use super::formats::PartStyle;
 use super::found::{Chain, Finder, FoundDocument, Group, GroupLayout, HintSpot, Message};
 use super::json::{offset_in, range_in};
+use super::labels;
 use super::lists::{Author, Lines};
 use super::numbered::Numbered;
 use super::results::results;
 use super::salt::SaltField;
-use super::search::{find_any, find_bracket, has};
+use super::scan::is_value;
+use super::search::{find_any, find_bracket, has, pass_space};
 use super::tags::{self, Span};
 use super::text::Text;
 use crate::config::{Config, DocumentFormat, DocumentsField, RawDocuments};
@@ -110,7 +113,7 @@ pub fn parse<'a>(body: &'a [u8], config: &Config) -> Result<Parsed<'a>, Skip> {
     read(body, None, config)
 }
 
-/// Like [`parse`]; the documents `retrieved` are added if the body has no array of its own.
+/// Like [`parse`]; the documents `retrieved` are added if the body has no array of its own, or an empty one.
 ///
 /// # Errors
 /// As [`parse`].
@@ -133,21 +136,33 @@ fn read<'a>(
     let array = chat
         .documents
         .filter(|_| config.documents.field != DocumentsField::Ignore);
+    let is_empty = |array: &str| {
+        array.starts_with('[') && array.as_bytes().get(pass_space(array, 1)) == Some(&b']')
+    };
     let (front, rendered) = match (array, retrieved) {
+        (array, Some(retrieved)) if array.is_none_or(is_empty) => {
+            (None, finder.retrieved(retrieved, array, &chat.messages)?)
+        }
         (Some(array), _) => finder.array(array, &chat)?,
-        (None, Some(retrieved)) => (None, finder.retrieved(retrieved, &chat.messages)?),
-        (None, None) => (None, None),
+        (None, _) => (None, None),
     };
     let mut messages = Vec::with_capacity(chat.messages.len());
     for parsed in chat.messages {
         let mut before = Before::new(body, &parsed);
         let mut message = parsed.message;
         for piece in &parsed.pieces {
-            message.groups.extend(match piece {
-                Piece::Text(text, author) => finder.text(&mut before, text, *author)?,
-                Piece::Blocks(blocks, style) => finder.blocks(&mut before, blocks, Some(*style))?,
-                Piece::Results(blocks) => finder.blocks(&mut before, blocks, None)?,
-            });
+            let groups = &mut message.groups;
+            match piece {
+                Piece::Text(text, author) => {
+                    groups.extend(finder.text(&mut before, text, *author)?);
+                }
+                Piece::Blocks(blocks, style) => {
+                    groups.extend(finder.blocks(&mut before, blocks, Some(*style))?);
+                }
+                Piece::Results(blocks) => {
+                    groups.extend(finder.blocks(&mut before, blocks, None)?);
+                }
+            }
         }
         messages.push(message);
     }
@@ -173,9 +188,9 @@ impl<'a> Finder<'a, '_> {
         before: &mut Before<'a>,
         source: &'a str,
         author: Author,
-    ) -> Result<Option<Group<'a>>, Skip> {
+    ) -> Result<Vec<Group<'a>>, Skip> {
         let found = self.within(before, source, author)?;
-        let is_output = found.is_none()
+        let is_output = found.is_empty()
             && self.config.documents.outputs
             && author == Author::Tool
             && source.len() >= MIN_OUTPUT_BYTES;
@@ -183,7 +198,7 @@ impl<'a> Finder<'a, '_> {
             return Ok(found);
         }
         let range = range_in(self.body, source);
-        Ok(Some(Group {
+        Ok(vec![Group {
             scope: before.scope(range.start),
             format: DocumentFormat::Outputs,
             found: vec![FoundDocument::whole(source, "")],
@@ -192,7 +207,8 @@ impl<'a> Finder<'a, '_> {
                 all_filled: false,
             },
             hint: None,
-        }))
+            is_labelled: false,
+        }])
     }
 
     /// Finds the documents that one of the formats marks within a text.
@@ -201,59 +217,66 @@ impl<'a> Finder<'a, '_> {
         before: &mut Before<'a>,
         source: &'a str,
         author: Author,
-    ) -> Result<Option<Group<'a>>, Skip> {
+    ) -> Result<Vec<Group<'a>>, Skip> {
         let is_clients = self.is_clients(source, author);
         if !is_clients && !self.may_hold_documents(source, author) {
-            return Ok(None);
+            return Ok(Vec::new());
         }
         let text = Text::new(source);
         let Some((spans, format)) = self.spans(&text.plain, author, is_clients) else {
-            return Ok(None);
-        };
-        let (Some(first), Some(last)) = (spans.first(), spans.last()) else {
-            return Ok(None);
+            return Ok(Vec::new());
         };
         self.add(spans.len())?;
         let offset = offset_in(self.body, source);
-        let scope = before.scope(offset + text.source(&first.whole).start);
-        // A range between tags may become empty or hold a location hint; every range of a list must hold a document.
         let is_tagged = matches!(format, DocumentFormat::Tags | DocumentFormat::Clients);
-        let hint_at = match format {
-            DocumentFormat::Results => None,
-            _ if is_tagged => Some(tags::wrapper_end(&text.plain, last.whole.end)),
-            _ => Some(last.whole.end),
-        };
-        let hint = hint_at.map(|at| HintSpot {
-            at: offset + text.source(&(at..at)).end,
-            before: r"\n",
-            after: "",
-        });
-        let mut found = Vec::with_capacity(spans.len());
-        let mut slots = Vec::with_capacity(spans.len());
+        let is_json = format == DocumentFormat::Results || is_tagged && is_value(&text.plain);
+        // A range between tags may become empty or hold a location hint, except in JSON; every range of a list must hold
+        // a document.
+        let all_filled = !is_tagged || is_json;
         let numbered = match is_tagged {
             true => Numbered::all(&text, &spans),
             false => vec![None; spans.len()],
         };
-        for (span, numbered) in spans.iter().zip(numbered) {
-            let range = text.source(&span.whole);
-            let whole = source.get(range.clone()).unwrap_or_default();
-            let id = span.id.as_ref().and_then(|id| source.get(text.source(id)));
-            found.push(FoundDocument {
-                numbered,
-                ..FoundDocument::whole(whole, id.unwrap_or_default())
+        let counts = match format {
+            DocumentFormat::Tags => labels::groups(&text.plain, &spans),
+            _ => vec![spans.len()],
+        };
+        let is_labelled = counts.len() > 1;
+        let mut spans = spans.into_iter().zip(numbered);
+        let mut groups = Vec::with_capacity(counts.len());
+        for count in counts {
+            let mut found = Vec::with_capacity(count);
+            let mut slots = Vec::with_capacity(count);
+            let mut end = 0;
+            for (span, numbered) in spans.by_ref().take(count) {
+                let range = text.source(&span.whole);
+                let whole = source.get(range.clone()).unwrap_or_default();
+                let id = span.id.as_ref().and_then(|id| source.get(text.source(id)));
+                found.push(FoundDocument {
+                    numbered,
+                    ..FoundDocument::whole(whole, id.unwrap_or_default())
+                });
+                slots.push(offset + range.start..offset + range.end);
+                end = span.whole.end;
+            }
+            let at = match is_tagged {
+                true => tags::wrapper_end(&text.plain, end),
+                false => end,
+            };
+            groups.push(Group {
+                scope: before.scope(slots.first().map_or(0, |slot| slot.start)),
+                format,
+                found,
+                place: GroupLayout::Slots { slots, all_filled },
+                hint: (!is_json).then(|| HintSpot {
+                    at: offset + text.source(&(at..at)).end,
+                    before: r"\n",
+                    after: "",
+                }),
+                is_labelled,
             });
-            slots.push(offset + range.start..offset + range.end);
         }
-        Ok(Some(Group {
-            scope,
-            format,
-            found,
-            place: GroupLayout::Slots {
-                slots,
-                all_filled: !is_tagged,
-            },
-            hint,
-        }))
+        Ok(groups)
     }
 
     /// Returns whether a text may contain documents and so must be unescaped and searched.
@@ -359,6 +382,7 @@ impl<'a> Finder<'a, '_> {
                 before: style.open_behind(),
                 after: r#""}"#,
             }),
+            is_labelled: false,
         }))
     }
 }

@@ -69,7 +69,7 @@ impl<'a> Scan<'a> {
     }
 
     /// Reads an object and returns the JSON of its fields with these names. A name that occurs twice is an error.
-    pub(super) fn fields<const N: usize>(
+    pub(crate) fn fields<const N: usize>(
         &mut self,
         names: [&str; N],
     ) -> Result<[Option<&'a str>; N], Bad> {

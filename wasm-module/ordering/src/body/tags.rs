@@ -232,7 +232,7 @@ impl<'t> Tags<'t> {
 }
 
 /// Returns the range of the tag name at `at`, at most one byte longer than the longest name allowed.
-fn name_at(text: &str, at: usize) -> Range<usize> {
+pub(super) fn name_at(text: &str, at: usize) -> Range<usize> {
     let end = text.len().min(at + MAX_NAME_BYTES + 1);
     let bytes = text.as_bytes().get(at..end).unwrap_or_default();
     let length = bytes.iter().take_while(|byte| is_of_name(**byte)).count();

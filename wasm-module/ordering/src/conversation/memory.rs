@@ -62,6 +62,8 @@ pub(crate) struct Moving<'s> {
     pub(crate) hash: u64,
     /// A hash of each span, to compare chats by.
     pub(crate) spans: &'s [u64],
+    /// Index of that user message, and the number of spans to write into it; `None` if there are none.
+    pub(crate) target: Option<(u32, usize)>,
 }
 
 /// The memory of the messages of one tenant and model: how each was forwarded, by its hash chain.
@@ -135,6 +137,9 @@ impl Memory {
     /// Volatile spans written into a message are distinguished in the same way. A last message with such spans is known
     /// only with exactly these. Among several candidates, the one that shares most spans with the current head is used:
     /// a name or a session id stays the same while a clock changes.
+    ///
+    /// An earlier message into which the request would write spans is known only with as many spans: values change from
+    /// request to request, but a span that the message lacks would be nowhere in the prompt.
     pub(crate) fn find(
         &self,
         chains: impl DoubleEndedIterator<Item = Chain> + ExactSizeIterator,
@@ -152,6 +157,7 @@ impl Memory {
                 .copied()
                 .filter(|&id| self.fits(id, message, message == last, written))
                 .filter(|&id| message < last || self.is_sent_with(id, moving))
+                .filter(|&id| self.holds_spans(id, message, moving))
                 .collect();
             match fitting.as_slice() {
                 [] => {}
@@ -272,6 +278,18 @@ impl Memory {
     fn is_sent_with(&self, id: MessageId, moving: Moving<'_>) -> bool {
         let node = self.node(id);
         node.is_none_or(|node| node.sent.kept_hash() == moving.hash)
+    }
+
+    /// Returns whether the newest user message of the message's chat was sent with as many spans as the request would
+    /// write into it; true if the message comes before it.
+    fn holds_spans(&self, id: MessageId, message: usize, moving: Moving<'_>) -> bool {
+        let Some((target, spans)) = moving.target.filter(|(at, _)| message >= *at as usize) else {
+            return true;
+        };
+        let sent = self.ancestors(Some(id));
+        let mut sent = sent.filter(|(_, node)| node.message == target);
+        let kept = sent.find_map(|(_, node)| node.sent.kept.as_deref());
+        kept.is_some_and(|kept| kept.spans.len() == spans + kept.frozen.len())
     }
 
     /// Returns the message whose chat shares most spans with the current head; `None` on a tie, or if none shares any.

@@ -9,7 +9,8 @@
 //! A position is the end of a tool, of a block of a message's content, or, where texts are to be
 //! [split](Blocks::Split), of a piece of a text: the text before its documents, each document with the separator before
 //! it, and the rest. Markers and JSON white space do not count towards a position's hash. Where providers allow no
-//! marker (thinking, empty text, an assistant's message, blocks inside a tool's result), there is no place for one.
+//! marker (thinking, empty text, an assistant's message, blocks inside a tool's result), or where the client sent the
+//! marker's field as `null`, there is no place for one.
 
 use super::rules::CacheKind;
 use crate::body::scan::{self, Scan};
@@ -29,7 +30,7 @@ pub struct Layout {
     pub mode: Mode,
     /// Hash of everything other than the prompt that separates caches: model, salt, realm.
     pub(super) scope: u64,
-    /// True if the client sent a `prompt_cache_key`.
+    /// True if the body has a `prompt_cache_key`, even `null`: a second one must not be written.
     pub(super) has_key: bool,
     /// Texts that may be divided into several blocks.
     pub(super) texts: Vec<SplitText>,
@@ -138,8 +139,13 @@ pub(super) struct SplitText {
 /// The JSON that encloses a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TextWrap {
-    /// A block, with the offsets in the body after its opening brace and before its closing one.
-    Block { open: usize, close: usize },
+    /// A block, with the offsets in the body after its opening brace and before its closing one, and whether its text
+    /// precedes its type.
+    Block {
+        open: usize,
+        close: usize,
+        is_text_first: bool,
+    },
     /// None: the text is the whole content of a message.
     Content,
     /// None: the text is the whole `input` of a Responses request, its only user message.
@@ -163,26 +169,26 @@ impl Layout {
             "prompt_cache_options",
             "prompt_cache_key",
             "input",
-            "contents",
         ];
         let top = text.trim_ascii();
-        let [automatic, options, key, input, contents] =
-            scan::fields(top, names).map_err(|_| Skip::NoDocuments)?;
+        let [automatic, options, key, input] =
+            (Scan::new(top).fields(names)).map_err(|_| Skip::NoDocuments)?;
+        let is_set = |value: &&str| *value != "null";
         let said = [parsed.model(), parsed.client_salt().unwrap_or_default()];
         let scope =
             (said.iter()).fold(realm, |seed, part| xxh3_64_with_seed(part.as_bytes(), seed));
         let is_openai = kind == CacheKind::OpenAi;
-        let key = key.filter(|key| is_openai && *key != "null");
         let mut reading = Reading {
             body: text,
             kind,
             blocks,
-            format: match (parsed.is_chat_completion(), input, contents) {
-                (true, ..) => Format::Messages,
-                (false, Some(_), _) => Format::Responses,
+            format: match (parsed.is_chat_completion(), input.filter(is_set)) {
+                (true, _) => Format::Messages,
+                (false, Some(_)) => Format::Responses,
                 _ => Format::Other,
             },
-            hash: key.map_or(scope, |key| xxh3_64_with_seed(key.as_bytes(), scope)),
+            hash: (key.filter(|key| is_openai && is_set(key)))
+                .map_or(scope, |key| xxh3_64_with_seed(key.as_bytes(), scope)),
             bytes: 0,
             step: 0,
             run: None,
@@ -348,6 +354,10 @@ impl<'a> Reading<'a> {
                 return;
             }
             let block = Block::read(tool);
+            // Anthropic appends a deferred tool to the conversation once it is found, and rejects a marker on it.
+            if block.is_deferred && self.kind == CacheKind::Anthropic {
+                continue;
+            }
             if block.is_point {
                 self.mark(block.mark);
                 continue;
@@ -355,7 +365,7 @@ impl<'a> Reading<'a> {
             self.fold(b"tool");
             self.fold(&block.hash.to_le_bytes());
             let place = match self.kind {
-                CacheKind::Anthropic if tool.starts_with('{') && block.fields > 0 => {
+                CacheKind::Anthropic if block.fields > 0 && !block.has_void_mark => {
                     Some(MarkPlace::Field(offset_in(self.body, tool) + 1))
                 }
                 CacheKind::Bedrock => Some(MarkPlace::Behind(range_in(self.body, tool).end)),
@@ -381,7 +391,10 @@ impl<'a> Reading<'a> {
             && match message.role {
                 Role::System => !(is_alone && self.kind == CacheKind::OpenAi),
                 Role::User => true,
-                Role::Tool => self.kind == CacheKind::OpenAi,
+                // The content of a `file_search_call` is its passages, or its id.
+                Role::Tool => {
+                    self.kind == CacheKind::OpenAi && message.role_name != "file_search_call"
+                }
                 Role::Assistant | Role::Other => false,
             };
         let part = if is_head { Part::System } else { Part::Message };
@@ -438,6 +451,7 @@ impl<'a> Reading<'a> {
             let wrap = TextWrap::Block {
                 open: range.start + 1,
                 close: range.end - 1,
+                is_text_first: block.is_text_first,
             };
             // A marker field before the text would stay with the first piece.
             let is_markable = is_markable && !(block.mark.is_some() && block.is_marked_early);
@@ -568,6 +582,12 @@ struct Block<'a> {
     mark: Option<MarkTtl>,
     /// True if a marker field precedes the block's text.
     is_marked_early: bool,
+    /// True if a marker field is `null` or not an object: a second one must not be written.
+    has_void_mark: bool,
+    /// True if the block's text precedes its type.
+    is_text_first: bool,
+    /// True if the block is a tool that is loaded only when it is found (`defer_loading`).
+    is_deferred: bool,
     /// Number of fields other than markers, type and text.
     others: u32,
     /// Number of fields.
@@ -596,19 +616,30 @@ impl<'a> Block<'a> {
                 block.is_point = name == "cachePoint";
                 block.mark = ttl(value);
                 block.is_marked_early |= block.text.is_none();
+                block.has_void_mark |= block.mark.is_none();
                 return Ok(());
             }
             block.hash = xxh3_64_with_seed(name.as_bytes(), block.hash);
             block.hash = xxh3_64_with_seed(value.as_bytes(), block.hash);
             block.bytes += value.len();
             match name {
-                "type" => block.kind = inner_of(value),
+                "type" => {
+                    block.kind = inner_of(value);
+                    block.is_text_first = block.text.is_some();
+                }
                 "text" if inner_of(value).is_some() => block.text = Some(value),
                 "document" if value.starts_with('{') => {
                     block.is_converse_document = true;
                     block.others += 1;
                 }
-                _ => block.others += 1,
+                _ => {
+                    block.others += 1;
+                    block.is_deferred |= match name {
+                        "defer_loading" => value == "true",
+                        "custom" => scan::fields(value, ["defer_loading"]) == Ok([Some("true")]),
+                        _ => false,
+                    };
+                }
             }
             Ok(())
         });
@@ -644,7 +675,7 @@ impl<'a> Block<'a> {
             _ => false,
         };
         let is_empty = self.text.and_then(inner_of).is_some_and(is_blank);
-        is_kind && !is_empty
+        is_kind && !is_empty && !self.has_void_mark
     }
 
     /// Returns whether the block is a text without other fields, so that it can be split.
@@ -669,12 +700,12 @@ fn ttl(marker: &str) -> Option<MarkTtl> {
     })
 }
 
-/// Returns the mode in the value of `prompt_cache_options`.
+/// Returns the mode in the value of `prompt_cache_options`. `null` leaves OpenAI's default, since the gateway could set
+/// another mode only by writing the field again.
 fn mode(options: &str) -> Mode {
     let mode = scan::fields(options, ["mode"]);
     match mode.ok().and_then(|[mode]| inner_of(mode?)) {
         Some("explicit") => Mode::Explicit,
-        _ if options == "null" => Mode::Unsaid,
         _ => Mode::Implicit,
     }
 }

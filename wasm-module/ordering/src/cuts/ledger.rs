@@ -192,6 +192,25 @@ impl Ledger {
         1.0 - hazards.iter().map(pass).product::<f64>()
     }
 
+    /// Moves recorded times after `now_ms` to `now_ms`, so that a clock that is set back prolongs no lifetime. Takes time
+    /// proportional to their number: the position used last and the newest visit have the latest times.
+    pub(super) fn set_back(&mut self, now_ms: u64) {
+        for slot in self.recency.iter_newest() {
+            match self.seen.get_mut(slot as usize) {
+                Some(seen) if seen.at_ms > now_ms => {
+                    let ahead_ms = seen.at_ms - now_ms;
+                    seen.live_until_ms = seen.live_until_ms.saturating_sub(ahead_ms);
+                    seen.at_ms = now_ms;
+                }
+                _ => break,
+            }
+        }
+        let visits = self.visits.iter_mut().rev();
+        for visit in visits.take_while(|visit| visit.at_ms > now_ms) {
+            visit.at_ms = now_ms;
+        }
+    }
+
     /// Records a forwarded prompt with the markers in effect; `read` is the last position that the upstream is believed
     /// to have read from its cache.
     pub(super) fn take(
@@ -376,6 +395,7 @@ mod tests {
 
     fn take(ledger: &mut Ledger, hash: u64, now_ms: u64) {
         let rules = CacheKind::Anthropic.rules("");
+        ledger.set_back(now_ms);
         ledger.take(&layout(hash), &[], None, &rules, now_ms);
     }
 
@@ -407,6 +427,20 @@ mod tests {
         }
         assert!(ledger.again(&position(0), 1) < 0.1);
         assert!(Ledger::new(9).again(&position(0), 1) < 0.2);
+    }
+
+    #[test]
+    fn after_the_clock_is_set_back_what_no_longer_comes_again_is_improbable() {
+        let mut ledger = Ledger::new(10_000);
+        let ahead_ms = 86_400_000;
+        for second in 0..500 {
+            take(&mut ledger, 7, ahead_ms + second * 1_000);
+        }
+        for second in 0..5_000 {
+            take(&mut ledger, 1_000 + second, second * 1_000);
+        }
+        let again = ledger.again(&position(0), 1);
+        assert!(again < 0.1, "{again}");
     }
 
     #[test]

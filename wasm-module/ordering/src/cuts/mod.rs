@@ -59,7 +59,8 @@ pub struct CutOptions<'a> {
     pub model: &'a str,
     /// The engine that receives the request.
     pub engine: EngineId,
-    /// Time in milliseconds, on any clock that does not stop or go back.
+    /// Time in milliseconds, on any clock that does not stop. If it is set back, recorded times after this one
+    /// count as this one.
     pub now_ms: u64,
 }
 
@@ -134,6 +135,7 @@ impl Cutter {
         let Some(ledger) = self.ledger(config, options, &parsed.model) else {
             return Ok(Cut::default());
         };
+        ledger.set_back(options.now_ms);
         let chosen = choice::choose(&layout, rules, ledger, options.now_ms);
         let cut = write::write(parsed, &layout, rules, &chosen);
         ledger.take(&layout, &chosen.all, chosen.read, rules, options.now_ms);

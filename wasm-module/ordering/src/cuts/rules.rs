@@ -25,9 +25,11 @@ impl CacheKind {
         matches!(self, Self::Anthropic | Self::OpenAi | Self::Bedrock)
     }
 
-    /// Returns the published rules for a model, by parts of its name.
+    /// Returns the published rules for a model, by parts of its name. Routers write dots in versions (`claude-opus-4.5`),
+    /// where Anthropic has hyphens.
     #[must_use]
     pub fn rules(self, model: &str) -> CacheRules {
+        let model = model.replace('.', "-");
         let anthropics = || {
             let table =
                 (MINIMA.iter()).find(|(names, _)| names.iter().any(|name| model.contains(name)));
@@ -149,6 +151,7 @@ mod tests {
         assert_eq!(of("claude-fable-5-1"), (512, 0.025));
         assert_eq!(of("claude-opus-4-6"), (4_096, 0.1));
         assert_eq!(of("claude-opus-4-7"), (2_048, 0.1));
+        assert_eq!(of("anthropic/claude-opus-5.5"), (512, 0.05));
         assert_eq!(of("claude-3-5-haiku-latest"), (2_048, 0.1));
         assert_eq!(of(""), (1_024, 0.1));
         let bedrock = CacheKind::Bedrock.rules("anthropic.claude-haiku-4-5-20251001-v1:0");

@@ -122,13 +122,21 @@ fn write_text(
         _ => String::new(),
     };
     let kind_of = text.style.open().trim_start_matches('{');
+    // The last block ends with the original's last fields, so a type after the text comes after it in every block.
+    let (start, end) = match (text.wrap, kind_of.rsplit_once(',')) {
+        (TextWrap::Block { is_text_first, .. }, Some((end, start))) if is_text_first => {
+            (start, format!(",{end}"))
+        }
+        _ => (kind_of, String::new()),
+    };
     for (piece, &cut) in cuts.iter().enumerate() {
-        let words = format!("\"}}{},{{{}{kind_of}", between(piece), opening(piece + 1));
+        let [between, opening] = [between(piece), opening(piece + 1)];
+        let words = format!("\"{end}}}{between},{{{opening}{start}");
         edits.push(Edit::insert(cut, words));
     }
     let last = cuts.len();
     match text.wrap {
-        TextWrap::Block { open, close } => {
+        TextWrap::Block { open, close, .. } => {
             let words = opening(0);
             if !words.is_empty() {
                 edits.push(Edit::insert(open, words));

@@ -2,6 +2,9 @@
 
 use std::ops::Range;
 
+/// The name reported for spans that no pattern matches.
+pub(super) const LEARNED: &str = "learned";
+
 /// The changes to a request's head. If they were not applied, the counts are those of the changes proposed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeadReport {
@@ -80,6 +83,24 @@ impl Change {
 }
 
 impl HeadReport {
+    /// Counts the spans that were moved or removed as left instead, from the change at index `first` on.
+    pub(super) fn leave(&mut self, first: usize) {
+        for change in self.changes.split_off(first) {
+            match change.kind {
+                ChangeKind::Moved => {
+                    self.moved -= 1;
+                    self.learned -= u32::from(&*change.name == LEARNED);
+                }
+                ChangeKind::Dropped => self.dropped -= 1,
+                _ => {
+                    self.changes.push(change);
+                    continue;
+                }
+            }
+            self.left += 1;
+        }
+    }
+
     /// Returns whether the report has no change, and nothing left, doubtful or unread.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -14,8 +14,8 @@ use super::config::{Head, HeadMode, Upstream};
 use super::decision::{Decision, Form, Frozen, Moved, merged};
 use super::learned::{Learned, Seen, looks_like_data};
 use super::patterns::{BILLING, Class, Match, matches};
-use super::report::{Change, ChangeKind};
-use super::texts::{SystemText, SystemTexts, Unit, element_in};
+use super::report::{Change, ChangeKind, LEARNED};
+use super::texts::{RemovedElements, SystemText, SystemTexts, Unit};
 use super::tools::{MAX_TOOLS, Tools};
 use crate::body::{Parsed, Role, range_in};
 use crate::conversation::sent::kept_hash;
@@ -114,9 +114,11 @@ impl Heads {
         let mut room = config.raw.max_moved_bytes as usize;
         let mut judged = 0;
         let mut moved: Vec<(&'a str, u64)> = Vec::new();
+        let mut elements = RemovedElements::default();
         let mut volatile = volatile.into_iter();
         for (text, found) in texts.iter().zip(&found) {
             let report = &mut decision.report;
+            let before = (report.changes.len(), moved.len(), room);
             let mut gone = vec![false; text.units.len()];
             let mut cut: Vec<Range<usize>> = Vec::new();
             // For each unit, the name of the pattern by which it moves.
@@ -221,19 +223,22 @@ impl Heads {
             }
             cut.extend(text.without(&gone));
             let cut = merged(cut);
-            let is_all = cut.first() == Some(&(0..text.text.plain.len()));
-            match text
-                .part
-                .filter(|_| is_all)
-                .and_then(|part| element_in(parsed.text, part))
-            {
-                Some(element) => decision.removed.push(element),
+            let is_all = !cut.is_empty() && text.is_blank_without(&cut);
+            match text.part.filter(|_| is_all) {
+                // Providers refuse an empty array and an empty block: an array's last block stays as it is.
+                Some(part) if !elements.add(parsed.text, part) => {
+                    report.leave(before.0);
+                    moved.truncate(before.1);
+                    room = before.2;
+                }
+                Some(_) => {}
                 None => {
                     let cut = cut.iter().map(|range| text.in_body(range));
                     decision.removed.extend(cut);
                 }
             }
         }
+        decision.removed.extend(elements.into_ranges());
         decision.removed = merged(std::mem::take(&mut decision.removed));
         let is_kept = !moved.is_empty() || !decision.frozen.is_empty();
         decision.moved = target.filter(|_| is_kept).map(|message| {
@@ -382,9 +387,6 @@ fn key_of(parsed: &Parsed<'_>) -> Option<u64> {
             .then(|| xxh3_64_with_seed(&message.hash.to_le_bytes(), key))
     })
 }
-
-/// The name reported for spans that no pattern matches.
-const LEARNED: &str = "learned";
 
 /// The element in which Claude Code, opencode and Cline write the date.
 const ENVIRONMENT: &str = "<env>";

@@ -123,6 +123,17 @@ impl<'a> SystemText<'a> {
         self.source.get(self.text.source(range)).unwrap_or_default()
     }
 
+    /// Returns whether nothing but white space is left of the plain text without the sorted ranges `cut`.
+    pub(super) fn is_blank_without(&self, cut: &[Range<usize>]) -> bool {
+        let starts = std::iter::once(0).chain(cut.iter().map(|range| range.end));
+        let ends = cut.iter().map(|range| range.start);
+        let mut left = starts.zip(ends.chain([self.text.plain.len()]));
+        left.all(|(start, end)| {
+            let words = self.text.plain.get(start..end);
+            words.is_some_and(|words| words.trim().is_empty())
+        })
+    }
+
     /// Returns the ranges of the plain text whose removal removes the units marked in `gone`.
     pub(super) fn without(&self, gone: &[bool]) -> Vec<Range<usize>> {
         let mut out: Vec<Range<usize>> = Vec::new();
@@ -157,10 +168,15 @@ impl<'a> SystemText<'a> {
     }
 }
 
-/// Returns the ranges of the body from the first to the last document of each group in a message, sorted.
+/// Returns the ranges of the body from the first to the last document of each group in a message, sorted. Labels between
+/// groups are part of them.
 fn documents_of(message: &Message<'_>) -> Vec<Range<usize>> {
-    let groups = message.groups.iter();
-    merged(groups.filter_map(|group| group.place.hull()).collect())
+    let groups = (message.groups).chunk_by(|one, next| one.is_labelled && next.is_labelled);
+    let hulls = groups.filter_map(|groups| {
+        let [first, last] = [groups.first()?.place.hull()?, groups.last()?.place.hull()?];
+        Some(first.start..last.end)
+    });
+    merged(hulls.collect())
 }
 
 /// Returns the first `most` units of a text, and whether these are all. `documents` are sorted ranges of the body.
@@ -246,17 +262,37 @@ fn sentences(line: &str) -> Vec<Range<usize>> {
     found
 }
 
-/// Returns the range of an array's element in `body` with the comma that would be left over; `None` if it is the only
-/// element.
-pub(super) fn element_in(body: &str, element: &str) -> Option<Range<usize>> {
-    let range = range_in(body, element);
-    let behind = body.get(range.end..)?.trim_ascii_start();
-    if let Some(rest) = behind.strip_prefix(',') {
-        return Some(range.start..offset_in(body, rest.trim_ascii_start()));
+/// Ranges of array elements to remove, added in the order of the body. Elements that stand side by side are one range.
+#[derive(Debug, Default)]
+pub(super) struct RemovedElements(Vec<Range<usize>>);
+
+impl RemovedElements {
+    /// Adds an element with the comma that would be left over. Returns false, and adds nothing, if its array would then
+    /// be empty.
+    pub(super) fn add(&mut self, body: &str, element: &str) -> bool {
+        let element = range_in(body, element);
+        let touches = |last: &Range<usize>| last.end == element.start;
+        let earlier = self.0.last().filter(|last| touches(last));
+        let start = earlier.map_or(element.start, |last| last.start);
+        let behind = body.get(element.end..).unwrap_or_default();
+        let range = if let Some(next) = behind.trim_ascii_start().strip_prefix(',') {
+            start..offset_in(body, next.trim_ascii_start())
+        } else {
+            // At the array's end, the comma after the last element that stays is left over.
+            let before = body.get(..start).unwrap_or_default().trim_ascii_end();
+            let Some(before) = before.strip_suffix(',') else {
+                return false;
+            };
+            before.len()..element.end
+        };
+        self.0.pop_if(|last| touches(last));
+        self.0.push(range);
+        true
     }
-    let before = body.get(..range.start)?.trim_ascii_end();
-    let start = before.strip_suffix(',').map(str::len)?;
-    Some(start..range.end)
+
+    pub(super) fn into_ranges(self) -> Vec<Range<usize>> {
+        self.0
+    }
 }
 
 /// Sentence ends in Chinese and Japanese.

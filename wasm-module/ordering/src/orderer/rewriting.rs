@@ -162,7 +162,10 @@ impl<'r> Rewriting<'r> {
         let moving = moved.map_or(Moving::default(), |moved| {
             // Only if the target message is the request's last one do the spans determine what was written there.
             let is_last = moved.message as usize + 1 == self.parsed.messages.len();
+            let frozen = self.head.map_or(0, |head| head.frozen.len());
+            let spans = moved.spans.len().saturating_sub(frozen);
             Moving {
+                target: (spans > 0).then_some((moved.message, spans)),
                 hash: if is_last { moved.hash } else { 0 },
                 spans: &moved.spans,
             }

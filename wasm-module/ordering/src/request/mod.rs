@@ -121,7 +121,7 @@ pub(crate) fn arrange<'a>(
             _ => None,
         };
         let is_new = path.last().is_none_or(|(last, _)| *last < at);
-        // Moved words are not added to a message that was already forwarded.
+        // Moved words are not added to a message that was already forwarded: it is known only with its own.
         let moved = head.moved.filter(|moved| is_new && moved.message == at);
         request.is_new = is_new;
         let made = request.message(message, written, turn, moved);

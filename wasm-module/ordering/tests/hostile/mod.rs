@@ -41,6 +41,8 @@ pub(crate) const TEXTS: &[(&str, [&str; 3])] = &[
         "lines of tags that fail",
         ["<doc>", r"\n<doc a='", "</doc>"],
     ),
+    ("labels", ["", "a <b <doc></doc>", ""]),
+    ("a label of tags", ["<doc></doc>", "<a", "<doc></doc>"]),
     ("closing tags", ["<doc>", "</", ""]),
     ("closing tags of a document", ["<doc>", "</doc>", ""]),
     ("closing tags that do not end", ["<doc>", "</doc ", ""]),

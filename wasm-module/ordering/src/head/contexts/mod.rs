@@ -177,7 +177,8 @@ impl<'a> Plan<'a> {
             if message.role != Role::System || message.raw.contains("\"cache_control\"") {
                 continue;
             }
-            for group in &message.groups {
+            // Labelled documents stay, since their labels would stay behind.
+            for group in message.groups.iter().filter(|group| !group.is_labelled) {
                 let found = group.place.hull();
                 let hull =
                     found.and_then(|found| context_range(parsed.text, message.content, found));

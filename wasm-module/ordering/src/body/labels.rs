@@ -1,0 +1,183 @@
+//! Labels between tagged documents: text that may say which document is which, so that these must not be exchanged.
+//!
+//! ```text
+//!   Old contract:              Document 1:              <item>1. <doc>A</doc></item>
+//!   <doc>A</doc>               <doc>A</doc>             <item>2. <doc>B</doc></item>
+//!   New contract:              Document 2:
+//!   <doc>B</doc>               <doc>B</doc>
+//!
+//!   two groups                 one group: the labels    one group: the same tag
+//!                              number places
+//! ```
+
+use super::tags::{Span, name_at};
+use crate::work::looked;
+use std::ops::Range;
+
+/// Divides tagged documents into groups, and returns the number of documents in each. A label between two documents
+/// ends the group, unless the text before the first document ends with the same label and no label has ended a group
+/// yet: what recurs only between documents may relate each to the next. Linear in the text up to the last document.
+pub(super) fn groups(text: &str, spans: &[Span]) -> Vec<usize> {
+    let ends = spans.iter().map(|span| span.whole.end);
+    let starts = spans.iter().skip(1).map(|span| span.whole.start);
+    let gaps = ends.zip(starts).zip(1..);
+    let labels = gaps.map(|((end, start), place)| label(text, end..start, place));
+    let labels: Vec<String> = labels.collect();
+    if labels.iter().all(String::is_empty) {
+        return vec![spans.len()];
+    }
+    let start = spans.first().map_or(0, |span| span.whole.start);
+    let mut before = label(text, 0..start, 0);
+    let mut counts = vec![1];
+    for label in labels {
+        match counts.last_mut() {
+            Some(count) if before.ends_with(&label) => *count += 1,
+            _ => {
+                counts.push(1);
+                before.clear();
+            }
+        }
+    }
+    counts
+}
+
+/// Returns what a range of `text` says of the document behind it, which is the one at `place`: its words, names of opening
+/// tags, symbols, and numbers other than that of the place, counted from 0 or from 1. A line break precedes a word that
+/// begins a line, a clause or an element, and a space any other word: a label that ends with `signed` is not the same as
+/// one that ends with `not signed` or `unsigned`.
+fn label(text: &str, range: Range<usize>, place: usize) -> String {
+    let part = text.get(range).unwrap_or_default();
+    looked(part.len());
+    let mut label = String::new();
+    // The mark before the next word; `None` within a word.
+    let mut mark = Some('\n');
+    let mut at = 0;
+    while let Some(character) = part.get(at..).and_then(|rest| rest.chars().next()) {
+        let start = at;
+        at += character.len_utf8();
+        if character.is_ascii_digit() {
+            let digits = part.bytes().skip(at).take_while(u8::is_ascii_digit);
+            at += digits.count();
+            let number = part.get(start..at).unwrap_or_default();
+            if [Ok(place), Ok(place + 1)].contains(&number.parse()) {
+                mark = mark.or(Some(' '));
+            } else {
+                label.extend(mark.take());
+                label.push_str(number);
+            }
+        } else if character.is_alphabetic()
+            || is_symbol(character)
+            || mark.is_none() && matches!(character, '#' | '+')
+        {
+            label.extend(mark.take());
+            label.push(character);
+        } else if matches!(character, '\n' | '.' | ':' | ';' | '!' | '?' | '<' | '>') {
+            mark = Some('\n');
+            if character == '<' && part.as_bytes().get(at) == Some(&b'/') {
+                at = tag_end(part, at).unwrap_or(at);
+            }
+        } else {
+            mark = mark.or(Some(' '));
+        }
+    }
+    label
+}
+
+/// Returns whether a character that is neither letter nor digit may tell documents apart, as `✅` does and a dash, a bullet or
+/// a full-width colon does not.
+fn is_symbol(character: char) -> bool {
+    !matches!(character, '\0'..='\u{bf}' | '\u{2000}'..='\u{206f}' | '\u{2500}'..='\u{257f}'
+        | '\u{3000}'..='\u{303f}' | '\u{ff00}'..='\u{ffef}')
+        && !character.is_alphanumeric()
+        && !character.is_whitespace()
+}
+
+/// Returns the end of a closing tag whose slash is at `at`; `None` if there is none.
+fn tag_end(text: &str, at: usize) -> Option<usize> {
+    let name = name_at(text, at + 1);
+    let is_tag = !name.is_empty() && text.as_bytes().get(name.end) == Some(&b'>');
+    is_tag.then_some(name.end + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tags;
+    use super::*;
+
+    /// The numbers of documents in the groups of `text`.
+    fn found(text: &str) -> Vec<usize> {
+        groups(text, &tags::spans(text, &["doc".to_owned()], &[]))
+    }
+
+    #[test]
+    fn a_label_that_says_which_document_follows_ends_the_group() {
+        for (text, expected) in [
+            (
+                "Old contract:\n<doc>a</doc>\nNew contract:\n<doc>b</doc>\nWhat changed?",
+                &[1, 1][..],
+            ),
+            (
+                "Source: a.txt\n<doc>a</doc>\nSource: b.txt\n<doc>b</doc>",
+                &[1, 1],
+            ),
+            (
+                "<doc>a</doc>\n(the old one)\n<doc>b</doc>\n(the new one)",
+                &[1, 1],
+            ),
+            ("not signed:<doc>a</doc>signed:<doc>b</doc>", &[1, 1]),
+            ("unsigned:<doc>a</doc>signed:<doc>b</doc>", &[1, 1]),
+            (
+                "<x><i n='a'><doc>a</doc></i><i n='b'><doc>b</doc></i></x>",
+                &[1, 1],
+            ),
+            (
+                "<doc>a</doc><doc>b</doc> Theirs: <doc>c</doc><doc>d</doc>",
+                &[2, 2],
+            ),
+            ("旧：<doc>a</doc>新：<doc>b</doc>", &[1, 1]),
+            ("<old><doc>a</doc></old>\n<new><doc>b</doc></new>", &[1, 1]),
+            (
+                "Report 2022:\n<doc>a</doc>\nReport 2023:\n<doc>b</doc>",
+                &[1, 1],
+            ),
+            ("C++: <doc>a</doc>\nC#: <doc>b</doc>", &[1, 1]),
+            ("✅ <doc>a</doc>\n❌ <doc>b</doc>", &[1, 1]),
+            (
+                "<doc>a</doc>\nthen came\n<doc>b</doc>\nthen came\n<doc>c</doc>",
+                &[1, 1, 1],
+            ),
+            (
+                "A\n<doc>a</doc>\nB\n<doc>b</doc>\nB\n<doc>c</doc>\n<doc>d</doc>",
+                &[1, 1, 2],
+            ),
+        ] {
+            assert_eq!(found(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_label_that_numbers_places_ends_no_group() {
+        for (text, expected) in [
+            (
+                "Document 1:\n<doc>a</doc>\nDocument 2:\n<doc>b</doc>\nWhy?",
+                2,
+            ),
+            (
+                "Read. **Document [1]** <doc>a</doc>; **Document [2]** <doc>b</doc>",
+                2,
+            ),
+            (
+                "<items><i id=\"1\"><doc>a</doc></i>\n<i id=\"2\"><doc>b</doc></i></items>",
+                2,
+            ),
+            (
+                "<items><item>1. <doc>a</doc></item> --- <item>2. <doc>b</doc></item></items>",
+                2,
+            ),
+            ("<doc>a</doc>\n###\n<doc>b</doc>\n—\n<doc>c</doc>", 3),
+            ("Words <doc>a</doc>", 1),
+        ] {
+            assert_eq!(found(text), [expected], "{text}");
+        }
+    }
+}
