@@ -122,7 +122,7 @@ fn odd_but_valid_json_stays_as_it_was_written() {
     let odd = |first: &str, second: &str| {
         format!(
             " \t{{\"seed\":1e400,\"z\":-0.0,\"big\":123456789012345678901234567890,\r\n\"dup\":1,\"dup\":[ ],\
-             \"messages\":[{{\"content\":\"\\u003cb\\u003e caf\\u00e9 \\ud83d\\ude00 \\/ {first} and {second} \
+             \"messages\":[{{\"content\":\"\\u003cb\\u003e caf\\u00e9 \\ud83d\\ude00 \\/ {first} & {second} \
              日本\\n?\",\"role\":\"user\",\"name\":null}}],\"model\":\"\\u006d\"}}\n\n  "
         )
     };

@@ -155,12 +155,17 @@ fn a_vector_of_the_clients_saves_the_embedder() {
         json!({"embedding": {"header": "x-embedding"}}),
     );
     let mut body: Value = serde_json::from_str(&chat("How 1?")).unwrap();
+    let plain = body.to_string();
     body["retrieval"] = json!({"embedding": vector("How 1?")});
-    assert!(
-        send(&gateway, &body.to_string())
-            .report()
-            .ends_with("retrieval=miss")
-    );
+    // A client's vector finds what others' questions found, and keeps nothing for them.
+    for (body, word) in [
+        (&body.to_string(), "miss"),
+        (&plain, "miss"),
+        (&body.to_string(), "hit"),
+    ] {
+        let report = send(&gateway, body).report().to_owned();
+        assert!(report.ends_with(&format!("retrieval={word}")), "{report}");
+    }
     assert!(!engine.last().unwrap().text().contains("retrieval"));
     // 1.0 and 0.0 in base64, one degree from the first vector.
     let request = post_with(
@@ -177,7 +182,10 @@ fn a_vector_of_the_clients_saves_the_embedder() {
         response.report()
     );
     assert_eq!(engine.last().unwrap().header("x-embedding"), None);
-    assert_eq!(paths(&retriever), ["/v1/retrieve"]);
+    assert_eq!(
+        paths(&retriever),
+        ["/v1/retrieve", "/v1/embeddings", "/v1/retrieve"]
+    );
 }
 
 #[test]

@@ -5,7 +5,7 @@
 
 use foreword_ordering::random::Random;
 use foreword_tests::http::{Client, post};
-use foreword_tests::{Gateway, GatewayOptions, Shell, Upstream};
+use foreword_tests::{Gateway, GatewayOptions, Shell, Upstream, pause};
 use serde_json::{Value, json};
 
 use crate::tagged;
@@ -121,7 +121,7 @@ fn reuse(policy: &str, workers: u32, entries: u32) -> u64 {
         // A worker that had no request lately learns the last ones at its next tick.
         let told = burst.len() as u64 * u64::from(workers - 1);
         while count("foreword_learnt_entries_total") < told {
-            std::thread::yield_now();
+            pause();
         }
     }
     assert_eq!(count("foreword_lost_entries_total"), 0);

@@ -77,6 +77,7 @@ impl PendingResponse {
         let status = status.as_deref();
         if let Some(dispatch) = self.dispatch.take() {
             let failed = matches!(status, Some(b"502" | b"503" | b"504"));
+            let is_computed = status.is_none_or(|status| status.starts_with(b"2"));
             match served_by(host, plugin).filter(|other| *other != dispatch.engine && !failed) {
                 // Envoy tried the chosen engine, and then another one.
                 Some(other) => {
@@ -87,16 +88,21 @@ impl PendingResponse {
                     }
                     if let Some(record) = &mut self.record {
                         plugin.undo(host, record);
-                        plugin.went_to(host, record, other);
+                        if is_computed {
+                            plugin.went_to(host, record, other);
+                        }
                     }
                 }
-                None if failed => {
-                    plugin.settle(host, dispatch, DispatchResult::Failed);
-                    if let Some(record) = &self.record {
+                None => {
+                    let result = match failed {
+                        true => DispatchResult::Failed,
+                        false => DispatchResult::Answered,
+                    };
+                    plugin.settle(host, dispatch, result);
+                    if let Some(record) = self.record.as_ref().filter(|_| !is_computed) {
                         plugin.undo(host, record);
                     }
                 }
-                None => plugin.settle(host, dispatch, DispatchResult::Answered),
             }
         }
         let is_read = self.is_read && status == Some(b"200");
@@ -165,8 +171,7 @@ impl PendingResponse {
             plugin.engines().keep(host, tenant, id, *engine);
         }
         if let Some(counted) = usage_reader.counted() {
-            self.counted = Some(counted);
-            plugin.counted(host, self.record.as_ref(), self.arm, counted);
+            self.counted = Some(plugin.counted(host, self.record.as_ref(), self.arm, counted));
         }
     }
 

@@ -131,8 +131,12 @@ pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_http_
             return;
         };
         // SAFETY: headers and pieces are this hook's.
-        let (status, body) = unsafe { (status(headers), body(pieces, Plugin::MAX_ANSWER_BYTES)) };
-        let status = status.filter(|_| result == abi::CALL_ANSWERED);
+        let (status, body) = unsafe {
+            (
+                status(result, headers),
+                body(result, pieces, Plugin::MAX_ANSWER_BYTES),
+            )
+        };
         (config.plugin).on_answer(&envoy, call, status, body.as_deref());
     });
 }

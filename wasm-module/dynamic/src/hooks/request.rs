@@ -200,13 +200,9 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_http_callout_done(
     // SAFETY: both are this hook's, and so are headers and chunks.
     unsafe {
         on_request(envoy, filter, |exchange, envoy| {
-            let status = match result {
-                abi::CALL_ANSWERED => status(listed(headers, headers_length)),
-                abi::CALL_TOO_LONG => Some(200),
-                _ => None,
-            };
-            let body = body(listed(chunks, chunks_length), exchange.max_answer_bytes());
-            let body = body.filter(|_| result != abi::CALL_TOO_LONG);
+            let status = status(result, listed(headers, headers_length));
+            let limit = exchange.max_answer_bytes();
+            let body = body(result, listed(chunks, chunks_length), limit);
             exchange.on_answer(envoy, call, status, body.as_deref());
             Flow::Continue
         });

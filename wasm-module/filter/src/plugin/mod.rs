@@ -410,33 +410,40 @@ impl Plugin {
         }
     }
 
-    /// Applies an engine's usage report of a prompt; `record` is `None` if the core did not process the request.
+    /// Applies an engine's usage report of a prompt; `record` is `None` if the core did not process the request. Returns
+    /// the report, with 0 cached tokens if it has none and the engine reports them at other times: vLLM and Gemini omit a
+    /// zero.
     pub(crate) fn counted(
         &self,
         host: &impl Host,
         record: Option<&OrderingRecord>,
         arm: Option<Arm>,
-        counted: PromptUsage,
-    ) {
-        self.metrics.counted(host, arm, counted);
-        let (Some(record), Some(mut knowledge)) = (record, self.knowledge()) else {
-            return;
+        mut counted: PromptUsage,
+    ) -> PromptUsage {
+        let Some((record, mut knowledge)) = record.zip(self.knowledge()) else {
+            self.metrics.counted(host, arm, counted);
+            return counted;
         };
         let bit = 1_u64.checked_shl(record.engine().0.into()).unwrap_or(0);
         if counted.cached.is_some() {
             knowledge.reporting |= bit;
-        } else if knowledge.reporting & bit == 0 {
-            return;
+        } else if knowledge.reporting & bit != 0 {
+            counted.cached = Some(0);
         }
+        self.metrics.counted(host, arm, counted);
+        let Some(cached_tokens) = counted.cached else {
+            return counted;
+        };
         let usage = Usage {
             prompt_tokens: counted.prompt,
-            cached_tokens: counted.cached.unwrap_or(0),
+            cached_tokens,
         };
         if let Some(correction) = record.judged(usage) {
             self.metrics.corrected(host);
             let update = PeerUpdate::Correction(correction);
             self.tell(host, &mut knowledge, &update);
         }
+        counted
     }
 
     /// Applies and publishes an update, and queues it for gateways of other proxies.

@@ -3,11 +3,12 @@
 //! Keys never cross tenants. A new version of the retriever empties the cache. Old results are used until the retriever
 //! is called again, which their time to live ensures.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use foreword_similarity::{CacheName, Sample, SimilarityCaches, SimilarityConfig};
 
-use super::answers::RetrieverAnswer;
+use super::answers::{Document, RetrieverAnswer};
 use super::documents::Documents;
 use super::reason::Reason;
 
@@ -62,7 +63,8 @@ impl Cache {
         }))
     }
 
-    /// Stores a result. Returns false if a document has no id, or the similarity cache refuses the result.
+    /// Stores a result. Returns false if a document has no id, if two different ones share an id, or if the similarity
+    /// cache refuses the result.
     pub(super) fn keep(
         &mut self,
         tenant: &str,
@@ -71,11 +73,12 @@ impl Cache {
         now_ms: u64,
     ) -> bool {
         self.follow(&found.version);
-        if found
-            .documents
-            .iter()
-            .any(|document| document.id.is_empty())
-        {
+        let mut by_id = HashMap::new();
+        let is_unusable = |document: &Document| {
+            let other = by_id.insert(document.id.clone(), Arc::clone(&document.element));
+            document.id.is_empty() || other.is_some_and(|other| other != document.element)
+        };
+        if found.documents.iter().any(is_unusable) {
             return false;
         }
         let ids = found.documents.iter().map(|document| &*document.id);
@@ -143,7 +146,6 @@ impl Cache {
 
 #[cfg(test)]
 mod tests {
-    use super::super::answers::Document;
     use super::*;
 
     fn found(version: &str, ids: &[&str]) -> RetrieverAnswer {
@@ -208,6 +210,11 @@ mod tests {
             &found("1", &["x".repeat(999).as_str()]),
             0
         ));
+        let mut twice = found("1", &["a", "a"]);
+        assert!(cache.keep("t", &[1.0, 1.0], &twice, 0));
+        twice.documents[0].element = "{}".into();
+        assert!(!cache.keep("t", &[-1.0, 1.0], &twice, 0));
+        assert_eq!(hit(&mut cache, "t", [-1.0, 1.0], 0), None);
     }
 
     #[test]

@@ -24,6 +24,9 @@ pub(crate) struct Search {
     wanted: RetrievalQuery,
     stage: Stage,
     vector: Option<Vec<f32>>,
+    /// True if the client sent the vector although there is an embedder. It may be another question's, so the result is
+    /// not kept for others.
+    is_clients: bool,
     /// Calls that the chat does not wait for.
     background: Vec<(u64, BackgroundCall)>,
     started_ns: u64,
@@ -91,6 +94,7 @@ impl Search {
         retrieval.metrics.searches.add(host, 1);
         let mut search = Self {
             tenant: tenant.to_owned(),
+            is_clients: wanted.vector.is_some() && config.embedding.embedder.is_some(),
             vector: wanted.vector.take(),
             wanted,
             stage: Stage::Over,
@@ -238,7 +242,8 @@ impl Search {
             Ok(found) => found,
             Err(reason) => return self.fail(host, retrieval, reason),
         };
-        if let (Some(vector), true) = (&self.vector, self.may_hit(retrieval)) {
+        let may_keep = self.may_hit(retrieval) && !self.is_clients;
+        if let (Some(vector), true) = (&self.vector, may_keep) {
             let is_kept = with_cache(retrieval, |cache| {
                 cache.keep(&self.tenant, vector, &found, host.now_ms())
             });

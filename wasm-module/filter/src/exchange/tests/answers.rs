@@ -91,6 +91,21 @@ fn an_engine_that_fails_is_avoided_until_it_is_tried_again() {
 }
 
 #[test]
+fn documents_of_a_refused_request_are_not_counted_as_held() {
+    for status in ["400", "429", "500"] {
+        for address in ["", "10.0.0.1:80", "10.0.0.2:80"] {
+            let host = ScriptedHost::default();
+            let plugin = two_engines(&host);
+            let (exchange, _) = depart(&plugin, &host, &body(&["a", "b"]));
+            arrive(exchange, &host, address, status);
+            depart(&plugin, &host, &body(&["b", "a"]));
+            let matched = host.counter("foreword_matched_documents_total");
+            assert_eq!(matched, 0, "{status} from {address}");
+        }
+    }
+}
+
+#[test]
 fn an_engine_that_served_instead_of_another_holds_the_documents_now() {
     let host = ScriptedHost::default();
     let plugin = two_engines(&host);
@@ -202,8 +217,11 @@ fn an_engine_that_never_counts_corrects_nothing_and_one_that_did_means_none() {
         r#""usage": {"prompt_tokens": 1000, "prompt_tokens_details": {"cached_tokens": 990}}"#;
     say(&plugin, &host, &["a", "b"], full);
     assert_eq!(host.counter("foreword_corrections_total"), 0);
+    assert_eq!(host.samples("foreword_engine_cached_percent"), [99]);
     say(&plugin, &host, &["a", "b"], silent);
     assert_eq!(host.counter("foreword_corrections_total"), 1);
+    assert_eq!(host.samples("foreword_engine_cached_percent"), [99, 0]);
+    assert_eq!(host.log_field("cached_tokens").as_deref(), Some("0"));
 }
 
 #[test]

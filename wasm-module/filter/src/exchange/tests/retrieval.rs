@@ -88,6 +88,24 @@ fn a_chat_waits_for_vector_and_documents_and_goes_on_with_its_length() {
 }
 
 #[test]
+fn a_clients_vector_finds_documents_and_keeps_none_for_others() {
+    let host = ScriptedHost::default();
+    let plugin = retrieving(&host, &json!({}));
+    let theirs = CHAT.replacen('{', r#"{"retrieval": {"embedding": [1, 0]}, "#, 1);
+    let (mut exchange, _) = begin(&plugin, &host, &theirs);
+    answer(&mut exchange, &host, 200, &found());
+    assert!(report(exchange, &host).ends_with("retrieval=miss"));
+    // Another client's question with that vector is searched for. Its result serves the first client too.
+    let (mut exchange, _) = begin(&plugin, &host, CHAT);
+    answer(&mut exchange, &host, 200, &vector());
+    assert_eq!(host.asked().last().unwrap().0, "/v1/retrieve");
+    answer(&mut exchange, &host, 200, &found());
+    assert!(report(exchange, &host).ends_with("retrieval=miss"));
+    let (exchange, _) = begin(&plugin, &host, &theirs);
+    assert!(report(exchange, &host).ends_with("retrieval=hit"));
+}
+
+#[test]
 fn without_a_cache_the_retriever_is_asked_at_once() {
     let host = ScriptedHost::default();
     let plugin = retrieving(&host, &json!({"similarity": null}));
