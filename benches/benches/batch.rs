@@ -5,6 +5,7 @@
 //! python3 -m venv /tmp/peers && /tmp/peers/bin/pip install -r benches/peers/requirements.txt
 //! FOREWORD_PEERS_PYTHON=/tmp/peers/bin/python cargo bench -p foreword-benches -- batch
 //! cargo bench -p foreword-benches -- batch scale        only ours, on growing batches
+//! cargo bench -p foreword-benches -- batch ladder       in arrival order, ordered, and ordered and scheduled
 //! ```
 //!
 //! Both are given the same traces, checked to have planned every request once with the documents that it had, and
@@ -12,10 +13,12 @@
 //! `FOREWORD_PEERS_PYTHON` says another) its rows are skipped, and the table says so. Times are of one run, planning
 //! only; ContextPilot's excludes starting and importing.
 
-use foreword_benches::Arguments;
-use foreword_ordering::policy::Order;
-use foreword_simulation::{Capacity, EngineCache, Request, Trace, document_tokens, workload};
-use foreword_simulation::{Planned, batch};
+use foreword_benches::{Arguments, xquad};
+use foreword_ordering::policy::{Order, Place, Placement, PolicyKind, PolicyOptions};
+use foreword_simulation::{
+    Capacity, EngineCache, Planned, Replay, Request, Trace, batch, batch_placed, document_tokens,
+    workload,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::error::Error;
@@ -28,12 +31,19 @@ use std::time::{Duration, Instant};
 const REQUESTS: usize = 2_000;
 /// The bounded cache, in average prompts.
 const PROMPTS: u32 = 100;
+/// The default placement.
+const AS_SHIPPED: Placement = Placement {
+    place: Place::Auto,
+    documents: 1,
+};
 /// Our time is the least of so many runs; a plan takes milliseconds.
 const RUNS: u32 = 5;
 
 pub(crate) fn bench(arguments: &Arguments) {
     if arguments.says("scale") {
         growing();
+    } else if arguments.says("ladder") {
+        ladder();
     } else {
         compared();
     }
@@ -106,6 +116,48 @@ fn growing() {
             let [unbounded, bounded] = reuse(&trace, &plan);
             let seconds = time.as_secs_f64();
             println!("| {name} | {requests} | {unbounded:.3} | {bounded:.3} | {seconds:.3} |");
+        }
+    }
+}
+
+/// What each step adds: documents ordered in each request as it comes, and requests scheduled too. Documents are placed
+/// freely, and as shipped.
+fn ladder() {
+    println!("Share of document tokens reused, unbounded / {PROMPTS} prompts\n");
+    println!("| trace | placed | arrival | ordered | ordered and scheduled |");
+    println!("| --- | --- | --- | --- | --- |");
+    let mut all: Vec<(String, Trace)> = traces(1, REQUESTS)
+        .into_iter()
+        .map(|(name, trace)| (name.to_owned(), trace))
+        .collect();
+    const DEPTHS: [usize; 2] = [5, 10];
+    match xquad::traces(&DEPTHS) {
+        Ok(found) => all.extend(
+            DEPTHS
+                .iter()
+                .zip(found)
+                .map(|(k, trace)| (format!("XQuAD, BM25 top {k}"), trace)),
+        ),
+        Err(reason) => println!("skipped: the XQuAD traces ({reason})\n"),
+    }
+    for (name, trace) in all {
+        let capacities = [Capacity::UNBOUNDED, Capacity::of_prompts(PROMPTS, &trace)];
+        for placement in [Placement::FREE, AS_SHIPPED] {
+            let options = PolicyOptions {
+                placement,
+                ..PolicyOptions::default()
+            };
+            let replayed = |kind: PolicyKind| {
+                capacities.map(|capacity| Replay::new(kind, &options, capacity).run(&trace).share())
+            };
+            let [arrival, ordered] = [PolicyKind::Retrieval, PolicyKind::Foresight].map(replayed);
+            let scheduled = reuse(&trace, &batch_placed(&trace, placement));
+            let place = placement.place.name();
+            print!("| {name} | {place} |");
+            for [unbounded, bounded] in [arrival, ordered, scheduled] {
+                print!(" {unbounded:.3} / {bounded:.3} |");
+            }
+            println!();
         }
     }
 }

@@ -6,7 +6,7 @@
 //! cargo bench -p foreword-benches -- policies reuse       every policy on every trace
 //! cargo bench -p foreword-benches -- policies places      the retriever's best documents kept in a place
 //! cargo bench -p foreword-benches -- policies decisions   decision times at 100,000 contexts
-//! cargo bench -p foreword-benches -- policies index       building a context index
+//! cargo bench -p foreword-benches -- policies index       building, searching and updating a context index
 //! cargo bench -p foreword-benches -- policies history     a context index of an earlier log
 //! ```
 //!
@@ -14,12 +14,14 @@
 //! model is not timed.
 
 use foreword_benches::{Arguments, xquad};
-use foreword_ordering::document::Fingerprint;
+use foreword_ordering::document::{Candidate, Fingerprint};
 use foreword_ordering::policy::context_index::ContextIndex;
-use foreword_ordering::policy::{Place, Placement, Policy, PolicyKind, PolicyOptions};
+use foreword_ordering::policy::{
+    Order, Place, Placement, Policy, PolicyKind, PolicyOptions, SentDocuments, Start,
+};
 use foreword_simulation::{Capacity, Replay, Trace, upper_bound, workload};
 use std::hint::black_box;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const REQUESTS: usize = 2_000;
@@ -342,20 +344,70 @@ fn resident_bytes() -> Option<u64> {
     Some(pages * 4096)
 }
 
-/// Clustering a context index.
+/// Clustering a context index, and growing one by one request after another: the time of a search and of an update.
 fn index() {
     println!("Context index of contexts of 15 documents\n");
-    println!("| contexts | seconds |");
-    println!("| --- | --- |");
-    for contexts in [2_000, 12_000] {
-        let trace = workload::zipf_topics(1, contexts, 5_000, 15);
-        let lists: Vec<Vec<Fingerprint>> = trace
+    println!("| contexts | built, s | one by one: a search, us | an update, us |");
+    println!("| --- | --- | --- | --- |");
+    for contexts in [128, 2_000, 12_000, 100_000] {
+        let trace = workload::zipf_topics(1, contexts + 1_000, 5_000, 15);
+        let (stored, asked) = trace.split_at(contexts);
+        let lists: Vec<Vec<Fingerprint>> = stored
             .iter()
             .map(|request| request.documents.iter().map(|d| d.fingerprint).collect())
             .collect();
         let start = Instant::now();
         let (index, _) = ContextIndex::build(&lists);
-        println!("| {} | {:.2} |", index.len(), start.elapsed().as_secs_f64());
+        let built = start.elapsed().as_secs_f64();
+        drop(index);
+
+        let times = Arc::default();
+        let timed = TimedIndex {
+            index: ContextIndex::new(u32::MAX),
+            times: Arc::clone(&times),
+        };
+        let mut replay = Replay::of(Box::new(timed), Capacity::UNBOUNDED);
+        for request in stored {
+            replay.decide(request);
+        }
+        times.lock().unwrap().fill(Duration::ZERO);
+        for request in asked {
+            replay.decide(request);
+        }
+        let [search, update] = times
+            .lock()
+            .unwrap()
+            .map(|time| time.as_secs_f64() * 1e6 / asked.len() as f64);
+        println!("| {contexts} | {built:.2} | {search:.1} | {update:.1} |");
     }
     println!();
+}
+
+/// A context index that sums the time of its searches and of its updates.
+struct TimedIndex {
+    index: ContextIndex,
+    times: Arc<Mutex<[Duration; 2]>>,
+}
+
+impl TimedIndex {
+    fn timed<T>(&mut self, which: usize, work: impl FnOnce(&mut ContextIndex) -> T) -> T {
+        let start = Instant::now();
+        let result = work(&mut self.index);
+        self.times.lock().unwrap()[which] += start.elapsed();
+        result
+    }
+}
+
+impl Policy for TimedIndex {
+    fn order(&mut self, candidates: &[Candidate<'_>], start: Start<'_>) -> Order {
+        self.timed(0, |index| index.order(candidates, start))
+    }
+
+    fn remember(&mut self, ranked: &[Fingerprint], order: &[u16]) {
+        self.timed(1, |index| index.remember(ranked, order));
+    }
+
+    fn sent(&mut self, runs: &[SentDocuments<'_>]) {
+        self.timed(1, |index| index.sent(runs));
+    }
 }
