@@ -15,6 +15,7 @@ use tempfile::TempDir;
 
 use crate::http::{self, Client};
 use crate::process::{Process, Watch};
+use crate::wait::pause;
 
 /// A running external processor, for one or several gateways; it stops when this is dropped.
 #[derive(Debug)]
@@ -181,7 +182,7 @@ impl ExtProc {
                 Instant::now() < deadline,
                 "the processor did not take {file}"
             );
-            std::thread::yield_now();
+            pause();
         }
     }
 

@@ -19,7 +19,7 @@ use crate::artifacts::{dynamic_module, envoy_binary, filter_module, repository};
 use crate::ext_proc::{self, ExtProc};
 use crate::http::{self, Client};
 use crate::process::{Process, Watch};
-use crate::wait::until;
+use crate::wait::{pause, until};
 
 /// How the filter runs in Envoy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -423,7 +423,7 @@ impl Gateway {
                 Instant::now() < deadline,
                 "Envoy did not take the configuration"
             );
-            std::thread::yield_now();
+            pause();
         }
     }
 

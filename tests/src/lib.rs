@@ -27,4 +27,4 @@ pub use host::Host;
 pub use starlette::{RawRequest, Routed, Starlette, over_http2};
 pub use traffic::under_traffic;
 pub use upstream::{Received, Reply, Upstream};
-pub use wait::until;
+pub use wait::{pause, until};

@@ -11,6 +11,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 
 use crate::http::{Headers, READ_LIMIT, find, read_chunk, read_head, write_chunk};
+use crate::wait::pause;
 
 /// A listening upstream. It accepts no more connections once it is dropped.
 pub struct Upstream {
@@ -110,7 +111,7 @@ impl Upstream {
             match TcpListener::bind(self.address) {
                 Ok(listener) => break listener,
                 Err(error) if Instant::now() > deadline => return Err(error.into()),
-                Err(_) => std::thread::yield_now(),
+                Err(_) => pause(),
             }
         };
         self.shared.stopping.store(false, Ordering::Relaxed);

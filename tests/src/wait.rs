@@ -15,6 +15,11 @@ pub fn until(what: &str, condition: impl Fn() -> bool) {
     let start = Instant::now();
     while !condition() {
         assert!(start.elapsed() < LIMIT, "waited in vain: {what}");
-        thread::yield_now();
+        pause();
     }
+}
+
+/// Sleeps for a moment between two polls, so that polling does not take the processor from the process under test.
+pub fn pause() {
+    thread::sleep(Duration::from_millis(1));
 }

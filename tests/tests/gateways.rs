@@ -14,7 +14,7 @@ use foreword_ordering::document::Fingerprint;
 use foreword_ordering::feed::{FeedKey, GatewayId, Push};
 use foreword_ordering::{EngineId, PeerUpdate, Residency};
 use foreword_tests::http::{Response, exchange, post, post_with};
-use foreword_tests::{Gateway, GatewayOptions, Host, Upstream, artifacts, until};
+use foreword_tests::{Gateway, GatewayOptions, Host, Upstream, artifacts, pause, until};
 use serde_json::{Value, json};
 
 const ENGINES: usize = 3;
@@ -37,7 +37,7 @@ impl Fleet {
             let holds = Arc::clone(&holds);
             Upstream::scripted(move |request, reply| {
                 while request.header("x-hold").is_some() && holds.load(Ordering::SeqCst) {
-                    thread::yield_now();
+                    pause();
                 }
                 reply.json(200, r#"{"ok": true}"#)
             })

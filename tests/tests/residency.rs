@@ -4,7 +4,7 @@
 use foreword_ordering::feed::{Batch, FeedKey, Follower};
 use foreword_ordering::random::Random;
 use foreword_tests::http::{Client, Response, exchange, post};
-use foreword_tests::{Gateway, GatewayOptions, Host, Upstream, artifacts, until};
+use foreword_tests::{Gateway, GatewayOptions, Host, Upstream, artifacts, pause, until};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -119,7 +119,7 @@ fn synchronize(
     });
     let said: u64 = said.sum();
     while count(gateway, "foreword_feed_events_total") < said {
-        std::thread::yield_now();
+        pause();
     }
 }
 
@@ -223,7 +223,7 @@ fn assert_believed(gateway: &Gateway, hosts: &[Host]) {
 fn assert_believed_by(gateway: &Gateway, hosts: &[Host], key: Option<&FeedKey>) {
     // Until then, all that is held counts as one event.
     while count(gateway, "foreword_feed_events_total") < hosts.len() as u64 {
-        std::thread::yield_now();
+        pause();
     }
     let mut followers: Vec<Follower> = hosts.iter().map(|_| Follower::default()).collect();
     let played = play(gateway, || synchronize(hosts, gateway, &mut followers, key));
@@ -280,7 +280,7 @@ fn a_restarted_engine_is_believed_to_hold_what_it_says() {
         while count(&gateway, "foreword_feed_events_total") < before + events
             || !batches.lock().unwrap().is_empty()
         {
-            std::thread::yield_now();
+            pause();
         }
     };
     let ask = || {

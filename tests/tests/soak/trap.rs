@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use foreword_tests::http::{Client, exchange, post};
-use foreword_tests::{Gateway, GatewayOptions, Shell, Upstream};
+use foreword_tests::{Gateway, GatewayOptions, Shell, Upstream, pause};
 use serde_json::json;
 
 /// Time limit; nothing correct takes this long.
@@ -53,7 +53,7 @@ fn a_trap_is_counted_and_the_next_requests_are_served() {
             begun.elapsed() < LIMIT,
             "request {chats} failed, and not by a trap"
         );
-        std::thread::yield_now();
+        pause();
     }
     assert_eq!(gateway.failures().unwrap(), 1);
     assert!(chats > 50, "a VM held only {chats} chats of 4 MB");
@@ -75,7 +75,7 @@ fn a_trap_is_counted_and_the_next_requests_are_served() {
             );
             break;
         }
-        std::thread::yield_now();
+        pause();
     }
     for _ in 0..20 {
         assert_eq!(exchange(gateway.address(), &request).unwrap().status, 200);
