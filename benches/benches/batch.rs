@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 const REQUESTS: usize = 2_000;
 /// The bounded cache, in average prompts.
 const PROMPTS: u32 = 100;
-/// The default placement.
+/// The placement of a filter without configuration: `rank.place` is `auto`, for one document.
 const AS_SHIPPED: Placement = Placement {
     place: Place::Auto,
     documents: 1,

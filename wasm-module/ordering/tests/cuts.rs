@@ -100,7 +100,7 @@ fn parsed(body: &[u8]) -> Value {
     value
 }
 
-/// Whether each text block has a `type`.
+/// Returns whether each text block in `value` has a `type`.
 fn is_typed(value: &Value) -> bool {
     match value {
         Value::Object(fields) => {

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 
-/// What a client does: which chat, what its head looks like, what is asked, the worker, the form of its system text.
+/// One request: the chat, its head, the question, the worker that receives it, and the form of its system text.
 type Step = [u8; 6];
 
 /// A chat as its client keeps it.

@@ -14,8 +14,8 @@
 //! (`gemma.rs`). Of a model with a vision tower (`gemma3`) only the text model is read.
 //!
 //! Options that would change the arithmetic and are not supported (other activations, other families' sliding windows,
-//! soft-capped logits, quantised weights except FP8, partial rotation) are refused by name, because a model that answers slightly
-//! wrong is worse than one that does not load.
+//! soft-capped logits, quantised weights except FP8, partial rotation) are refused by name, because a model that answers
+//! slightly wrong is worse than one that does not load.
 
 use super::CheckpointError;
 use super::fp8;

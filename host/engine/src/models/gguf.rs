@@ -472,7 +472,7 @@ impl Gguf {
 /// the expression for a run of digits, in which the two differ.
 const WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|{digits}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// How a text is cut before byte pairs are merged.
+/// Metadata field with the name of the rules by which a text is split before byte pairs are merged.
 const PRE: &str = "tokenizer.ggml.pre";
 
 /// Names of tokens that end a turn or a text, as llama.cpp knows them.

@@ -450,7 +450,7 @@ impl Store {
         })
     }
 
-    /// Deletes a file being written.
+    /// Deletes the file that `record` describes, which is being written, and frees its bytes in the owner's quota.
     fn discard(&self, record: &FileRecord) {
         let state = &mut *self.state.lock();
         state.written(&record.owner);
@@ -812,7 +812,7 @@ pub struct Upload {
     store: Arc<Store>,
     file: File,
     record: FileRecord,
-    /// True once the file is kept.
+    /// True once the file is kept or deleted.
     is_over: bool,
 }
 
@@ -836,7 +836,7 @@ impl Upload {
         self.record.bytes
     }
 
-    /// Deletes the file.
+    /// Deletes what was written and frees its bytes in the owner's quota.
     fn discard(&mut self) {
         self.is_over = true;
         self.store.discard(&self.record);
