@@ -327,6 +327,29 @@ fn what_may_pass_is_asked_again_and_a_refusal_is_an_answer() {
 }
 
 #[test]
+fn a_batch_can_end_though_many_of_its_requests_always_fail() {
+    let upstream =
+        Upstream::scripted(
+            |request, reply| match request.text().contains("question 1") {
+                true => reply.json(500, r#"{"error": {"message": "always"}}"#),
+                false => reply.json(200, ANSWER),
+            },
+        )
+        .unwrap();
+    let lines: Vec<String> = (0..20).map(|number| question(number, &[number])).collect();
+    let folder = Folder::of(&lines);
+    let stopped = folder.run(&upstream, &["--retries", "0"]);
+    assert_eq!(stopped.status.code(), Some(1));
+    assert!(error_of(&stopped).contains("--keep-going"));
+    let summary = folder.summary(&upstream, &["--retries", "0", "--keep-going"], 3);
+    assert_eq!(
+        (&summary["served"], &summary["failed"]),
+        (&json!(9), &json!(11))
+    );
+    assert_eq!(folder.answers().len(), 20);
+}
+
+#[test]
 fn an_endpoint_that_is_gone_or_refuses_the_key_ends_the_run_and_marks_nothing_as_failed() {
     for (status, words) in [
         (500, "3 requests in a row"),

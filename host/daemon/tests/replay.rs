@@ -326,6 +326,24 @@ fn a_cache_with_boundaries_is_priced_by_who_marks() {
     let [client, ours] =
         ["client", "foreword"].map(|name| arm(&units, name)["read_tokens"].as_u64());
     assert!(ours > client, "{ours:?} {client:?}");
+    assert_eq!(units["boundary"]["requests"], 40);
+}
+
+#[test]
+fn a_pipe_is_refused_and_a_byte_order_mark_is_no_part_of_the_first_line() {
+    let log = Log::new(&[&chat(["a", "b"], 0)]);
+    log.add(
+        "marked.jsonl",
+        &[&format!("\u{feff}{}", chat(["a", "b"], 0))],
+    );
+    assert_eq!(log.json(&["marked.jsonl"])["requests"], 1);
+    let pipe = log.folder.path().join("pipe");
+    let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    let output = log.replay(&["pipe"]);
+    assert_eq!(output.status.code(), Some(2));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("pipe is a pipe"), "{error}");
 }
 
 #[test]

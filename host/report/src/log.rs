@@ -7,6 +7,7 @@ use foreword_simulation::{BadLine, Lines};
 use indicatif::ProgressBar;
 use std::fs::File;
 use std::io::BufReader;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 /// Most bad lines that are reported each; further ones are only counted.
@@ -77,6 +78,24 @@ impl From<BadLine> for LineError {
     fn from(reason: BadLine) -> Self {
         Self::Bad(reason)
     }
+}
+
+/// Checks that the files can be read more than once, which pipes cannot.
+///
+/// # Errors
+/// Returns [`BadInput`] that names a pipe.
+pub fn check_rereadable(files: &[PathBuf]) -> Result<(), BadInput> {
+    let is_pipe = |path: &&PathBuf| {
+        path.metadata()
+            .is_ok_and(|metadata| metadata.file_type().is_fifo())
+    };
+    let Some(pipe) = files.iter().find(is_pipe) else {
+        return Ok(());
+    };
+    let pipe = pipe.display();
+    Err(BadInput(format!(
+        "{pipe} is a pipe, and the log is read more than once: write it to a file first"
+    )))
 }
 
 /// Calls `each` with every line that is not blank, file after file. `name` labels the progress bars; `None` for none.

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -22,6 +22,16 @@ pub(crate) fn lock(file: &File, path: &Path) -> Result<()> {
             Err(error).with_context(|| format!("cannot use {}", path.display()))
         }
     }
+}
+
+/// Appends a line, which ends with a line break, in one call. If that fails, as on a full disk, removes what was written
+/// of it, so that later lines do not follow a piece of this one.
+pub(crate) fn append_line(mut file: &File, line: &[u8]) -> std::io::Result<()> {
+    let before = file.metadata()?.len();
+    file.write_all(line).inspect_err(|_| {
+        // If this fails too, a line with a piece before it is refused when the run is resumed.
+        let _ = file.set_len(before);
+    })
 }
 
 /// Returns a file's complete lines, and cuts off a last line without its end, left by a crash.

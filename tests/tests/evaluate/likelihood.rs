@@ -108,6 +108,44 @@ fn answers_are_asked_and_right_ones_scored_on_the_same_prompts() {
 }
 
 #[test]
+fn prompts_after_an_unanswered_request_are_scored_as_they_were_sent() {
+    let upstream = Upstream::scripted(|request, reply| {
+        if !body(request)["prompt_logprobs"].is_null() {
+            return told(reply, &asked(request), -1.0);
+        }
+        if asked(request).ends_with("thing 0?") {
+            return reply.json(400, r#"{"error": {"message": "no"}}"#);
+        }
+        answer(reply, "X")
+    })
+    .unwrap();
+    // The same documents, each time in another order: later requests follow the first one's.
+    let lines = (0..6).map(|number| {
+        let documents: Vec<String> = (0..5)
+            .map(|place| format!("Text {}.", (number + place) % 5))
+            .collect();
+        let id = format!("q{number}");
+        let question = format!("What is thing {number}?");
+        json!({"id": id, "question": question, "documents": documents, "answers": ["X"]})
+    });
+    let evaluation = Evaluation::of(&lines.collect::<Vec<_>>()).scored();
+    let arguments = ["--arms", "retrieval,ordered", "--concurrency", "1"];
+    let figures = figures_of(&evaluation.run(&upstream, &[&arguments[..], &["--json"]].concat()));
+    assert_eq!(figures["left_out"], 1);
+    let bodies: Vec<Value> = upstream.received().iter().map(body).collect();
+    let (forced, sent): (Vec<_>, Vec<_>) =
+        (bodies.iter()).partition(|body| !body["prompt_logprobs"].is_null());
+    let sent: Vec<&Value> = sent.iter().map(|body| &body["messages"]).collect();
+    // The first forced request tries the endpoint.
+    for forced in &forced[1..] {
+        let messages = forced["messages"].as_array().unwrap();
+        let prompt = json!(messages[..messages.len() - 1]);
+        assert!(sent.contains(&&prompt), "{prompt}");
+    }
+    assert_eq!(forced.len() - 1, 10);
+}
+
+#[test]
 fn right_answers_can_be_scored_alone_and_not_twice() {
     let upstream = scoring();
     let mut lines = lines();

@@ -109,7 +109,8 @@ impl Evaluation {
         let text = std::fs::read_to_string(self.path("answers.jsonl")).unwrap();
         let lines = text.lines().skip(1);
         lines
-            .map(|line| serde_json::from_str(line).unwrap())
+            .map(|line| serde_json::from_str::<Value>(line).unwrap())
+            .filter(|record| record["is_failed"] != true)
             .collect()
     }
 }

@@ -66,6 +66,11 @@ impl<R: BufRead> Lines<R> {
     }
 }
 
+/// Returns a line without the byte order mark that some editors and exports write before a file's first line.
+pub(crate) fn without_byte_order_mark(line: &[u8]) -> &[u8] {
+    line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,6 +10,7 @@
 //! the gateway's access log, `cached_tokens`, `prompt_tokens` and `path`, may also be at the top level. A line's time
 //! is its `time` or `timestamp`. Other fields (headers, durations) are ignored.
 
+use super::lines::without_byte_order_mark;
 use super::{BadLine, time};
 use foreword_ordering::scan::{self, Bad};
 use foreword_ordering::string;
@@ -50,6 +51,7 @@ impl<'a> Logged<'a> {
     /// Returns [`BadLine::NotAnObject`] or [`BadLine::Request`]. [`LogReader::requests`](super::LogReader::requests)
     /// checks the body itself.
     pub fn read(line: &'a [u8]) -> Result<Self, BadLine> {
+        let line = without_byte_order_mark(line);
         let text = std::str::from_utf8(line).map_err(|error| BadLine::NotAnObject {
             column: error.valid_up_to() + 1,
         })?;

@@ -27,7 +27,7 @@ there are. */}}
 {{- $plugin := deepCopy .Values.gateway.plugin }}
 {{- if and .Values.host.feedKeySecret (not .Values.engines) (not $plugin.engines) }}
 {{- if gt (int .Values.host.replicas) 1 }}
-{{- fail "host.feedKeySecret: the gateway follows one host, and host.replicas is more; name the engines in gateway.plugin.engines" }}
+{{- fail "host.feedKeySecret: the gateway can follow one host, and host.replicas is more; set host.replicas to 1, or leave host.feedKeySecret empty" }}
 {{- end }}
 {{- $feed := dict "cluster" "feed" "key_env" "FOREWORD_FEED_KEY" }}
 {{- $_ := set $plugin "engines" (list (dict "name" "host" "feed" $feed)) }}

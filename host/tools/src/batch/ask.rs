@@ -30,6 +30,8 @@ pub(super) struct Batch<'a> {
     /// Root of the endpoint's URL, to which a line's `url` is appended.
     pub(super) root: &'a str,
     pub(super) workers: usize,
+    /// True if failed requests that the endpoint responded to are written as failed at once, and do not end the run.
+    pub(super) keep_going: bool,
     /// Prefix of the answers' ids, which is different in every run.
     pub(super) run: &'a str,
     pub(super) bar: &'a ProgressBar,
@@ -45,7 +47,7 @@ pub(super) struct Progress {
     pub(super) repeated: u64,
     /// Number of requests whose documents the core ordered.
     pub(super) ordered: u64,
-    /// Requests that failed since the last answer; [`MAX_FAILED`] of them end the run. Because the fault may be the
+    /// Requests that failed since the last answer; [`MAX_FAILED`] of them end the run. As the fault may be the
     /// endpoint's, they are written as failed only once another request is answered or, if the endpoint responded to
     /// them, at the end of the run. Otherwise the run ends with an error, and the next run sends them again.
     pub(super) unanswered: Vec<Unanswered>,
@@ -59,7 +61,7 @@ pub(super) struct Unanswered {
     /// The line to write to the output.
     text: Vec<u8>,
     reason: String,
-    /// True if the endpoint responded with an error, rather than not at all.
+    /// True if the endpoint responded, though with an error or too long an answer.
     is_response: bool,
 }
 
@@ -214,7 +216,7 @@ impl Batch<'_> {
             let id = format!("batch_req_{}{:08x}", self.run, request.line);
             answer_line(&id, &request.custom_id, answer)
         };
-        let (reason, last) = match answer {
+        let (reason, last, is_response) = match answer {
             Ok(Some(reply)) => {
                 for failed in std::mem::take(&mut progress.unanswered) {
                     self.fail(progress, &failed)?;
@@ -227,12 +229,14 @@ impl Batch<'_> {
             }
             Ok(None) => return Ok(()),
             Err(Fault::Denied(words)) => return Err(anyhow!(words)),
+            Err(Fault::Refused(words)) => (words, None, true),
             Err(mut fault) => {
                 let last = match &mut fault {
                     Fault::Failed { last, .. } => last.take(),
                     Fault::Denied(_) | Fault::Refused(_) => None,
                 };
-                (fault.to_string(), last)
+                let is_response = last.is_some();
+                (fault.to_string(), last, is_response)
             }
         };
         let answer = last.as_deref().map(response);
@@ -240,19 +244,24 @@ impl Batch<'_> {
             code: "no_answer",
             message: &reason,
         }));
-        progress.unanswered.push(Unanswered {
+        let failed = Unanswered {
             line: request.line,
             text,
             reason,
-            is_response: last.is_some(),
-        });
+            is_response,
+        };
+        if self.keep_going && is_response {
+            return self.fail(progress, &failed);
+        }
+        progress.unanswered.push(failed);
         let count = progress.unanswered.len();
         if count < MAX_FAILED {
             return Ok(());
         }
         let last = progress.unanswered.pop().map(|last| last.reason);
         Err(anyhow!(last.unwrap_or_default()).context(format!(
-            "{count} requests in a row were not answered; the same command goes on from there"
+            "{count} requests in a row were not answered; the same command goes on from there, and with --keep-going it \
+             writes those that the endpoint fails to serve as failed"
         )))
     }
 

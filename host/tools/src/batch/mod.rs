@@ -93,6 +93,10 @@ pub struct Options {
     /// Send requests again that were refused or failed in an earlier run: their lines are removed from OUT first
     #[arg(long)]
     retry_failed: bool,
+    /// Write requests as failed that the endpoint still answers with 5xx after all retries, and go on; without this,
+    /// three in a row end the run, since the endpoint may be at fault
+    #[arg(long)]
+    keep_going: bool,
     /// Only read FILE and name its wrong lines
     #[arg(long)]
     check: bool,
@@ -176,6 +180,7 @@ pub fn run(options: &Options) -> Result<Summary> {
         pace: &pace,
         root: &root,
         workers: options.concurrency,
+        keep_going: options.keep_going,
         run: &run,
         bar: &bar,
     };

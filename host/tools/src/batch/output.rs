@@ -4,7 +4,7 @@
 //! the next run, which sends its request again. A new file is readable by its owner only, since answers may be
 //! confidential. The process that writes the file holds a lock on it.
 
-use crate::files::{lock, open_appended};
+use crate::files::{append_line, lock, open_appended};
 use anyhow::{Context, Result, anyhow, bail};
 use foreword_simulation::{AnswerLine, BatchAnswers, BatchIndex};
 use std::fs::{File, OpenOptions};
@@ -17,8 +17,6 @@ use std::path::{Path, PathBuf};
 pub(super) struct Output {
     file: File,
     path: PathBuf,
-    /// Bytes of all complete lines.
-    bytes: u64,
 }
 
 impl Output {
@@ -56,19 +54,13 @@ impl Output {
             file.set_len(bytes).with_context(failed)?;
         }
         let path = path.to_owned();
-        Ok((Self { file, path, bytes }, answers))
+        Ok((Self { file, path }, answers))
     }
 
     /// Appends a line.
     pub(super) fn append(&mut self, line: &[u8]) -> Result<()> {
-        let written = self.file.write_all(line);
-        if written.is_err() {
-            // If this fails, the next run removes the incomplete line.
-            let _ = self.file.set_len(self.bytes);
-        }
-        written.with_context(|| format!("cannot write {}", self.path.display()))?;
-        self.bytes += line.len() as u64;
-        Ok(())
+        append_line(&self.file, line)
+            .with_context(|| format!("cannot write {}", self.path.display()))
     }
 
     /// Flushes the answers to the disk.

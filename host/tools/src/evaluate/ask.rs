@@ -14,7 +14,7 @@
 //! has its own orderer, which sees only the arm's requests, as a gateway's would. Chats begin in the plan's order, so
 //! bodies of single-turn cases do not depend on `concurrency`; later turns are ordered as they arrive.
 //!
-//! A resumed run first orders the requests of recorded answers again, in the original order. So does scoring
+//! A resumed run first orders the recorded requests again, unanswered ones too, in the original order. So does scoring
 //! ([`Questions::forced`]), which forces right answers on the prompts that were sent. A run that only scores uses the
 //! first right answers in place of the model's.
 
@@ -52,7 +52,7 @@ pub(super) struct Questions<'a> {
 /// The result of a run.
 #[derive(Debug, Default)]
 pub(super) struct RunOutcome {
-    /// All answers, including those of earlier runs.
+    /// All requests, including those of earlier runs; unanswered ones are marked.
     pub(super) records: Vec<Record>,
     /// Ids of the cases that the endpoint refused or failed to serve under some arm.
     pub(super) left_out: FxHashSet<String>,
@@ -145,6 +145,9 @@ impl Questions<'_> {
         for index in order {
             let record = &mut records[index];
             let (job, request) = chats.recall(record)?;
+            if record.is_failed {
+                continue;
+            }
             chats.answer(job, record.answer.clone());
             if record.is_forced {
                 record.note(request.report.as_ref());
@@ -217,34 +220,35 @@ impl Questions<'_> {
             drop(locked);
             let answer = self.client.ask(self.url_of(arm), &request.body);
             locked = lock();
+            let mut record = Record {
+                case: case.id.clone(),
+                turn,
+                arm: arm.name().to_owned(),
+                at: request.at,
+                sent: format!("{:016x}", Fingerprint::of(&[&request.body]).0),
+                ..Record::default()
+            };
             match answer {
                 Ok(answer) => {
                     let mut streamed = answer.read;
                     let choices = case.turns[turn].choices.len();
-                    let mut by_text = false;
                     if choices > 0 {
                         let (chosen, by) = choice::chosen(&streamed, choices);
                         streamed.text = chosen;
-                        by_text = by == ChosenBy::Text;
+                        record.by_text = by == ChosenBy::Text;
                     }
-                    let mut record = Record {
-                        case: case.id.clone(),
-                        turn,
-                        arm: arm.name().to_owned(),
-                        at: request.at,
-                        answer: streamed.text,
-                        finish: streamed.finish,
-                        sent: format!("{:016x}", Fingerprint::of(&[&request.body]).0),
-                        ttft_us: micros(streamed.first),
-                        total_us: micros(answer.total),
-                        usage: streamed.usage,
-                        by_text,
-                        ..Record::default()
-                    };
+                    record.answer = streamed.text;
+                    record.finish = streamed.finish;
+                    record.ttft_us = micros(streamed.first);
+                    record.total_us = micros(answer.total);
+                    record.usage = streamed.usage;
                     record.note(request.report.as_ref());
                     locked.keep(job, record, answer.is_reported)?;
                 }
-                Err(fault) => return locked.fail(job, fault),
+                Err(fault) => {
+                    record.is_failed = true;
+                    return locked.fail(job, record, fault);
+                }
             }
         }
         Ok(())
@@ -317,7 +321,7 @@ impl<'a> Chats<'a> {
         }
     }
 
-    /// Orders a recorded answer's request again, to restore the orderer's state. Returns the chat and the request.
+    /// Orders a recorded request again, to restore the orderer's state. Returns the chat and the request.
     ///
     /// # Errors
     /// Returns an error if no question or arm is the record's, or if the record is not its chat's next turn.
@@ -376,12 +380,16 @@ impl<'a> Chats<'a> {
 }
 
 impl Run<'_> {
-    /// Orders the requests of recorded answers again, in their original order, and counts the answers.
+    /// Orders the recorded requests again, in their original order, and counts the answers.
     fn recall(&mut self, mut records: Vec<Record>) -> Result<()> {
         records.sort_by_key(|record| record.at);
         for record in records {
             let (job, _) = self.chats.recall(&record)?;
-            self.answer(job, record);
+            if record.is_failed {
+                self.outcome.records.push(record);
+            } else {
+                self.answer(job, record);
+            }
         }
         Ok(())
     }
@@ -420,8 +428,11 @@ impl Run<'_> {
         self.bar.inc(1);
     }
 
-    /// Leaves the chat's case out of the results, or ends the run after too many failures.
-    fn fail(&mut self, job: Job, fault: Fault) -> Result<()> {
+    /// Records the unanswered request, and leaves the chat's case out of the results, or ends the run after too many
+    /// failures.
+    fn fail(&mut self, job: Job, record: Record, fault: Fault) -> Result<()> {
+        self.journal.append(&record)?;
+        self.outcome.records.push(record);
         let (count, limit) = match &fault {
             Fault::Denied(_) => return Err(anyhow!(fault)),
             Fault::Refused(_) => (&mut self.refused, MAX_REFUSED),
@@ -432,7 +443,8 @@ impl Run<'_> {
         let case = &self.questions.cases[job.case];
         let arm = self.questions.arms[job.arm].name();
         if is_over {
-            let kept = self.outcome.records.len();
+            let records = self.outcome.records.iter();
+            let kept = records.filter(|record| !record.is_failed).count();
             return Err(anyhow!(fault)).with_context(|| {
                 format!("{limit} requests in a row were not answered; {kept} answers are kept, and the same command goes on from there; the last one ({:?}, {arm})", case.id)
             });

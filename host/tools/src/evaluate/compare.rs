@@ -324,8 +324,10 @@ fn difference(own: &[&Sums], baseline: &[&Sums], seed: u64) -> Difference {
             |drawn: &[usize]| percent(own, drawn, of, all) - percent(baseline, drawn, of, all);
         let estimate = Estimate::of(own.len(), seed, less);
         let is_right = |sums: &&Sums| of(sums) > 0.0;
+        let counts = |(own, other): &(&&Sums, &&Sums)| all(own) > 0.0 && all(other) > 0.0;
+        let cases = own.iter().zip(baseline).filter(counts).count();
         let verdict = if own.iter().chain(baseline).any(is_right) {
-            Verdict::of(estimate.interval, own.len())
+            Verdict::of(estimate.interval, cases)
         } else {
             Verdict::NothingRight
         };

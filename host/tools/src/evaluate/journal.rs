@@ -10,14 +10,13 @@
 use super::arm::Arm;
 use super::likelihood::Likelihood;
 use super::stream::Usage;
-use crate::files::{lock, open_appended, whole_lines};
+use crate::files::{append_line, lock, open_appended, whole_lines};
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::hash_map::RandomState;
 use std::fs::File;
 use std::hash::BuildHasher;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// An answer in the journal.
@@ -50,6 +49,9 @@ pub(super) struct Record {
     /// True if a choice was read from the answer's text, because the endpoint reported no log-probability of a letter.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) by_text: bool,
+    /// True if the request was not answered. It is recorded because the arm's orderer has seen it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) is_failed: bool,
     /// A judge's judgement; `None` without one. Stored in `judgements.jsonl`.
     #[serde(skip)]
     pub(super) judged: Option<bool>,
@@ -144,12 +146,11 @@ impl Journal {
         &self.run
     }
 
-    /// Appends a line in one call, so that a crash can only leave a last line without its line break.
+    /// Appends a line; a crash can only leave a last line without its line break.
     pub(super) fn append(&mut self, line: &impl Serialize) -> Result<()> {
         let mut text = serde_json::to_vec(line)?;
         text.push(b'\n');
-        self.file
-            .write_all(&text)
+        append_line(&self.file, &text)
             .with_context(|| format!("cannot write {}", self.path.display()))
     }
 }
@@ -198,6 +199,7 @@ pub(super) mod tests {
             deduplicated: 0,
             hinted: false,
             by_text: false,
+            is_failed: false,
             judged: None,
             likelihood: None,
             is_forced: false,

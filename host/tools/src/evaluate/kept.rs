@@ -7,7 +7,7 @@
 //! A resumed run sends only the requests that are left, and equal ones are sent once. A last line that a crash
 //! truncated is dropped. Only its owner can read the file.
 
-use crate::files::{open_appended, whole_lines};
+use crate::files::{append_line, open_appended, whole_lines};
 use anyhow::{Context, Result, bail};
 use foreword_ordering::document::Fingerprint;
 use fxhash::FxHashMap;
@@ -15,7 +15,6 @@ use indicatif::ProgressBar;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
-use std::io::Write;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
@@ -96,9 +95,7 @@ impl<T: Serialize + DeserializeOwned + Clone + Send> Kept<T> {
     fn keep(&mut self, of: String, result: T) -> Result<()> {
         let line = Line { of, result };
         let text = serde_json::to_string(&line)? + "\n";
-        self.file
-            .write_all(text.as_bytes())
-            .context("cannot write a result")?;
+        append_line(&self.file, text.as_bytes()).context("cannot write a result")?;
         self.known.insert(line.of, line.result);
         Ok(())
     }

@@ -117,6 +117,10 @@ impl Gain {
 /// Returns an error if a file cannot be read or written, for a bad line with `--strict`, and
 /// [`BadInput`](log::BadInput) if no line is a request.
 pub fn run(options: &Options) -> Result<()> {
+    if !options.no_gain {
+        log::check_rereadable(&options.files)
+            .context("without --no-gain, explain reads the log again")?;
+    }
     let ordering = Ordered::read(options.ordering.as_deref())?;
     let config = Config::try_from(ordering.as_came()?)?;
     let mut out = BufWriter::new(std::io::stdout().lock());

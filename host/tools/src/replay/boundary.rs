@@ -119,6 +119,7 @@ fn stored(
         (BoundaryArm::Foreword, policy),
     ] {
         let outcome = whole::prompts(&input, policy, &raw, false)?;
+        found.requests = outcome.requests;
         let reuse = outcome.prompts.unwrap_or_default();
         let usage = BoundaryUsage {
             read: reuse.reused_tokens,

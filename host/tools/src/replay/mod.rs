@@ -136,6 +136,7 @@ pub fn run(options: &Options) -> Result<()> {
         let wrong = "--cache-kind units needs the unit's size: --page-tokens";
         return Err(log::BadInput(wrong.to_owned()).into());
     }
+    log::check_rereadable(&options.files)?;
     let names = log::names(&options.files);
     let ordering = whole::Ordered::of(options)?;
     let read = read::read(options, Config::try_from(ordering.as_came()?)?)?;

@@ -20,6 +20,8 @@ pub(crate) struct PolicyOutcome {
     /// rewriting the body.
     pub(super) mean_us: f64,
     pub(super) p99_us: f64,
+    /// Number of requests.
+    pub(super) requests: u64,
     /// The reuse of whole prompts; `None` if they were not replayed.
     pub(crate) prompts: Option<PromptReuse>,
 }
@@ -113,6 +115,7 @@ fn outcome(
         curve: curve.points,
         mean_us: sum as f64 / 1000.0 / nanoseconds.len().max(1) as f64,
         p99_us: f64::from(quantile(&nanoseconds, 0.99)) / 1000.0,
+        requests: nanoseconds.len() as u64,
         prompts: None,
     }
 }

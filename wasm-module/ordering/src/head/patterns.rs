@@ -206,7 +206,8 @@ const TABLE: &[Row] = &[
         "current-time-sentence",
         Class::Move,
         &["urrent date", "urrent time"],
-        r"(?:The )?[Cc]urrent (?:date and time|date|time) is [^\n]{4,60}?(?:\.\s|\.?$)",
+        // A sentence's beginning and a value: `If the current time is after 18:00, …` is a rule.
+        r#"(?:The c|C)urrent (?:date and time|date|time) is [`"'*(]{0,3}[0-9A-Z][^\n]{3,60}?(?:\.\s|\.?$)"#,
     ),
     row(
         "id-line",
@@ -215,8 +216,9 @@ const TABLE: &[Row] = &[
         r"^(?:[-*] +)?(?:\*\*)?(?:[Ss]ession|[Rr]equest|[Tt]race|[Cc]orrelation|[Cc]onversation|[Tt]hread|[Rr]un|[Ss]pan)[ _-]?(?:[Ii][Dd])(?:\*\*)? ?[:=](?:\*\*)? ?\S+$",
     ),
     row(
+        // A rule may name an id that never changes; one that does is learned.
         "dynamic-id",
-        Class::Move,
+        Class::Leave,
         &[
             "req-", "req_", "sess-", "sess_", "session-", "session_", "trace-", "trace_", "span-",
             "span_", "conv-", "conv_", "txn-", "txn_", "corr-", "corr_", "run-", "run_", "job-",
@@ -306,7 +308,6 @@ mod tests {
             ("Today's date is 2026-11-22.", "current-date-section"),
             ("Session ID: 9f8e7d6c", "id-line"),
             ("request_id=abc-123", "id-line"),
-            ("Ticket of sess_8f2a91b0", "dynamic-id"),
         ] {
             let found = found(line);
             assert_eq!(found.len(), 1, "{line}: {found:?}");
@@ -325,6 +326,11 @@ mod tests {
             "Use session_storage and run_command.",
             "The current user is always right.",
             "Keep the current date in mind.",
+            "If the current time is after 18:00, do not offer lunch.",
+            "When the current time is 18:00 or later, say so.",
+            "Always say that the current date is unknown to you.",
+            "The current time is unknown to you.",
+            "Never touch trace-8842abcd, it is production.",
             "x-anthropic-billing-header is a header.",
         ] {
             assert_eq!(found(line), [], "{line}");

@@ -7,6 +7,7 @@
 //!
 //! Errors name fields and limits, never a value of the body.
 
+use crate::lines::without_byte_order_mark;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::borrow::Cow;
@@ -105,7 +106,7 @@ impl<'a> RequestLine<'a> {
     /// # Errors
     /// Returns a [`LineError`] that names the field.
     pub fn parse(line: &'a [u8], urls: &[&str]) -> Result<Self, LineError> {
-        let fields: Fields<'a> = object(line)?;
+        let fields: Fields<'a> = object(without_byte_order_mark(line))?;
         let custom_id = text(fields.custom_id).filter(|id| !id.is_empty());
         let custom_id = custom_id.ok_or(field("custom_id", "a string that is not empty"))?;
         if custom_id.len() > MAX_ID_BYTES {
