@@ -12,10 +12,11 @@
 //! The knowledge tree records documents as resident when they are forwarded, although the engine may still be computing
 //! them. This module keeps the difference: for each leader, the tokens between what was resident before it and its end.
 //!
-//! Tenant, model and engine are compared by value, documents by chained hashes; no text is kept. Only documents are
+//! Tenant, salt, model and engine are compared by value, documents by chained hashes; no text is kept. Only documents are
 //! compared: whether a prompt's head is resident is unknown here. Requests and waiting times are bounded.
 
 use crate::engines::EngineId;
+use crate::feed::TenantKey;
 use crate::peer_update::OrderingRecord;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -44,6 +45,8 @@ impl Default for BurstLimits {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opening {
     tenant: Box<str>,
+    /// The salt, between which engines share nothing.
+    key: TenantKey,
     model: Box<str>,
     engine: EngineId,
     /// For each document: a hash of it, its scope and the documents before it, and the tokens of all these documents.
@@ -74,6 +77,7 @@ impl Opening {
         }
         Self {
             tenant: record.tenant.clone(),
+            key: record.key,
             model: record.model.clone(),
             engine: record.engine,
             links,
@@ -81,9 +85,10 @@ impl Opening {
         }
     }
 
-    /// Returns the tokens of the documents with which both openings begin; 0 for different engines, tenants or models.
+    /// Returns the tokens of the documents with which both openings begin; 0 for different engines, tenants, salts or models.
     fn shared(&self, other: &Self) -> u64 {
-        if self.engine != other.engine || self.tenant != other.tenant || self.model != other.model {
+        let whose = |opening: &Self| (opening.engine, opening.key);
+        if whose(self) != whose(other) || self.tenant != other.tenant || self.model != other.model {
             return 0;
         }
         let pairs = self.links.iter().zip(&other.links);
@@ -354,6 +359,7 @@ mod tests {
         });
         Opening {
             tenant: tenant.into(),
+            key: TenantKey::default(),
             model: "m".into(),
             engine: EngineId(0),
             links: links.collect(),

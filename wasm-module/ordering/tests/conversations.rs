@@ -698,3 +698,72 @@ fn without_memory_every_request_is_decided_anew() {
         assert_eq!(orderer.remembered().messages, 0);
     }
 }
+
+/// A document without an id is named by its place in the prompt, which is not its place in the client's list.
+#[test]
+fn a_document_is_named_by_the_place_at_which_it_was_sent() {
+    let mut orderer = orderer(json!({"head": {"mode": "apply"}, "conversation": {"pin": true}}));
+    let item = |name: &str| {
+        let words = format!("{name} says many things. ").repeat(12);
+        format!(
+            "\n            <contextItem>\n              <![CDATA[{words}]]>\n            </contextItem>"
+        )
+    };
+    let asked = |names: &[&str], words: &str| {
+        let items: String = names.iter().map(|name| item(name)).collect();
+        question(&format!("<context>{items}\n</context>\n\n{words}"))
+    };
+    let body = |messages: &[Value]| json!({"model": "m", "messages": messages});
+    send_as(
+        &mut orderer,
+        "t",
+        &body(&[asked(&["aa", "bb", "cc", "dd"], "First?")]),
+    );
+    let first = asked(&["dd", "cc", "bb", "aa"], "Second?");
+    send_as(&mut orderer, "t", &body(std::slice::from_ref(&first)));
+    let (sent, _) = send_as(
+        &mut orderer,
+        "t",
+        &body(&[first, answer("Yes."), asked(&["dd", "ee"], "Third?")]),
+    );
+    let places: Vec<&str> = sent[0]
+        .split("CDATA[")
+        .skip(1)
+        .map(|item| &item[..2])
+        .collect();
+    let place = places.iter().position(|name| *name == "dd").unwrap() + 1;
+    assert_ne!(place, 1, "{places:?}");
+    let named = format!("Please refer to [document {place} of question 1]");
+    assert!(sent[2].contains(&named), "{}", sent[2]);
+}
+
+/// Anthropic refuses an empty block, and an empty array.
+#[test]
+fn a_system_block_of_nothing_but_contexts_moves_as_a_whole() {
+    let config = json!({"head": {"mode": "apply"}, "conversation": {"pin": true}});
+    let documents = "<documents>\n<document id=\"a\">A text.</document>\n<document id=\"b\">B text.</document>\n</documents>";
+    let block = |text: &str| json!({"type": "text", "text": text});
+    for (system, expected) in [
+        (
+            json!([block("Be brief."), block(documents)]),
+            json!([block("Be brief.")]),
+        ),
+        (
+            json!([block(documents), block("Be brief.")]),
+            json!([block("Be brief.")]),
+        ),
+        (json!([block(documents)]), json!([block(documents)])),
+    ] {
+        let body = json!({"model": "m", "system": system, "messages": [question("Why?")]});
+        let mut orderer = orderer(config.clone());
+        let rewrite = orderer
+            .rewrite(Tenant::named("t"), body.to_string().as_bytes())
+            .unwrap();
+        let sent: Value = rewrite
+            .body
+            .map_or(body, |sent| serde_json::from_slice(&sent).unwrap());
+        assert_eq!(sent["system"], expected);
+        let asked = sent["messages"][0]["content"].as_str().unwrap();
+        assert_eq!(asked.contains("A text."), system != expected, "{asked}");
+    }
+}

@@ -820,3 +820,41 @@ fn another_formats_fields_are_unknown_ones_where_there_are_messages() {
         assert_eq!(rewrite.report.documents, 2, "{body}");
     }
 }
+
+/// A hint would be read as part of the string.
+#[test]
+fn no_hint_is_written_into_a_string_within_the_text() {
+    let mut orderer = Orderer::new(checked(&json!({})));
+    let element =
+        |id: u32| json!({"text": format!("<document id=\"{id}\">{}</document>", words(id))});
+    let text = |ids: [u32; 3]| format!("Search results:\n{}", json!(ids.map(element)));
+    for ids in [[1, 2, 3], [3, 2, 1]] {
+        let body = json!({"messages": [{"role": "user", "content": text(ids)}]});
+        let rewrite = orderer
+            .rewrite(Tenant::default(), body.to_string().as_bytes())
+            .unwrap();
+        let sent = rewrite
+            .body
+            .map_or(body, |sent| serde_json::from_slice(&sent).unwrap());
+        assert_eq!(sent["messages"][0]["content"], text([1, 2, 3]));
+    }
+}
+
+/// What a rendering would leave out stays where it is.
+#[test]
+fn an_array_with_fields_that_are_not_rendered_is_put_in_order_only() {
+    let mut orderer = Orderer::new(checked(&json!({})));
+    let document = |id: u32| json!({"id": id.to_string(), "data": {"snippet": words(id), "date": "2019-03-01"}});
+    let documents = |ids: [u32; 3]| json!(ids.map(document));
+    for ids in [[1, 2, 3], [3, 2, 1]] {
+        let body =
+            json!({"documents": documents(ids), "messages": [{"role": "user", "content": "Why?"}]});
+        let rewrite = orderer
+            .rewrite(Tenant::default(), body.to_string().as_bytes())
+            .unwrap();
+        let sent = rewrite
+            .body
+            .map_or(body, |sent| serde_json::from_slice(&sent).unwrap());
+        assert_eq!(sent["documents"], documents([1, 2, 3]));
+    }
+}

@@ -284,7 +284,7 @@ impl ProcessingStream {
             }
             return Ok(());
         }
-        if self.refuse_undirected() {
+        if self.refuse_undirected(End::Open) {
             return Ok(());
         }
         self.request = RequestPhase::Passing;
@@ -374,11 +374,11 @@ impl ProcessingStream {
             self.request = RequestPhase::Waiting(end);
             return;
         }
-        if self.refuse_undirected() {
+        if self.refuse_undirected(end) {
             return;
         }
         self.request = RequestPhase::Passing;
-        let is_duplex = (self.modes).is_some_and(|modes| modes.request == BodyMode::Duplex);
+        let is_duplex = self.is_duplex();
         let changes = self.request_changes();
         let state = self.state.get_mut();
         let new = state.new_body.take();
@@ -502,13 +502,19 @@ impl ProcessingStream {
         false
     }
 
-    /// Refuses a request whose destinations all left the pool while its body arrived. Returns whether it did.
-    fn refuse_undirected(&mut self) -> bool {
+    fn is_duplex(&self) -> bool {
+        (self.modes).is_some_and(|modes| modes.request == BodyMode::Duplex)
+    }
+
+    /// Refuses a request whose destinations all left the pool while its body arrived, or that ends with trailers and no
+    /// body, whose answer cannot name a destination. Returns whether it did.
+    fn refuse_undirected(&mut self, end: End) -> bool {
         let is_directed = |stream: &mut Self| {
             let request = &stream.state.get_mut().request;
             request.get(DESTINATION_HEADER).is_some()
         };
-        if self.processor.pool.is_none() || is_directed(self) {
+        let can_name = end != End::Trailers || self.is_duplex();
+        if self.processor.pool.is_none() || can_name && is_directed(self) {
             return false;
         }
         self.refuse_with(Refusal::NoEndpoint);

@@ -640,8 +640,7 @@ impl Exchange {
         came: &'b [u8],
     ) -> RetrievalNeed<'b> {
         let config = self.plugin.config();
-        let is_ordered = !held.bypassed && config.mode == Mode::Order;
-        let Some(retrieval) = self.plugin.retrieval().filter(|_| is_ordered) else {
+        let Some(retrieval) = self.plugin.retrieval() else {
             return RetrievalNeed::None(RequestDocuments::Nothing);
         };
         let parsed = foreword_ordering::parse(came, &config.ordering);
@@ -651,6 +650,9 @@ impl Exchange {
             return RetrievalNeed::None(RequestDocuments::Nothing);
         };
         held.cut = parsed.place_of_retrieval();
+        if held.bypassed || config.mode != Mode::Order {
+            return RetrievalNeed::None(RequestDocuments::Nothing);
+        }
         let (identity, header) = (&held.identity, held.embedding.as_deref());
         let whose = (identity.tenant().name, identity.salt());
         match Search::begin(host, retrieval, &parsed, header, whose) {

@@ -214,7 +214,8 @@ impl Feed {
             events: if batch.reset {
                 1
             } else {
-                batch.next.saturating_sub(batch.from)
+                let stated = batch.next.saturating_sub(batch.from);
+                stated.min(batch.events.len() as u64)
             },
             is_keyed_otherwise: false,
         })

@@ -1,7 +1,8 @@
 //! The state that a plugin's requests share: the orderer, and the worker's part in the ring ([`crate::agreement`]).
 
 use foreword_ordering::cuts::Cutter;
-use foreword_ordering::{Orderer, OrderingRecord, PeerUpdate};
+use foreword_ordering::{EngineId, Orderer, OrderingRecord, PeerUpdate};
+use std::collections::BTreeSet;
 
 use crate::agreement::Agreement;
 use crate::config::Config;
@@ -14,9 +15,9 @@ pub(super) struct Knowledge {
     pub(super) cutter: Cutter,
     /// The worker's part in the ring; `None` if updates are not shared.
     pub(super) agreement: Option<Agreement>,
-    /// One bit for each engine: whether any of its responses reported cached tokens. From then on, a response without a
-    /// report means that none were cached.
-    pub(super) reporting: u64,
+    /// The engines of which a response reported cached tokens. From then on, a response without a report means that none
+    /// were cached.
+    pub(super) reporting: BTreeSet<EngineId>,
     /// Number of requests so far.
     pub(super) request_number: u64,
 }
@@ -28,7 +29,7 @@ impl Knowledge {
             orderer: Orderer::new(config.ordering.clone()),
             cutter: Cutter::new(),
             agreement: None,
-            reporting: 0,
+            reporting: BTreeSet::new(),
             request_number: 0,
         }
     }

@@ -354,6 +354,7 @@ impl Plugin {
             events: vec![Event::Cleared],
         };
         if let Some(mut knowledge) = self.knowledge() {
+            knowledge.reporting.remove(&engine);
             let update = PeerUpdate::Residency(cleared);
             knowledge.take(host, &self.metrics, &update);
         }
@@ -424,10 +425,10 @@ impl Plugin {
             self.metrics.counted(host, arm, counted);
             return counted;
         };
-        let bit = 1_u64.checked_shl(record.engine().0.into()).unwrap_or(0);
+        let engine = record.engine();
         if counted.cached.is_some() {
-            knowledge.reporting |= bit;
-        } else if knowledge.reporting & bit != 0 {
+            knowledge.reporting.insert(engine);
+        } else if knowledge.reporting.contains(&engine) {
             counted.cached = Some(0);
         }
         self.metrics.counted(host, arm, counted);

@@ -12,7 +12,7 @@ use super::chat::{Chat, ParsedMessage};
 use super::escape::{attribute, enclosed};
 use super::found::{Entry, Finder, FoundDocument, Group, GroupLayout, HintSpot, Source, Wrap};
 use super::json::{elements, fields, inner, range_in};
-use super::scan;
+use super::scan::{self, Scan};
 use super::text::unescaped;
 use crate::config::{DocumentFormat, DocumentsField};
 use crate::document::{Fingerprint, estimate_tokens};
@@ -51,6 +51,8 @@ struct Parts<'a> {
     text: &'a str,
     /// True if the fields are in an object `data` (Cohere).
     in_data: bool,
+    /// True if that object has other fields too, which would be lost in a rendering.
+    has_more: bool,
 }
 
 impl<'a> RawDocument<'a> {
@@ -97,7 +99,9 @@ impl<'a> Finder<'a, '_> {
         let documents = elements.iter().enumerate();
         let documents = documents.map(|(index, element)| self.document(index, element));
         let documents: Vec<Parts<'a>> = documents.collect::<Result<_, Skip>>()?;
-        let stays = chat.is_cohere || self.config.documents.field == DocumentsField::Reorder;
+        let stays = chat.is_cohere
+            || self.config.documents.field == DocumentsField::Reorder
+            || documents.iter().any(|parts| parts.has_more);
         let is_counted =
             |parts: &Parts<'_>| (parts.in_data || chat.is_cohere) && parts.id.is_empty();
         if stays && documents.iter().any(is_counted) {
@@ -169,6 +173,7 @@ impl<'a> Finder<'a, '_> {
                 title: "",
                 text,
                 in_data: false,
+                has_more: false,
             });
         }
         if !element.starts_with('{') {
@@ -195,8 +200,20 @@ impl<'a> Finder<'a, '_> {
             title,
             text: (fields.text).ok_or(Skip::MalformedDocument { index })?,
             in_data: data.is_some(),
+            has_more: data.is_some_and(has_more),
         })
     }
+}
+
+/// Returns whether an object has fields that are not read.
+fn has_more(object: &str) -> bool {
+    let mut is_more = false;
+    // The object was read before.
+    let _ = Scan::new(object).object(|scan, name| {
+        is_more |= !RawDocument::NAMES.contains(&name);
+        scan.value().map(|_| ())
+    });
+    is_more
 }
 
 /// Returns the message to write documents into, with the place: the last user message with text. `None` without one.

@@ -6,67 +6,104 @@ use super::json::{inner, offset_in, range_in};
 use super::scan::{Scan, fields};
 use super::search;
 use super::text::Text;
+use std::cell::OnceCell;
 use std::ops::Range;
 
 /// Returns the range in `body` of the content's last text, without quotes; `None` if it has no text.
 pub(crate) fn last_text(body: &str, content: &str) -> Option<Range<usize>> {
-    texts(body, content).pop()
+    Some(ContextTexts::new(body, content).texts.pop()?.range)
 }
 
-/// Returns the range in `body` of the documents at `found` in `content`, with the tags around them and, if nothing
-/// follows, their heading. `None` if they are not within one text.
-pub(crate) fn context_range(
-    body: &str,
-    content: &str,
-    found: Range<usize>,
-) -> Option<Range<usize>> {
-    let text = texts(body, content)
-        .into_iter()
-        .find(|text| text.start <= found.start && found.end <= text.end)?;
-    if let Some(frame) = framed(body, &text, &found) {
-        return Some(frame);
-    }
-    let [mut start, mut end] = [found.start, found.end];
-    // Include the tags directly around the documents, from the innermost outwards.
-    while let Some((opening, closing)) = wrapped(body, &text, start..end) {
-        (start, end) = (opening, closing);
-    }
-    let behind = body.get(end..text.end)?;
-    if is_blank(behind) {
-        end = text.end;
-        let before = trimmed_end(body.get(text.start..start)?);
-        let headless = HEADINGS
-            .iter()
-            .find_map(|heading| before.strip_suffix(heading));
-        // Include white space before them too, since a request without documents has none.
-        start = text.start + headless.map_or(before, trimmed_end).len();
-    }
-    Some(start..end)
+/// The texts of a content. Each is read once, however many documents are located in it.
+pub(crate) struct ContextTexts<'a> {
+    body: &'a str,
+    texts: Vec<ContextText<'a>>,
 }
 
-/// Returns the range of a known client's documents with its phrases around them; `None` if it does not contain `found`.
-fn framed(body: &str, text: &Range<usize>, found: &Range<usize>) -> Option<Range<usize>> {
+struct ContextText<'a> {
+    /// The range in the body, without quotes.
+    range: Range<usize>,
+    /// The element of the content's array that has the text; `None` if the content is a string.
+    part: Option<&'a str>,
+    /// The range of a known client's documents with its phrases around them.
+    frame: OnceCell<Option<Range<usize>>>,
+}
+
+/// Documents in a text, with what belongs to them.
+pub(crate) struct ContextRange<'a> {
+    pub(crate) range: Range<usize>,
+    /// The element of the content's array, if nothing else is in its text.
+    pub(crate) part: Option<&'a str>,
+}
+
+impl<'a> ContextTexts<'a> {
+    pub(crate) fn new(body: &'a str, content: &'a str) -> Self {
+        let text = |text, part| ContextText {
+            range: range_in(body, text),
+            part,
+            frame: OnceCell::new(),
+        };
+        let texts = if let Some(content) = inner(content) {
+            vec![text(content, None)]
+        } else {
+            let parts = Scan::new(content).elements().unwrap_or_default();
+            let texts = parts.into_iter().filter_map(|part| {
+                let [found] = fields(part, ["text"]).ok()?;
+                Some(text(found.and_then(inner)?, Some(part)))
+            });
+            texts.collect()
+        };
+        Self { body, texts }
+    }
+
+    /// Returns the documents at `found` in the body, with the tags around them and, if nothing follows, their heading.
+    /// `None` if they are not within one text.
+    pub(crate) fn around(&self, found: Range<usize>) -> Option<ContextRange<'a>> {
+        let body = self.body;
+        let at = self
+            .texts
+            .partition_point(|text| text.range.end < found.end);
+        let context = self.texts.get(at)?;
+        let text = &context.range;
+        if found.start < text.start {
+            return None;
+        }
+        let [mut start, mut end] = [found.start, found.end];
+        let frame = context.frame.get_or_init(|| framed(body, text)).as_ref();
+        if let Some(frame) = frame.filter(|frame| frame.start <= start && end <= frame.end) {
+            (start, end) = (frame.start, frame.end);
+        } else {
+            // Include the tags directly around the documents, from the innermost outwards.
+            while let Some((opening, closing)) = wrapped(body, text, start..end) {
+                (start, end) = (opening, closing);
+            }
+            if is_blank(body.get(end..text.end)?) {
+                end = text.end;
+                let before = trimmed_end(body.get(text.start..start)?);
+                let headless = HEADINGS
+                    .iter()
+                    .find_map(|heading| before.strip_suffix(heading));
+                // Include white space before them too, since a request without documents has none.
+                start = text.start + headless.map_or(before, trimmed_end).len();
+            }
+        }
+        let is_all = is_blank(body.get(text.start..start)?) && is_blank(body.get(end..text.end)?);
+        Some(ContextRange {
+            range: start..end,
+            part: context.part.filter(|_| is_all),
+        })
+    }
+}
+
+/// Returns the range of a known client's documents with its phrases around them; `None` if the text has none.
+fn framed(body: &str, text: &Range<usize>) -> Option<Range<usize>> {
     let source = body.get(text.clone())?;
     if !clients::may_hold(source) {
         return None;
     }
     let plain = Text::new(source);
     let frame = plain.source(&clients::frame(&plain.plain)?);
-    let frame = text.start + frame.start..text.start + frame.end;
-    (frame.start <= found.start && found.end <= frame.end).then_some(frame)
-}
-
-/// Returns the ranges in `body` of the texts in a content.
-fn texts(body: &str, content: &str) -> Vec<Range<usize>> {
-    if let Some(text) = inner(content) {
-        return vec![range_in(body, text)];
-    }
-    let parts = Scan::new(content).elements().unwrap_or_default();
-    let texts = parts.into_iter().filter_map(|part| {
-        let [text] = fields(part, ["text"]).ok()?;
-        text.and_then(inner)
-    });
-    texts.map(|text| range_in(body, text)).collect()
+    Some(text.start + frame.start..text.start + frame.end)
 }
 
 /// Returns the range with the tags around it; `None` unless a tag ends directly before `range` and its closing tag
@@ -137,8 +174,9 @@ mod tests {
 
     fn context(content: &str, documents: &str) -> String {
         let start = content.find(documents).unwrap();
-        let range = context_range(content, content, start..start + documents.len());
-        content[range.unwrap()].to_owned()
+        let texts = ContextTexts::new(content, content);
+        let found = texts.around(start..start + documents.len()).unwrap();
+        content[found.range].to_owned()
     }
 
     #[test]

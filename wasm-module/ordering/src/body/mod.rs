@@ -53,7 +53,7 @@ use std::borrow::Cow;
 pub use array::Retrieved;
 pub(crate) use array::element_text;
 pub(crate) use chat::{PARAMETERS, around};
-pub(crate) use contexts::{context_range, last_text};
+pub(crate) use contexts::{ContextTexts, last_text};
 pub(crate) use formats::PartStyle;
 pub(crate) use found::{Chain, Entry, FoundDocument, Group, GroupLayout, Message, Source, Wrap};
 pub(crate) use json::{inner as inner_of, offset_in, range_in, unescaped};

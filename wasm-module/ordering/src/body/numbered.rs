@@ -6,8 +6,7 @@
 //! ```
 //!
 //! Answers cite documents by these numbers, so each document keeps its number in every request. Documents that differ
-//! in their numbers alone are the same: if an earlier turn has one, its text need not be sent again. Documents without
-//! a name are named by their places.
+//! in their numbers alone are the same: if an earlier turn has one, its text need not be sent again.
 
 use super::search::{find_last, find_words};
 use super::tags::Span;
@@ -22,8 +21,6 @@ use std::ops::Range;
 pub(crate) struct Numbered {
     /// Range of the number; empty if the document has none.
     number: Range<u32>,
-    /// The document's place among the documents of its text, counted from 1.
-    place: u32,
     /// Range of the number in the end tag; `None` if it is not repeated there.
     again: Option<Range<u32>>,
     words: Range<u32>,
@@ -41,17 +38,14 @@ pub(crate) struct NumberedBlock<'a> {
 impl Numbered {
     /// Reads the documents at `spans`. `None` for all if one of them has a name that is not a number, or no text.
     pub(super) fn all(text: &Text<'_>, spans: &[Span]) -> Vec<Option<Self>> {
-        let places = spans.iter().zip(1..);
-        let all: Option<Vec<Self>> = places
-            .map(|(span, place)| Self::new(text, span, place))
-            .collect();
+        let all: Option<Vec<Self>> = spans.iter().map(|span| Self::new(text, span)).collect();
         match all {
             Some(all) => all.into_iter().map(Some).collect(),
             None => vec![None; spans.len()],
         }
     }
 
-    fn new(text: &Text<'_>, span: &Span, place: u32) -> Option<Self> {
+    fn new(text: &Text<'_>, span: &Span) -> Option<Self> {
         let plain = &*text.plain;
         let start = span.whole.start;
         let id = span.id.clone();
@@ -98,7 +92,6 @@ impl Numbered {
         };
         Some(Self {
             number: within(&id)?,
-            place,
             again: match again {
                 Some(again) => Some(within(&again)?),
                 None => None,
@@ -121,12 +114,9 @@ impl Numbered {
 }
 
 impl<'a> NumberedBlock<'a> {
-    /// Returns the document's number, or `document N` with its place if it has none.
-    pub(crate) fn name(&self) -> String {
-        match self.part(&self.numbered.number) {
-            "" => format!("document {}", self.numbered.place),
-            number => number.to_owned(),
-        }
+    /// Returns the document's number; empty if it has none.
+    pub(crate) fn number(&self) -> &'a str {
+        self.part(&self.numbered.number)
     }
 
     /// Returns a hash of the block without its number.

@@ -229,9 +229,22 @@ impl<'a> Finder<'a, '_> {
         self.add(spans.len())?;
         let offset = offset_in(self.body, source);
         let is_tagged = matches!(format, DocumentFormat::Tags | DocumentFormat::Clients);
-        let is_json = format == DocumentFormat::Results || is_tagged && is_value(&text.plain);
-        // A range between tags may become empty or hold a location hint, except in JSON; every range of a list must hold
-        // a document.
+        let is_quoted = |span: &Span| {
+            let ends = [
+                span.whole.end,
+                tags::wrapper_end(&text.plain, span.whole.end),
+            ];
+            let behind = |end| {
+                text.plain
+                    .get(end..)
+                    .is_some_and(|next| next.starts_with(['"', '\'']))
+            };
+            ends.into_iter().any(behind)
+        };
+        let is_value = || is_value(&text.plain) || spans.last().is_some_and(is_quoted);
+        let is_json = format == DocumentFormat::Results || is_tagged && is_value();
+        // A range between tags may become empty or hold a location hint, except in JSON or in a string of a program;
+        // every range of a list must hold a document.
         let all_filled = !is_tagged || is_json;
         let numbered = match is_tagged {
             true => Numbered::all(&text, &spans),

@@ -27,6 +27,7 @@ use crate::document::Fingerprint;
 use crate::engines::EngineId;
 use crate::recency::Recency;
 use crate::slots::Slots;
+use crate::work::looked;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -76,6 +77,22 @@ pub(crate) struct Memory {
     /// Sum of the messages' estimated bytes.
     bytes: u64,
     recency: Recency,
+}
+
+/// For messages of a request's chats, the earlier message of one turn in the same chat.
+struct Turn {
+    message: u32,
+    found: FxHashMap<MessageId, Option<MessageId>>,
+}
+
+impl Turn {
+    /// Returns the turn at the index `message`, or one that is not looked for.
+    fn at(message: Option<u32>) -> Self {
+        Self {
+            message: message.unwrap_or(0),
+            found: FxHashMap::default(),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -149,15 +166,17 @@ impl Memory {
         let last = chains.len().saturating_sub(1);
         let mut unsettled: SmallVec<[SmallVec<[MessageId; 2]>; 2]> = SmallVec::new();
         let mut known = None;
+        let mut written_into = Turn::at(written.map(|(target, _)| target));
+        let mut moved_into = Turn::at(moving.target.map(|(target, _)| target));
         for (message, chain) in chains.enumerate().rev() {
             let Some(turns) = self.by_chain.get(&chain) else {
                 continue;
             };
             let fitting: SmallVec<[MessageId; 2]> = (turns.iter())
                 .copied()
-                .filter(|&id| self.fits(id, message, message == last, written))
+                .filter(|&id| self.fits(id, message, message == last, written, &mut written_into))
                 .filter(|&id| message < last || self.is_sent_with(id, moving))
-                .filter(|&id| self.holds_spans(id, message, moving))
+                .filter(|&id| self.holds_spans(id, message, moving, &mut moved_into))
                 .collect();
             match fitting.as_slice() {
                 [] => {}
@@ -173,6 +192,9 @@ impl Memory {
                         break;
                     }
                     unsettled.push(fitting);
+                    if unsettled.len() == MAX_UNSETTLED {
+                        break;
+                    }
                 }
             }
         }
@@ -261,12 +283,12 @@ impl Memory {
         message: usize,
         is_last: bool,
         written: Option<(u32, Fingerprint)>,
+        into: &mut Turn,
     ) -> bool {
         match written {
             Some((target, list)) if message >= target as usize => self
-                .ancestors(Some(id))
-                .find(|(_, node)| node.message <= target)
-                .is_some_and(|(_, node)| node.message == target && node.sent.list() == Some(list)),
+                .of_turn(id, into)
+                .is_some_and(|node| node.sent.list() == Some(list)),
             None if is_last => self
                 .node(id)
                 .is_some_and(|node| node.sent.written.is_none()),
@@ -282,14 +304,40 @@ impl Memory {
 
     /// Returns whether the newest user message of the message's chat was sent with as many spans as the request would
     /// write into it; true if the message comes before it.
-    fn holds_spans(&self, id: MessageId, message: usize, moving: Moving<'_>) -> bool {
-        let Some((target, spans)) = moving.target.filter(|(at, _)| message >= *at as usize) else {
+    fn holds_spans(
+        &self,
+        id: MessageId,
+        message: usize,
+        moving: Moving<'_>,
+        into: &mut Turn,
+    ) -> bool {
+        let Some((_, spans)) = moving.target.filter(|(at, _)| message >= *at as usize) else {
             return true;
         };
-        let sent = self.ancestors(Some(id));
-        let mut sent = sent.filter(|(_, node)| node.message == target);
-        let kept = sent.find_map(|(_, node)| node.sent.kept.as_deref());
+        let sent = self.of_turn(id, into);
+        let kept = sent.and_then(|node| node.sent.kept.as_deref());
         kept.is_some_and(|kept| kept.spans.len() == spans + kept.frozen.len())
+    }
+
+    /// Returns the message of `turn` in the chat that ends with the message `id`; `None` if it has none. Each message
+    /// is passed once, however many chats of a request are looked at.
+    fn of_turn(&self, id: MessageId, turn: &mut Turn) -> Option<&Node> {
+        let mut passed: SmallVec<[MessageId; 8]> = SmallVec::new();
+        let mut found = None;
+        for (id, node) in self.ancestors(Some(id)) {
+            looked(1);
+            if let Some(known) = turn.found.get(&id) {
+                found = *known;
+                break;
+            }
+            passed.push(id);
+            if node.message <= turn.message {
+                found = (node.message == turn.message).then_some(id);
+                break;
+            }
+        }
+        turn.found.extend(passed.into_iter().map(|id| (id, found)));
+        self.node(found?)
     }
 
     /// Returns the message whose chat shares most spans with the current head; `None` on a tie, or if none shares any.
@@ -402,6 +450,9 @@ impl Node {
 
 /// Most messages with one chain. A chat with more is ambiguous anyway, and every request walks this list.
 const MAX_VERSIONS: usize = 16;
+
+/// Most messages of a request of which several known ones fit; the chat counts as unknown up to there then.
+const MAX_UNSETTLED: usize = 64;
 
 /// Estimated bytes of a message in the arena and the index, without its record; the same on every platform.
 const MESSAGE_BYTES: u64 = 256;
@@ -520,6 +571,21 @@ mod tests {
         );
         assert_eq!(texts(&memory, &path), [(0, "a".into()), (2, String::new())]);
         memory.check();
+    }
+
+    #[test]
+    fn a_long_chat_with_other_documents_is_passed_once() {
+        const MESSAGES: u32 = 2_000;
+        let mut memory = memory(10_000, 10_000_000);
+        let mut messages = vec![added(0, 0, written("a"))];
+        messages.extend((1..MESSAGES).map(|at| added(at, at.into(), SentMessage::default())));
+        memory.record(&Path::new(), messages, EngineId::default());
+        let all: Vec<u128> = (0..MESSAGES.into()).collect();
+        let written = Some((0, list("b")));
+        let (path, work) =
+            crate::work::counted(|| memory.find(chains(&all), written, Moving::default()));
+        assert_eq!(path.len(), 0);
+        assert_eq!(work.within(MESSAGES as usize), Ok(()));
     }
 
     #[test]

@@ -8,13 +8,12 @@
 //!
 //! Agents read files again, in other ranges and after a change. A run of lines is looked up by its first line, in the
 //! newest result that has this line in full and only once, and compared byte for byte. The hint quotes words near the
-//! run's ends that occur in only one line of that result. A turn ends with an assistant's message: results of calls
+//! run's ends that occur in only one line of all results, so that it cannot mean another version of a file. A turn ends with an assistant's message: results of calls
 //! that the model made at once belong to one turn and are not compared with each other.
 
 use super::passages::{BREAK, hash, lines};
 use crate::work::looked;
 use fxhash::FxHashMap;
-use std::cell::OnceCell;
 
 /// The tools' results in a request's prompt so far, indexed by line.
 #[derive(Debug, Default)]
@@ -22,6 +21,10 @@ pub(crate) struct Outputs<'a> {
     texts: Vec<OutputText<'a>>,
     /// For each line, by its hash: the newest text that has it in full and only once, and its index there.
     places: FxHashMap<u64, (usize, usize)>,
+    /// For the quotable words of the lines of the first `counted` texts, the number of lines that have them. Counted
+    /// when first needed.
+    quoted: FxHashMap<&'a str, u32>,
+    counted: usize,
 }
 
 #[derive(Debug)]
@@ -29,8 +32,6 @@ struct OutputText<'a> {
     turn: u32,
     /// The lines as sent; `None` for those that a hint replaced.
     lines: Vec<Option<&'a str>>,
-    /// For the quotable words of each line, the number of lines that have them. Computed when first needed.
-    quoted: OnceCell<FxHashMap<&'a str, u32>>,
 }
 
 /// A run of lines, and the hint that replaces it.
@@ -69,7 +70,7 @@ impl<'a> Outputs<'a> {
 
     /// Returns the runs of `all`, lines of `bytes` bytes in total, that results of earlier turns have.
     fn runs(
-        &self,
+        &mut self,
         turn: u32,
         bytes: usize,
         all: &[&str],
@@ -99,9 +100,9 @@ impl<'a> Outputs<'a> {
             let rest = all.get(start..).unwrap_or_default();
             let (count, same) = self.agreeing(turn, (text, nth), rest);
             let run = (same >= MIN_OUTPUT_BYTES).then(|| {
-                let quoted = self.texts.get(text)?.quoted();
+                self.count();
                 let lines = rest.get(..count)?;
-                named(lines, quoted).and_then(|named| named.run(start, lines, &refer))
+                named(lines, &self.quoted).and_then(|named| named.run(start, lines, &refer))
             });
             match run.flatten() {
                 Some(run) => {
@@ -148,23 +149,17 @@ impl<'a> Outputs<'a> {
                 None => self.places.remove(&line),
             };
         }
-        self.texts.push(OutputText {
-            turn,
-            lines,
-            quoted: OnceCell::new(),
-        });
+        self.texts.push(OutputText { turn, lines });
     }
-}
 
-impl<'a> OutputText<'a> {
-    fn quoted(&self) -> &FxHashMap<&'a str, u32> {
-        self.quoted.get_or_init(|| {
-            let mut quoted = FxHashMap::default();
-            for words in self.lines.iter().flatten().filter_map(|line| words(line)) {
-                *quoted.entry(words).or_default() += 1;
+    /// Counts the quotable words of the texts that are not counted yet.
+    fn count(&mut self) {
+        for text in self.texts.iter().skip(self.counted) {
+            for words in text.lines.iter().flatten().filter_map(|line| words(line)) {
+                *self.quoted.entry(words).or_default() += 1;
             }
-            quoted
-        })
+        }
+        self.counted = self.texts.len();
     }
 }
 
@@ -174,7 +169,7 @@ struct Named<'t> {
     last: (usize, &'t str),
 }
 
-/// Returns the lines near a run's ends whose words occur in no other line of the text; `None` if there are none.
+/// Returns the lines near a run's ends whose words occur in no other line; `None` if there are none.
 fn named<'t>(lines: &[&'t str], quoted: &FxHashMap<&str, u32>) -> Option<Named<'t>> {
     let own = |(at, line): (usize, &&'t str)| {
         let words = words(line)?;
@@ -320,6 +315,17 @@ mod tests {
         let is_hint = |line: &&str| line.starts_with('(');
         assert_eq!(hints.split(BREAK).filter(is_hint).count(), 2, "{hints}");
         assert!(hints.split(BREAK).count() < 8, "{hints}");
+    }
+
+    #[test]
+    fn words_that_two_versions_of_a_file_have_are_not_quoted() {
+        let lines = |edited: &str| [&*block(0..11), edited, &block(11..22)].join(BREAK);
+        let [old, new] = ["LIMIT = 10, the old value", "LIMIT = 99, the new value"].map(lines);
+        assert!(block(0..11).len() < MIN_OUTPUT_BYTES && old.len() > MIN_OUTPUT_BYTES);
+        let mut outputs = Outputs::default();
+        assert_eq!(outputs.add(1, &old, refer), None);
+        assert_eq!(outputs.add(2, &new, refer), None);
+        assert_eq!(outputs.add(3, &new, refer), None);
     }
 
     #[test]

@@ -15,8 +15,8 @@ pub(crate) struct PromptDocuments<'a> {
     blocks: FxHashMap<Fingerprint, (u32, &'a str)>,
     /// The document with each label; `None` if several documents have the label.
     labels: FxHashMap<&'a str, Option<Fingerprint>>,
-    /// For each numbered document without its number: turn and question of the first occurrence, and the block.
-    numbered: FxHashMap<Fingerprint, (u32, u32, NumberedBlock<'a>)>,
+    /// For each numbered document without its number: turn, question and name of the first occurrence, and the block.
+    numbered: FxHashMap<Fingerprint, (u32, u32, String, NumberedBlock<'a>)>,
     /// The numbered document with each name, by question; `None` if several documents of the question have the name, as
     /// all chunks of an attached file do.
     names: FxHashMap<(u32, String), Option<NumberedBlock<'a>>>,
@@ -46,12 +46,23 @@ impl<'a> PromptDocuments<'a> {
             .or_insert(Some(fingerprint));
     }
 
-    /// Adds a numbered document that is sent in `turn` with question number `question` of the chat.
-    pub(crate) fn add_numbered(&mut self, turn: u32, question: u32, block: NumberedBlock<'a>) {
+    /// Adds a numbered document that is sent in `turn` with question number `question` of the chat, at `place` of its
+    /// documents, counted from 1. It is named by its number, or by that place.
+    pub(crate) fn add_numbered(
+        &mut self,
+        turn: u32,
+        question: u32,
+        place: usize,
+        block: NumberedBlock<'a>,
+    ) {
         if let Some(text) = block.passages() {
             self.passages.add(turn, question, text);
         }
-        for name in [Some(block.name()), opening_words(block.words())] {
+        let number = match block.number() {
+            "" => format!("document {place}"),
+            number => number.to_owned(),
+        };
+        for name in [Some(number.clone()), opening_words(block.words())] {
             let Some(name) = name else { continue };
             let named = self.names.entry((question, name));
             let named = named.or_insert_with(|| Some(block.clone()));
@@ -60,7 +71,7 @@ impl<'a> PromptDocuments<'a> {
             }
         }
         let known = self.numbered.entry(block.identity());
-        known.or_insert((turn, question, block));
+        known.or_insert((turn, question, number, block));
     }
 
     /// Returns a block of joined passages in which those that an earlier turn has are replaced by the result of `refer`
@@ -80,11 +91,11 @@ impl<'a> PromptDocuments<'a> {
     /// Returns the question of an earlier turn that has the document, and a name that is unique there: its number, or
     /// else its opening words. `None` if no earlier turn has the document, or no name is unique.
     pub(crate) fn place_of(&self, turn: u32, block: &NumberedBlock<'_>) -> Option<(u32, String)> {
-        let (shown, question, known) = self.numbered.get(&block.identity())?;
+        let (shown, question, number, known) = self.numbered.get(&block.identity())?;
         if *shown >= turn || !known.is(block) {
             return None;
         }
-        let names = [Some(known.name()), opening_words(known.words())];
+        let names = [Some(number.clone()), opening_words(known.words())];
         let name = names.into_iter().flatten().find(|name| {
             let named = self.names.get(&(*question, name.clone()));
             named.is_some_and(Option::is_some)

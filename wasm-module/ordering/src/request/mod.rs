@@ -362,6 +362,13 @@ impl<'a> Request<'_, 'a> {
         );
         self.then(arrangement.digest(&listed));
         if self.last_turn > 0 {
+            // The place at which each document is sent, from 1.
+            let mut places: SmallVec<[usize; 16]> = SmallVec::from_elem(0, group.found.len());
+            for (slot, place) in arrangement.slots.iter().zip(1..) {
+                if let Some(at) = places.get_mut(usize::from(slot.index())) {
+                    *at = place;
+                }
+            }
             for &(index, fingerprint) in &listed.distinct {
                 if let Some(found) = group.found.get(usize::from(index)) {
                     let block = found.block_in_message().filter(|_| !keeps_repeats(group));
@@ -370,7 +377,8 @@ impl<'a> Request<'_, 'a> {
                     let numbered =
                         numbered.filter(|_| self.config.keeps_contexts() && !keeps_repeats(group));
                     if let Some(block) = numbered {
-                        self.shown.add_numbered(turn, self.question, block);
+                        let place = places.get(usize::from(index)).copied().unwrap_or_default();
+                        self.shown.add_numbered(turn, self.question, place, block);
                     }
                 }
             }

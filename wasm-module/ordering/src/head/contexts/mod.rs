@@ -25,8 +25,9 @@ use super::config::HeadMode;
 use super::decision::{Claim, ContextMessage, Decision};
 use super::ranks::{self, Unranked};
 use super::report::{Change, ChangeKind};
+use super::texts::RemovedElements;
 use crate::body::edit::replaced;
-use crate::body::{Chain, Message, Parsed, Role, context_range, last_text};
+use crate::body::{Chain, ContextTexts, Message, Parsed, Role, last_text, offset_in};
 use crate::config::Config;
 use crate::document::estimate_tokens;
 use std::borrow::Cow;
@@ -101,6 +102,17 @@ pub(crate) fn plan<'a>(
     Some(plan)
 }
 
+/// Returns whether the decision removes an element of the message's array, which might be the last other one.
+fn removes_element(parsed: &Parsed<'_>, message: &Message<'_>, decision: &Decision<'_>) -> bool {
+    let start = offset_in(parsed.text, message.content);
+    let content = start..start + message.content.len();
+    let mut within = (decision.removed.iter()).filter(|range| content.contains(&range.start));
+    within.any(|range| {
+        let removed = parsed.text.get(range.clone()).unwrap_or_default();
+        removed.starts_with(['{', ','])
+    })
+}
+
 /// A group of documents in the body, and the changes that remove its numbers and scores.
 struct UnrankedGroup<'a> {
     /// Offset in the body of the group's first document.
@@ -116,9 +128,12 @@ impl<'a> Plan<'a> {
         let mut all = Vec::new();
         let wanted = config.head.raw.documents;
         for message in &parsed.messages {
+            let is_open = (wanted.numbers || wanted.scores)
+                && !message.groups.is_empty()
+                && !message.raw.contains("\"cache_control\"");
             for group in &message.groups {
                 self.all_documents += group.found.len();
-                if !(wanted.numbers || wanted.scores) {
+                if !is_open {
                     continue;
                 }
                 let room = config.head.raw.max_moved_bytes as usize;
@@ -126,9 +141,6 @@ impl<'a> Plan<'a> {
                 let Some((documents, hint)) = documents.zip(group.hint) else {
                     continue;
                 };
-                if message.raw.contains("\"cache_control\"") {
-                    continue;
-                }
                 self.numbered += documents.numbered;
                 self.scored += documents.scored;
                 all.push(UnrankedGroup {
@@ -172,17 +184,20 @@ impl<'a> Plan<'a> {
             return;
         };
         let mut words = String::new();
+        let mut elements = RemovedElements::default();
         for message in parsed.messages.iter().take(target) {
             // A system text with a cache marker stays: the client defines where its prefix ends.
             if message.role != Role::System || message.raw.contains("\"cache_control\"") {
                 continue;
             }
             // Labelled documents stay, since their labels would stay behind.
-            for group in message.groups.iter().filter(|group| !group.is_labelled) {
-                let found = group.place.hull();
-                let hull =
-                    found.and_then(|found| context_range(parsed.text, message.content, found));
-                let Some(hull) = hull else { continue };
+            let mut groups = message.groups.iter().filter(|group| !group.is_labelled);
+            let Some(first) = groups.next() else { continue };
+            let texts = ContextTexts::new(parsed.text, message.content);
+            for group in std::iter::once(first).chain(groups) {
+                let found = group.place.hull().and_then(|found| texts.around(found));
+                let Some(found) = found else { continue };
+                let hull = found.range;
                 let overlaps =
                     |range: &Range<usize>| range.start < hull.end && hull.start < range.end;
                 let is_touched = decision.removed.iter().any(overlaps)
@@ -191,6 +206,13 @@ impl<'a> Plan<'a> {
                 let Some(cut) = parsed.text.get(hull.clone()).filter(|_| !is_touched) else {
                     continue;
                 };
+                // Providers refuse an empty array and an empty block.
+                if let Some(part) = found.part
+                    && (removes_element(parsed, message, decision)
+                        || !elements.add(parsed.text, part))
+                {
+                    continue;
+                }
                 let within = |group: &UnrankedGroup<'_>| hull.contains(&group.start);
                 match unranked.iter().position(within) {
                     Some(at) => {
@@ -207,10 +229,14 @@ impl<'a> Plan<'a> {
                 self.documents += group.found.len();
                 self.changes
                     .push(Change::new(ChangeKind::Context, "", hull.clone()));
-                self.edits.push((hull.clone(), "".into()));
+                if found.part.is_none() {
+                    self.edits.push((hull.clone(), "".into()));
+                }
                 cuts.push(hull);
             }
         }
+        let elements = elements.into_ranges().into_iter();
+        self.edits.extend(elements.map(|range| (range, "".into())));
         if !words.is_empty() {
             self.edits.push((text.start..text.start, words.into()));
         }
@@ -247,7 +273,7 @@ impl<'a> Plan<'a> {
                     self.doubtful += 1;
                     continue;
                 }
-                let start = crate::body::offset_in(parsed.text, message.content);
+                let start = offset_in(parsed.text, message.content);
                 let range = start..start + message.content.len();
                 self.changes
                     .push(Change::new(ChangeKind::Restored, "", range.clone()));
@@ -347,7 +373,7 @@ impl<'a> Plan<'a> {
         }
         let before = sent.text.get(text.start..hull.start)?;
         let behind = sent.text.get(hull.end..text.end)?;
-        let start = crate::body::offset_in(sent.text, message.content);
+        let start = offset_in(sent.text, message.content);
         let narrow = |at: usize| u32::try_from(at - start).ok();
         Some(ContextMessage {
             key: question::key_of(before, behind, prior)?,
@@ -379,7 +405,7 @@ struct Bare<'t> {
 
 impl<'t> Bare<'t> {
     fn new(body: &'t str, message: &Message<'t>, text: Range<usize>) -> Option<Self> {
-        let start = crate::body::offset_in(body, message.content);
+        let start = offset_in(body, message.content);
         Some(Self {
             around: [
                 body.get(start..text.start)?,
