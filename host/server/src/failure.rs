@@ -265,13 +265,12 @@ impl Failure {
         }
     }
 
-    /// Returns the failure for a request that the engine aborted; `limit` is the time limit to report if it expired.
-    pub fn from_engine(failure: engine::Failure, limit: Duration) -> Self {
+    /// Returns the failure for a request that the engine aborted; `limit` is the time limit to report if it expired, and
+    /// `field` the one that requires the answer's grammar.
+    pub fn from_engine(failure: engine::Failure, limit: Duration, field: &str) -> Self {
         match failure {
             engine::Failure::Expired => Self::Timeout { limit },
-            engine::Failure::Grammar(reason) => {
-                Self::invalid("response_format", format!("response_format: {reason}"))
-            }
+            engine::Failure::Grammar(reason) => Self::invalid(field, format!("{field}: {reason}")),
             other => Self::internal(other),
         }
     }
@@ -456,12 +455,13 @@ mod tests {
     #[test]
     fn a_grammar_that_costs_too_much_within_an_answer_is_its_requests_fault() {
         let reason = "the answer's grammar failed: too many items".to_owned();
-        let failure = Failure::from_engine(engine::Failure::Grammar(reason), SOON);
+        let failure = Failure::from_engine(engine::Failure::Grammar(reason), SOON, "tools");
         assert_eq!(failure.status(), StatusCode::BAD_REQUEST);
-        let message = "response_format: the answer's grammar failed: too many items";
+        assert_eq!(failure.body()["error"]["param"], "tools");
+        let message = "tools: the answer's grammar failed: too many items";
         assert_eq!(failure.to_string(), message);
         let failure = engine::Failure::Sampling("not a number".to_owned());
-        let failure = Failure::from_engine(failure, SOON);
+        let failure = Failure::from_engine(failure, SOON, "tools");
         assert_eq!(failure.status(), StatusCode::INTERNAL_SERVER_ERROR);
     }
 

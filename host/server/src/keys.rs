@@ -1,7 +1,7 @@
 //! The API keys that a server accepts.
 
 use anyhow::{Context, bail};
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, HeaderValue, header};
 use foreword_ordering::feed::TenantKey;
 use std::collections::HashMap;
 use std::path::Path;
@@ -58,21 +58,20 @@ impl ApiKeys {
     }
 
     /// Returns whether `headers` contain one of the keys, as `Authorization: Bearer KEY` or, as in Anthropic's API,
-    /// `x-api-key: KEY`.
+    /// `x-api-key: KEY`. If both contain one, the first counts.
     pub fn admit(&self, headers: &HeaderMap) -> bool {
         self.holder(headers).is_some()
     }
 
     /// Returns the number of the key in `headers`; `None` without an accepted key.
     pub fn holder(&self, headers: &HeaderMap) -> Option<usize> {
-        self.0.get(sent(headers)?).copied()
+        self.accepted(headers).map(|(_, number)| number)
     }
 
     /// Returns a name for the key in `headers` that does not change when other keys are added or removed: 128 bits of
     /// its SHA-256. `None` without an accepted key.
     pub fn name(&self, headers: &HeaderMap) -> Option<String> {
-        let (key, _) = self.0.get_key_value(sent(headers)?)?;
-        Some(name(key))
+        self.accepted(headers).map(|(key, _)| name(key))
     }
 
     /// Returns the number of the key with this [name](Self::name); `None` if it is no longer accepted.
@@ -80,15 +79,21 @@ impl ApiKeys {
         let mut keys = self.0.iter();
         keys.find_map(|(key, number)| (name(key) == owner).then_some(*number))
     }
+
+    /// Returns the accepted key in `headers` and its number.
+    fn accepted(&self, headers: &HeaderMap) -> Option<(&[u8], usize)> {
+        let plain = headers.get("x-api-key").map(HeaderValue::as_bytes);
+        let mut sent = bearer(headers).into_iter().chain(plain);
+        let (key, number) = sent.find_map(|key| self.0.get_key_value(key.trim_ascii()))?;
+        Some((key, *number))
+    }
 }
 
-/// Returns the key in `headers`, accepted or not; `None` if there is none, or `authorization` has another scheme.
-fn sent(headers: &HeaderMap) -> Option<&[u8]> {
-    let Some(value) = headers.get(header::AUTHORIZATION) else {
-        return Some(headers.get("x-api-key")?.as_bytes().trim_ascii());
-    };
-    let (scheme, key) = value.as_bytes().split_at_checked(b"bearer ".len())?;
-    (scheme.eq_ignore_ascii_case(b"bearer ")).then(|| key.trim_ascii())
+/// Returns the key in `authorization`; `None` if there is none, or the header has another scheme.
+fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
+    let value = headers.get(header::AUTHORIZATION)?.as_bytes();
+    let (scheme, key) = value.split_at_checked(b"bearer ".len())?;
+    (scheme.eq_ignore_ascii_case(b"bearer ")).then_some(key)
 }
 
 fn name(key: &[u8]) -> String {
@@ -98,7 +103,6 @@ fn name(key: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use axum::http::HeaderValue;
 
     #[test]
     fn a_keys_name_stays_when_other_keys_come_and_go() {
@@ -146,6 +150,26 @@ mod tests {
             assert!(!admitted(keys, sent), "{sent}");
         }
         assert!(!ApiKeys::parse(keys).admit(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn a_key_counts_beside_another_header_without_one() {
+        let keys = ApiKeys::parse("alpha\nbeta\n");
+        for (authorization, key, number) in [
+            ("Basic alpha", "beta", Some(1)),
+            ("Bearer gamma", "beta", Some(1)),
+            ("Bearer alpha", "gamma", Some(0)),
+            ("Bearer alpha", "beta", Some(0)),
+            ("Bearer gamma", "delta", None),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(
+                header::AUTHORIZATION,
+                HeaderValue::from_static(authorization),
+            );
+            headers.insert("x-api-key", HeaderValue::from_static(key));
+            assert_eq!(keys.holder(&headers), number, "{authorization}, {key}");
+        }
     }
 
     #[test]

@@ -16,8 +16,8 @@ use foreword_engine::engine::{Engine, EngineConfig, Generation, Kind, Request};
 use foreword_engine::models::ModelConfig;
 use foreword_engine::sampling::Constraint;
 use foreword_engine::text::{
-    Cancel, ChatTemplate, Grammars, OPEN_TOOL_CALL, SchemaError, TokenCache, TokenCacheStats,
-    Tokenizer,
+    Cancel, ChatTemplate, Grammars, OPEN_TOOL_CALL, SchemaError, TextError, TokenCache,
+    TokenCacheStats, Tokenizer,
 };
 use serde_json::Value;
 use std::borrow::Cow;
@@ -46,6 +46,8 @@ pub enum Calls {
     None,
     /// Between tags, within text.
     Tagged,
+    /// Between tags, within text; the first complete call ends the answer.
+    First,
     /// The whole answer is a tool call.
     Bare,
 }
@@ -116,6 +118,15 @@ impl Model {
                 "the model names no token that ends an answer: only `max_tokens` and `stop` do"
             );
         }
+        let shape = backend.shape();
+        let (fits, positions) = (shape.longest_sequence(), shape.max_positions);
+        if fits < positions {
+            tracing::warn!(
+                tokens = fits,
+                positions,
+                "the KV pages hold fewer tokens than the model has positions: longer prompts are refused"
+            );
+        }
         Ok(Self {
             name,
             created_s: now(),
@@ -124,7 +135,7 @@ impl Model {
             template,
             grammars: OnceLock::new(),
             eos_tokens,
-            shape: backend.shape(),
+            shape,
             engine: start(backend),
         })
     }
@@ -190,7 +201,9 @@ impl Model {
         let documents = placed.and_then(|placed| placed.in_tokens(&counts));
         let mut request = self.request(tokens, "messages", &chat.options, None)?;
         request.documents = documents;
-        Ok((request, calls, Wanted::of(&chat.options.format).or(forced)))
+        let grammar = Wanted::of(&chat.options.format).or(forced);
+        self.check_stop_tokens(&chat.options, grammar.as_ref())?;
+        Ok((request, calls, grammar))
     }
 
     /// Returns the tokens of a chat's prompt. Blocks as [`Model::chat_request`] does.
@@ -219,9 +232,9 @@ impl Model {
                 chat.template_variables.as_ref(),
                 chat.ending,
             )
-            .map_err(|error| Failure::invalid("messages", error.to_string()))?;
-        let (calls, forced) = match tools.map(|tools| &tools.choice) {
-            Some(ToolChoice::Forced(schema)) => {
+            .map_err(unrendered)?;
+        let (calls, forced) = match tools.map(|tools| (&tools.choice, tools.parallel)) {
+            Some((ToolChoice::Forced(schema), _)) => {
                 if template.tags_tool_calls() {
                     prompt.push_str(OPEN_TOOL_CALL);
                     prompt.push('\n');
@@ -232,7 +245,14 @@ impl Model {
                 };
                 (Calls::Bare, Some(forced))
             }
-            Some(ToolChoice::Auto) if template.tags_tool_calls() => (Calls::Tagged, None),
+            Some((ToolChoice::Auto, parallel)) if template.tags_tool_calls() => {
+                let calls = if parallel {
+                    Calls::Tagged
+                } else {
+                    Calls::First
+                };
+                (calls, None)
+            }
             _ => (Calls::None, None),
         };
         Ok((prompt, calls, forced))
@@ -269,7 +289,7 @@ impl Model {
                     chat.documents.as_ref(),
                     chat.template_variables.as_ref(),
                 )
-                .map_err(|error| Failure::invalid("messages", error.to_string()))
+                .map_err(unrendered)
         };
         let (one, other) = (render("A")?, render("B")?);
         let common = common_beginning(&one, &other);
@@ -305,7 +325,30 @@ impl Model {
         let echoed = options.top_logprobs.filter(|_| completion.echo);
         request.prompt_logprobs = request.prompt_logprobs.max(echoed);
         check_scored(&request, options)?;
+        self.check_stop_tokens(options, Wanted::of(&options.format).as_ref())?;
+        if completion.echo && request.max_tokens == 0 {
+            // The engine computes a prompt without an answer only to score it.
+            request.prompt_logprobs.get_or_insert(0);
+        }
         Ok(request)
+    }
+
+    /// Returns an error if a token of `stop_token_ids` is text: an answer that follows `grammar` may need it.
+    fn check_stop_tokens(
+        &self,
+        options: &Options,
+        grammar: Option<&Wanted>,
+    ) -> Result<(), Failure> {
+        let mut tokens = options.stop_tokens.iter();
+        match tokens.find(|token| self.tokenizer.bytes(**token).is_some()) {
+            Some(token) if grammar.is_some() => Err(Failure::invalid(
+                "stop_token_ids",
+                format!(
+                    "stop_token_ids has {token}, a token of text, which the grammar of the answer may need"
+                ),
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Returns the tokens of `text`; `special` adds the tokenizer's own, such as BOS. Blocks the thread.
@@ -370,7 +413,8 @@ impl Model {
             ));
         }
         let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-        let room = self.shape.max_positions.saturating_sub(length);
+        let limit = self.shape.longest_sequence();
+        let room = limit.saturating_sub(length);
         let asked = options
             .max_tokens
             .unwrap_or_else(|| default.unwrap_or(room).min(room).max(1));
@@ -378,18 +422,18 @@ impl Model {
             return Err(Failure::ContextLength {
                 prompt: length,
                 needed: u64::from(length) + u64::from(asked),
-                limit: self.shape.max_positions,
+                limit,
             });
+        }
+        let mut stop_tokens = options.stop_tokens.clone();
+        if !options.ignore_eos {
+            stop_tokens.extend(&self.eos_tokens);
         }
         let request = Request {
             prompt,
             max_tokens: asked,
             sampling: options.sampling.clone(),
-            stop_tokens: if options.ignore_eos {
-                Vec::new()
-            } else {
-                self.eos_tokens.clone()
-            },
+            stop_tokens,
             top_logprobs: options.top_logprobs,
             prompt_logprobs: options.prompt_logprobs,
             cache_salt: options.cache_salt.clone(),
@@ -467,6 +511,14 @@ fn with_known_roles<'m>(template: &ChatTemplate, messages: &'m Value) -> Cow<'m,
     Cow::Owned(Value::Array(list))
 }
 
+/// Returns the failure for a chat that was not rendered.
+fn unrendered(error: TextError) -> Failure {
+    match error {
+        TextError::Thread(_) => Failure::internal(error),
+        error => Failure::invalid("messages", error.to_string()),
+    }
+}
+
 fn last_role(messages: &Value) -> Option<&str> {
     messages.as_array()?.last()?.get("role")?.as_str()
 }
@@ -517,16 +569,34 @@ pub struct Wanted {
 }
 
 impl Wanted {
+    /// Returns the request's field that requires the grammar.
+    pub fn field(&self) -> &'static str {
+        self.field
+    }
+
     /// Returns the grammar for `response_format`; `None` for plain text.
     #[must_use]
     pub fn of(format: &Format) -> Option<Self> {
         let (field, schema) = match format {
             Format::Text => return None,
             Format::JsonObject => ("response_format", None),
-            Format::JsonSchema(schema) => {
-                ("response_format.json_schema.schema", Some(schema.clone()))
-            }
+            Format::JsonSchema { schema, field } => (*field, Some(schema.clone())),
         };
         Some(Self { field, schema })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::StatusCode;
+
+    #[test]
+    fn a_template_without_a_thread_is_a_fault_of_the_server() {
+        let error = std::io::ErrorKind::WouldBlock.into();
+        let failure = unrendered(TextError::Thread(error));
+        assert_eq!(failure.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        let failure = unrendered(TextError::Template("no".to_owned()));
+        assert_eq!(failure.status(), StatusCode::BAD_REQUEST);
     }
 }

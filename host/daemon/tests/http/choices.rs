@@ -4,6 +4,7 @@ use crate::chat::say;
 use crate::streaming::{forever, streaming};
 use crate::support::client::{begin, post};
 use crate::support::{Options, TestServer, until};
+use foreword_engine::engine::Request;
 use serde_json::{Value, json};
 
 const PATH: &str = "/v1/chat/completions";
@@ -116,6 +117,45 @@ async fn every_choice_takes_a_place() {
     assert!(message.contains("this server's limit"), "{message}");
     house.steps.release();
     assert_eq!(first.await.unwrap().status, 200);
+}
+
+#[tokio::test]
+async fn choices_wait_for_room_in_the_queue() {
+    let house = TestServer::with(Options {
+        max_waiting: 2,
+        max_running: 1,
+        ..Options::default()
+    })
+    .await;
+    house.steps.hold(0);
+    let mut body = streaming("abcd");
+    body["n"] = 2.into();
+    let address = house.address();
+    let reply = tokio::spawn(async move { begin(address, PATH, &body).await });
+    until("the first choice runs", || house.stats().running == 1).await;
+    let app = house.app();
+    let engine = app.model.get().expect("the model is there").engine();
+    let others = [1, 2].map(|token| {
+        let other = Request {
+            prompt: vec![token],
+            max_tokens: 1,
+            ..Request::default()
+        };
+        engine.submit(other).expect("room for two")
+    });
+    // The first choice's first token arrives while the queue is full.
+    house.steps.hold(1);
+    let mut reply = reply.await.unwrap();
+    reply.event().await.expect("the opening");
+    assert_eq!(
+        reply.event_json().await["choices"][0]["delta"]["content"],
+        "a"
+    );
+    house.steps.release();
+    let events = reply.events().await;
+    let ends = (events.iter()).filter(|event| event.contains("\"finish_reason\":\"stop\""));
+    assert_eq!(ends.count(), 2);
+    drop(others);
 }
 
 #[tokio::test]

@@ -79,6 +79,55 @@ async fn a_stream_has_text_choices_and_no_opening() {
 }
 
 #[tokio::test]
+async fn a_prompt_may_be_repeated_without_an_answer() {
+    let house = TestServer::open().await;
+    let mut body = body("say(abc)");
+    body["echo"] = true.into();
+    body["max_tokens"] = 0.into();
+    let answer = post(house.address(), PATH, &body).await.json();
+    let expected =
+        json!({"index": 0, "text": "say(abc)", "logprobs": null, "finish_reason": "length"});
+    assert_eq!(answer["choices"], json!([expected]));
+    assert_eq!(answer["usage"]["completion_tokens"], 0);
+    body["stream"] = true.into();
+    let events = begin(house.address(), PATH, &body).await.events().await;
+    assert_eq!(events.len(), 3, "{events:?}");
+}
+
+#[tokio::test]
+async fn tokens_may_end_the_answer() {
+    let house = TestServer::open().await;
+    let mut body = body("say(abc)");
+    body["stop_token_ids"] = json!([u32::from(b'c'), 7]);
+    let answer = post(house.address(), PATH, &body).await.json();
+    assert_eq!(answer["choices"][0]["text"], "ab");
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    body["guided_json"] = json!({"type": "boolean"});
+    for (tokens, words) in [
+        (json!([7]), "the grammar of the answer"),
+        (json!([-1]), "must be a token"),
+        (json!(3), "an array of tokens"),
+        (json!(vec![0; 65]), "at most 64"),
+    ] {
+        body["stop_token_ids"] = tokens;
+        let response = post(house.address(), PATH, &body).await;
+        let param = if words == "must be a token" {
+            "stop_token_ids[0]"
+        } else {
+            "stop_token_ids"
+        };
+        let message = response.error(400, "invalid_value", Some(param));
+        assert!(message.contains(words), "{message}");
+    }
+    // A special token is no text.
+    body["stop_token_ids"] = json!([VOCABULARY - 1]);
+    body["seed"] = 7.into();
+    let answer = post(house.address(), PATH, &body).await.json();
+    let text = answer["choices"][0]["text"].as_str().unwrap();
+    assert!(["true", "false"].contains(&text), "{text}");
+}
+
+#[tokio::test]
 async fn what_is_no_prompt_is_named() {
     let house = TestServer::open().await;
     for (prompt, message) in [

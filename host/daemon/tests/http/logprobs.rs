@@ -99,7 +99,7 @@ async fn nobody_who_did_not_ask_is_told() {
 }
 
 /// A template that ends an assistant's message, which a continued one must not have.
-const ENDING: &str = "\
+pub(crate) const ENDING: &str = "\
 {%- for message in messages %}\
 {%- if message.role == 'assistant' %}<|assistant|>{{ message.content }}.{% else %}<|user|>{{ message.content }}{% endif %}\
 {%- endfor %}\

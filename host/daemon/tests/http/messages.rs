@@ -1,8 +1,9 @@
 //! Tests `POST /v1/messages`, Anthropic's Messages API: streamed and not, and its errors.
 
+use crate::logprobs::ENDING;
 use crate::support::client::{JSON, begin, post, send};
 use crate::support::{MODEL, Options, TestServer};
-use crate::tools::HERMES;
+use crate::tools::{HERMES, TWO_CALLS};
 use foreword_server::keys::ApiKeys;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -122,6 +123,42 @@ async fn tools_are_used_and_their_results_read() {
     ]});
     let next = post(house.address(), PATH, &back).await.json();
     assert_eq!(next["content"][0]["text"], "Rain");
+}
+
+#[tokio::test]
+async fn one_use_of_a_tool_ends_an_answer_without_parallel_use() {
+    let house = TestServer::with(Options {
+        template: Some(HERMES),
+        ..Options::default()
+    })
+    .await;
+    let mut body = say(TWO_CALLS);
+    body["tools"] = json!([{"name": "time", "input_schema": {"type": "object"}}]);
+    let blocks = async |body: &Value| {
+        let message = post(house.address(), PATH, body).await.json();
+        message["content"].as_array().unwrap().len()
+    };
+    body["tool_choice"] = json!({"type": "auto"});
+    assert_eq!(blocks(&body).await, 4);
+    body["tool_choice"]["disable_parallel_tool_use"] = true.into();
+    assert_eq!(blocks(&body).await, 2);
+}
+
+#[tokio::test]
+async fn an_answer_continues_the_assistants_last_message() {
+    let house = TestServer::with(Options {
+        template: Some(ENDING),
+        ..Options::default()
+    })
+    .await;
+    let mut body = say("abcd");
+    let last = json!({"role": "assistant", "content": "ab"});
+    body["messages"].as_array_mut().unwrap().push(last);
+    let message = post(house.address(), PATH, &body).await.json();
+    assert_eq!(message["content"], json!([{"type": "text", "text": "cd"}]));
+    let counted = post(house.address(), "/v1/messages/count_tokens", &body).await;
+    // <|user|>say(abcd)<|assistant|>ab
+    assert_eq!(counted.json(), json!({"input_tokens": 13}));
 }
 
 #[tokio::test]

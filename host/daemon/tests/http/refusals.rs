@@ -151,6 +151,38 @@ async fn a_field_out_of_range_is_named_with_its_range() {
 }
 
 #[tokio::test]
+async fn a_field_that_would_change_the_answer_is_refused_unless_it_is_neutral() {
+    let house = TestServer::open().await;
+    for (field, refused, neutral) in [
+        ("guided_regex", json!("a+"), json!(null)),
+        ("guided_choice", json!(["a", "b"]), json!([])),
+        ("guided_grammar", json!("root ::= a"), json!(null)),
+        ("allowed_token_ids", json!([1]), json!([])),
+        ("bad_words", json!(["x"]), json!([])),
+        ("chat_template", json!("{{ messages }}"), json!(null)),
+        ("truncate_prompt_tokens", json!(8), json!(null)),
+        ("include_stop_str_in_output", json!(true), json!(false)),
+        ("skip_special_tokens", json!(false), json!(true)),
+        ("functions", json!([{"name": "f"}]), json!([])),
+        ("function_call", json!("auto"), json!("none")),
+        ("modalities", json!(["text", "audio"]), json!(["text"])),
+        ("audio", json!({"voice": "x"}), json!(null)),
+        ("regex", json!("a+"), json!(null)),
+        ("ebnf", json!("root ::= a"), json!(null)),
+        ("json_schema", json!("{}"), json!(null)),
+    ] {
+        let mut body = say("x");
+        body[field] = refused;
+        let response = post(house.address(), CHAT, &body).await;
+        let message = response.error(400, "invalid_value", Some(field));
+        let words = format!("{field} is not supported: leave it out or send {neutral}, got ");
+        assert!(message.starts_with(&words), "{message}");
+        body[field] = neutral;
+        assert_eq!(post(house.address(), CHAT, &body).await.status, 200);
+    }
+}
+
+#[tokio::test]
 async fn what_is_no_json_object_is_refused() {
     let house = TestServer::open().await;
     for (body, message) in [
@@ -238,6 +270,26 @@ async fn prompt_and_answer_must_fit() {
             MAX_POSITIONS + 8
         )
     );
+}
+
+#[tokio::test]
+async fn prompt_and_answer_must_fit_into_the_pages() {
+    let house = TestServer::with(Options {
+        pages: 2,
+        ..Options::default()
+    })
+    .await;
+    let mut body = say("x");
+    body["max_tokens"] = 25.into();
+    let response = post(house.address(), CHAT, &body).await;
+    let message = response.error(400, "context_length_exceeded", None);
+    assert!(message.ends_with("more than the 32 that fit"), "{message}");
+    let model = get(house.address(), "/v1/models").await.json()["data"][0].take();
+    assert_eq!(model["max_model_len"], 32);
+    let info = get(house.address(), "/server_info").await.json();
+    assert_eq!(info["vllm_config"]["model_config"]["max_model_len"], 32);
+    let info = get(house.address(), "/model_info").await.json();
+    assert_eq!(info["max_context_length"], 32);
 }
 
 #[tokio::test]

@@ -78,6 +78,35 @@ async fn a_stream_has_the_call_in_one_delta() {
     assert_eq!(choices.last().unwrap()["finish_reason"], "tool_calls");
 }
 
+/// An answer of two calls.
+pub(crate) const TWO_CALLS: &str = "Hm. <tool_call>{\"name\": \"time\"}</tool_call><tool_call>{\"name\": \"time\"}</tool_call> Done.";
+
+#[tokio::test]
+async fn one_call_ends_an_answer_without_parallel_calls() {
+    let house = house().await;
+    let mut body = with_tools(TWO_CALLS);
+    let answer = post(house.address(), PATH, &body).await.json();
+    let calls = |answer: &Value| {
+        let calls = answer["choices"][0]["message"]["tool_calls"].as_array();
+        calls.unwrap().len()
+    };
+    assert_eq!(calls(&answer), 2);
+    body["parallel_tool_calls"] = false.into();
+    let answer = post(house.address(), PATH, &body).await.json();
+    assert_eq!(calls(&answer), 1);
+    assert_eq!(answer["choices"][0]["message"]["content"], "Hm. ");
+    assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls");
+    body["stream"] = true.into();
+    let events = begin(house.address(), PATH, &body).await.events().await;
+    let deltas = events
+        .iter()
+        .filter(|event| event.contains("tool_calls\":["));
+    assert_eq!(deltas.count(), 1);
+    let last: Value = serde_json::from_str(&events[events.len() - 2]).unwrap();
+    assert_eq!(last["choices"][0]["finish_reason"], "tool_calls");
+    house.idle().await;
+}
+
 #[tokio::test]
 async fn without_tools_the_same_words_are_text() {
     let house = house().await;

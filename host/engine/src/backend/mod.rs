@@ -119,6 +119,11 @@ impl BackendShape {
     pub fn kv_tokens(&self) -> u64 {
         u64::from(self.pages) * u64::from(self.page_tokens)
     }
+
+    /// Returns the number of tokens in the longest sequence: the smaller of the model's positions and the pool's tokens.
+    pub fn longest_sequence(&self) -> u32 {
+        self.kv_tokens().min(self.max_positions.into()) as u32
+    }
 }
 
 /// Computes planned steps on pages and weights.

@@ -160,10 +160,15 @@ impl Core {
 
     fn arrive(&mut self, sequence: Sequence) {
         self.totals.speculations_started += u64::from(sequence.kind == Kind::Prefill);
-        self.next_deadline = earlier(self.next_deadline, sequence.deadline);
         if let Some(sequence) = self.fetch(sequence) {
-            self.waiting.push(sequence.entry(), sequence);
+            self.queue(sequence);
         }
+    }
+
+    /// Adds a sequence to the waiting requests.
+    fn queue(&mut self, sequence: Sequence) {
+        self.next_deadline = earlier(self.next_deadline, sequence.deadline);
+        self.waiting.push(sequence.entry(), sequence);
     }
 
     pub(super) fn is_idle(&self) -> bool {

@@ -363,7 +363,7 @@ struct Handle {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Bounds {
     vocabulary: u32,
-    /// Tokens in the longest sequence: the smaller of the model's positions and the tokens that the page pool holds.
+    /// Tokens in the longest sequence.
     capacity: u32,
     /// True if the device can sample tokens.
     draws: bool,
@@ -374,7 +374,7 @@ impl Bounds {
         let shape = backend.shape();
         Self {
             vocabulary: shape.vocabulary,
-            capacity: shape.kv_tokens().min(shape.max_positions.into()) as u32,
+            capacity: shape.longest_sequence(),
             draws: shape.draws,
         }
     }

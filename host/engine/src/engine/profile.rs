@@ -106,7 +106,7 @@ pub fn measure(
     now: &mut dyn FnMut() -> Duration,
 ) -> Result<CostProfile, ProfileError> {
     let shape = backend.shape();
-    let capacity = shape.kv_tokens().min(shape.max_positions.into()) as u32;
+    let capacity = shape.longest_sequence();
     let step = options.max_step_tokens.max(1);
     let mut bench = Bench {
         backend,

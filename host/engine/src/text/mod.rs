@@ -50,6 +50,9 @@ pub enum TextError {
     /// The messages do not fit the model's chat template; contains the template's own message.
     #[error("chat template: {0}")]
     Template(String),
+    /// The system has no thread to run the template on.
+    #[error("no thread to run the template on: {0}")]
+    Thread(std::io::Error),
     /// The tokenizer refused the text.
     #[error("tokenizer: {0}")]
     Encode(String),

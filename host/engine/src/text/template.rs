@@ -115,8 +115,7 @@ impl ChatTemplate {
         if !templates.iter().any(|(name, _)| *name == DEFAULT) {
             return Ok(None);
         }
-        on_a_deep_stack(|| Self::new(templates, config))
-            .and_then(|made| made)
+        on_a_deep_stack(|| Self::new(templates, config))?
             .map(Some)
             .map_err(wrong)
     }
@@ -163,7 +162,8 @@ impl ChatTemplate {
     /// Renders the prompt as [`ChatTemplate::render_with`] does, to another ending.
     ///
     /// # Errors
-    /// Returns [`TextError::Template`] when the messages do not fit the template, or the last one the ending.
+    /// Returns [`TextError::Template`] when the messages do not fit the template, or the last one the ending, and
+    /// [`TextError::Thread`] when the system has no thread for it.
     pub fn render_to(
         &self,
         messages: &Json,
@@ -180,8 +180,7 @@ impl ChatTemplate {
         on_a_deep_stack(|| {
             self.run(name, &messages, tools, documents, more, ending)
                 .map_err(|error| reason(&error))
-        })
-        .and_then(|rendered| rendered)
+        })?
         .and_then(|rendered| match ending {
             Ending::Answer | Ending::Messages => Ok(rendered),
             Ending::FinalMessage => within_final_message(rendered, &messages),
@@ -374,16 +373,16 @@ fn within_final_message(mut rendered: String, messages: &Json) -> Result<String,
 }
 
 /// Returns the result of `work` on a thread with a stack of [`STACK`] bytes.
-fn on_a_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> {
+fn on_a_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, TextError> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()
             .name("template".to_owned())
             .stack_size(STACK)
             .spawn_scoped(scope, work)
-            .map_err(|error| format!("no thread to run the template on: {error}"))?;
+            .map_err(TextError::Thread)?;
         thread
             .join()
-            .map_err(|_| "the template broke its interpreter".to_owned())
+            .map_err(|_| TextError::Template("the template broke its interpreter".to_owned()))
     })
 }
 

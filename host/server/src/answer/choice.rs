@@ -53,6 +53,8 @@ pub(super) struct ChoiceStream<'m> {
     decoder: Decoder<'m>,
     stops: StopStrings,
     calls: Option<ToolCalls>,
+    /// True if the first call ends the choice.
+    ends_with_call: bool,
     called: bool,
     ended: bool,
     /// Tokens whose text may turn out to be part of a stop string, each with the byte offset of its text.
@@ -69,6 +71,7 @@ impl<'m> ChoiceStream<'m> {
         decoder: Decoder<'m>,
         stop: Vec<String>,
         calls: Option<ToolCalls>,
+        ends_with_call: bool,
     ) -> Self {
         Self {
             tokenizer,
@@ -76,6 +79,7 @@ impl<'m> ChoiceStream<'m> {
             decoder,
             stops: StopStrings::new(stop),
             calls,
+            ends_with_call,
             called: false,
             ended: false,
             unsettled: VecDeque::new(),
@@ -127,10 +131,10 @@ impl<'m> ChoiceStream<'m> {
         self.settled_bytes += text.len();
         let settled = self.settled_bytes;
         let logprobs = self.settle(|start| start < settled);
-        if met {
-            return Some(self.end(index, &text, logprobs, FinishReason::Stop));
-        }
         let parts = self.parts(&text);
+        if met || self.is_last_call() {
+            return Some(self.end(index, parts, logprobs, FinishReason::Stop));
+        }
         (!parts.is_empty() || !logprobs.is_empty()).then_some(Piece {
             choice: index,
             parts,
@@ -147,25 +151,28 @@ impl<'m> ChoiceStream<'m> {
             self.settled_bytes += text.len();
             let settled = self.settled_bytes;
             let logprobs = self.settle(|start| start < settled);
-            return self.end(index, &text, logprobs, FinishReason::Stop);
+            let parts = self.parts(&text);
+            return self.end(index, parts, logprobs, FinishReason::Stop);
         }
         text.push_str(&self.stops.finish());
         let logprobs = self.settle(|_| true);
-        self.end(index, &text, logprobs, reason)
+        let parts = self.parts(&text);
+        self.end(index, parts, logprobs, reason)
     }
 
     fn end(
         &mut self,
         index: usize,
-        text: &str,
+        mut parts: Vec<Part>,
         logprobs: Vec<Scored>,
         reason: FinishReason,
     ) -> Piece {
         self.ended = true;
-        // After a stop string the generation is still running; this cancels it.
+        // After a stop string or the last call the generation is still running; this cancels it.
         self.generation = None;
-        let mut parts = self.parts(text);
-        if let Some(calls) = &mut self.calls {
+        if !self.is_last_call()
+            && let Some(calls) = &mut self.calls
+        {
             let rest = calls.finish();
             self.called |= rest.iter().any(|part| matches!(part, Part::Call(_)));
             parts.extend(rest);
@@ -184,11 +191,20 @@ impl<'m> ChoiceStream<'m> {
         }
     }
 
+    /// Returns whether the choice has made the call that ends it.
+    fn is_last_call(&self) -> bool {
+        self.ends_with_call && self.called
+    }
+
     fn parts(&mut self, text: &str) -> Vec<Part> {
         match &mut self.calls {
             Some(calls) => {
-                let parts = calls.push(text);
-                self.called |= parts.iter().any(|part| matches!(part, Part::Call(_)));
+                let mut parts = calls.push(text);
+                let call = parts.iter().position(|part| matches!(part, Part::Call(_)));
+                self.called |= call.is_some();
+                if let Some(call) = call.filter(|_| self.ends_with_call) {
+                    parts.truncate(call + 1);
+                }
                 parts
             }
             None if text.is_empty() => Vec::new(),

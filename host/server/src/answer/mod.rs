@@ -7,8 +7,9 @@
 //!   deadline, cut ───▶ Failure
 //! ```
 //!
-//! The first choice computes the prompt. The others are submitted after its first token, and find the prompt in the
-//! cache. Dropping an [`Answer`] cancels all its generations, so the engine computes nothing for disconnected clients.
+//! The first choice computes the prompt. The others are submitted after its first token, as the engine's queue has room,
+//! and find the prompt in the cache. Dropping an [`Answer`] cancels all its generations, so the engine computes nothing
+//! for disconnected clients.
 
 mod choice;
 mod prompt;
@@ -25,6 +26,7 @@ use choice::ChoiceStream;
 use foreword_engine::engine::{Event, Generation, Request};
 use foreword_engine::sampling::Logprobs;
 use foreword_engine::text::{Decoder, ToolCalls};
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::task::Poll;
 use std::time::Duration;
@@ -34,8 +36,12 @@ use tokio::time::Instant;
 pub struct Answer<'m> {
     model: &'m Model,
     choices: Vec<ChoiceStream<'m>>,
-    /// The engine requests of the other choices, until they are submitted.
-    waiting: Vec<Request>,
+    /// The engine requests of the last choices, until they are submitted.
+    waiting: VecDeque<Request>,
+    /// Time of the next attempt to submit them; `None` before the first one.
+    next_attempt: Option<Instant>,
+    /// The field that requires the answer's grammar; empty without a grammar.
+    grammar_field: &'static str,
     /// The parts of the prompt to report; `None` if only the answer is reported.
     prompt: Option<PromptReading>,
     /// Log-probabilities of the prompt's tokens from the second one on; empty until the engine has sent them.
@@ -72,6 +78,8 @@ pub struct Reading {
     pub continues: bool,
     /// How tool calls are written.
     pub calls: Calls,
+    /// The field that requires the answer's grammar; empty without a grammar.
+    pub grammar_field: &'static str,
     /// The parts of the prompt to report; `None` if only the answer is reported.
     pub prompt: Option<PromptReading>,
 }
@@ -88,7 +96,7 @@ impl Reading {
     fn calls(&self) -> Option<ToolCalls> {
         match self.calls {
             Calls::None => None,
-            Calls::Tagged => Some(ToolCalls::within_text()),
+            Calls::Tagged | Calls::First => Some(ToolCalls::within_text()),
             Calls::Bare => Some(ToolCalls::bare()),
         }
     }
@@ -128,6 +136,7 @@ impl<'m> Answer<'m> {
                 reading.decoder(model),
                 reading.stop.clone(),
                 reading.calls(),
+                reading.calls == Calls::First,
             )
         };
         let mut choices = vec![choice(Some(first))];
@@ -135,7 +144,9 @@ impl<'m> Answer<'m> {
         Self {
             model,
             choices,
-            waiting,
+            waiting: waiting.into(),
+            next_attempt: None,
+            grammar_field: reading.grammar_field,
             prompt: reading.prompt,
             prompt_logprobs: Vec::new(),
             last: 0,
@@ -154,24 +165,29 @@ impl<'m> Answer<'m> {
             let (index, event) = tokio::select! {
                 biased;
                 event = next_event(&mut self.choices, self.last) => event,
+                () = next_attempt(self.next_attempt), if !self.waiting.is_empty() => {
+                    self.submit_others()?;
+                    continue;
+                }
                 failure = expired(&mut self.passes, self.time) => return Err(self.record.fail(failure)),
             };
             self.last = index;
             match event {
                 Some(Event::Started { cached_tokens }) => {
-                    let mut waits = false;
                     if index == 0 {
                         self.record.start(cached_tokens);
-                        waits = (self.prompt.as_ref()).is_some_and(PromptReading::needs_logprobs);
                     }
+                    let waits = index == 0 && self.needs_prompt_logprobs();
                     if !waits && let Some(piece) = self.echo(index) {
                         return Ok(Some(piece));
                     }
                 }
                 Some(Event::Prompt(logprobs)) => {
-                    self.prompt_logprobs = logprobs;
-                    if let Some(piece) = self.echo(index) {
-                        return Ok(Some(piece));
+                    if self.needs_prompt_logprobs() {
+                        self.prompt_logprobs = logprobs;
+                        if let Some(piece) = self.echo(index) {
+                            return Ok(Some(piece));
+                        }
                     }
                 }
                 Some(Event::Token { id, logprobs }) => {
@@ -187,7 +203,7 @@ impl<'m> Answer<'m> {
                     return Ok(Some(self.note(piece)));
                 }
                 Some(Event::Failed(cause)) => {
-                    let failure = Failure::from_engine(cause, self.time.limit);
+                    let failure = Failure::from_engine(cause, self.time.limit, self.grammar_field);
                     return Err(self.record.fail(failure));
                 }
                 None => {
@@ -207,6 +223,12 @@ impl<'m> Answer<'m> {
             .as_ref()
             .filter(|prompt| prompt.logprobs.is_some())?;
         Some(prompt.scored(self.model, &self.prompt_logprobs))
+    }
+
+    fn needs_prompt_logprobs(&self) -> bool {
+        self.prompt
+            .as_ref()
+            .is_some_and(PromptReading::needs_logprobs)
     }
 
     /// Returns the piece with the prompt's text; `None` without `echo`.
@@ -232,13 +254,23 @@ impl<'m> Answer<'m> {
         self.choices.len()
     }
 
-    /// Submits the choices that waited for the first one's first token.
+    /// Submits the choices that waited for the first one's first token, as many as the engine's queue has room for.
+    /// Later calls submit the rest, at most every [`ROOM_PAUSE`].
     fn submit_others(&mut self) -> Result<(), Failure> {
-        for (request, choice) in self.waiting.drain(..).zip(&mut self.choices[1..]) {
-            match self.model.submit(request) {
-                Ok(generation) => choice.begin(generation),
+        if (self.next_attempt).is_some_and(|next| Instant::now() < next) {
+            return Ok(());
+        }
+        while let Some(request) = self.waiting.front() {
+            let index = self.choices.len() - self.waiting.len();
+            match self.model.submit(request.clone()) {
+                Ok(generation) => self.choices[index].begin(generation),
+                Err(Failure::QueueFull { .. }) => {
+                    self.next_attempt = Some(Instant::now() + ROOM_PAUSE);
+                    return Ok(());
+                }
                 Err(failure) => return Err(self.record.fail(failure)),
             }
+            self.waiting.pop_front();
         }
         Ok(())
     }
@@ -248,6 +280,17 @@ impl<'m> Answer<'m> {
             self.record.end(end);
         }
         piece
+    }
+}
+
+/// Pause between attempts to submit a choice to a full queue.
+const ROOM_PAUSE: Duration = Duration::from_millis(20);
+
+/// Waits for the time of an attempt; without end if there was none yet.
+async fn next_attempt(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
     }
 }
 

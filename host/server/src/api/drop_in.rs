@@ -115,7 +115,7 @@ async fn server_info(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure
         "version": env!("CARGO_PKG_VERSION"),
         "model_path": model.name(),
         "served_model_name": model.name(),
-        "context_length": model.shape().max_positions,
+        "context_length": model.shape().longest_sequence(),
         "page_size": model.shape().page_tokens,
         "max_total_num_tokens": load.all_tokens,
         "tp_size": 1,
@@ -124,7 +124,7 @@ async fn server_info(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure
             "model_config": {
                 "model": model.name(),
                 "served_model_name": model.name(),
-                "max_model_len": model.shape().max_positions,
+                "max_model_len": model.shape().longest_sequence(),
             },
             "cache_config": {
                 "block_size": model.shape().page_tokens,
@@ -142,8 +142,8 @@ async fn model_info(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure>
         "model_path": model.name(),
         "served_model_name": model.name(),
         "is_generation": true,
-        "max_model_len": model.shape().max_positions,
-        "max_context_length": model.shape().max_positions,
+        "max_model_len": model.shape().longest_sequence(),
+        "max_context_length": model.shape().longest_sequence(),
     })))
 }
 

@@ -387,17 +387,19 @@ fn prepare_openai(
                 },
                 logprobs: options.top_logprobs,
             });
+            let grammar = Wanted::of(&options.format);
             Ok(Prepared {
                 choices: options.choices,
                 shape: shape(options),
                 streams: matches!(options.delivery, Delivery::Stream { .. }),
-                grammar: Wanted::of(&options.format),
                 reading: Reading {
                     prompt: reading_of_prompt(&request, options, echo),
                     stop: completion.options.stop,
                     continues: true,
                     calls: Calls::None,
+                    grammar_field: grammar_field(grammar.as_ref()),
                 },
+                grammar,
                 request,
             })
         }
@@ -445,15 +447,20 @@ fn prepare_chat(
         choices: options.choices,
         shape: shape(&options),
         streams: matches!(options.delivery, Delivery::Stream { .. }),
-        grammar,
         reading: Reading {
             prompt: reading_of_prompt(&request, &options, None),
             stop: options.stop,
             continues: chat.ending == Ending::FinalMessage,
             calls,
+            grammar_field: grammar_field(grammar.as_ref()),
         },
+        grammar,
         request,
     })
+}
+
+fn grammar_field(grammar: Option<&Wanted>) -> &'static str {
+    grammar.map_or("", Wanted::field)
 }
 
 /// Returns the parts of the prompt that the answer reports; `None` if it reports none.

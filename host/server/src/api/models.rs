@@ -34,6 +34,6 @@ fn describe(app: &App, model: &Model) -> Value {
         "owned_by": app.drop_in.name(),
         "root": model.name(),
         "parent": null,
-        "max_model_len": model.shape().max_positions,
+        "max_model_len": model.shape().longest_sequence(),
     })
 }

@@ -49,7 +49,7 @@ pub(super) async fn prefill(
                 Some(Event::Started { cached_tokens }) => cached = cached_tokens,
                 Some(Event::Finished(_)) => break,
                 Some(Event::Failed(failure)) => {
-                    return Err(Failure::from_engine(failure, time.limit));
+                    return Err(Failure::from_engine(failure, time.limit, "messages"));
                 }
                 Some(Event::Prompt(_) | Event::Token { .. }) => {}
                 None => return Err(Failure::internal("the engine ended within a prefill")),

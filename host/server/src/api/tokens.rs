@@ -30,7 +30,7 @@ pub(super) async fn tokenize(
         let strings = asked.strings.then_some(Strings(model, &tokens));
         told(&Tokens {
             count: tokens.len(),
-            max_model_len: model.shape().max_positions,
+            max_model_len: model.shape().longest_sequence(),
             tokens: &tokens,
             token_strs: strings,
         })

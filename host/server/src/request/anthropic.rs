@@ -10,10 +10,12 @@
 //! | `thinking` | `reasoning_content` of its message; redacted thinking is dropped |
 //! | anything else, images and files | refused by name, since the model cannot receive it |
 //!
+//! If the last message is the assistant's and ends with text, the answer continues it.
+//!
 //! `cache_control` has no effect here: the cache finds every prefix by itself.
 
 use super::Chat;
-use super::fields::{Fields, filled, missing, object, text, wrong_value};
+use super::fields::{Fields, filled, missing, object, text, wrong_type, wrong_value};
 use super::parts::{self, Conversation};
 use crate::failure::Failure;
 use serde_json::{Map, Value, json};
@@ -73,6 +75,7 @@ fn translate(mut fields: Fields) -> Result<Chat, Failure> {
         conversation.message("system", take_texts("system", &system)?);
     }
     let messages = filled("messages", "an array", fields.take("messages"))?;
+    let continues = messages.last().is_some_and(is_prefill);
     for (index, message) in messages.iter().enumerate() {
         take_message(&mut conversation, &format!("messages[{index}]"), message)?;
     }
@@ -80,8 +83,13 @@ fn translate(mut fields: Fields) -> Result<Chat, Failure> {
     let nested = |tools| parts::nest_tools(tools, "custom", true, function);
     let tools = tools.map(nested).transpose()?;
     let choice = fields.take("tool_choice");
+    let parallel = take_parallel(choice.as_ref())?;
     let choice = choice.map(|choice| nest_choice(&choice)).transpose()?;
     let format = take_format(&mut fields)?;
+    if continues && format.is_some() {
+        let message = "output_config.format excludes a last message of the assistant: the whole answer follows the schema";
+        return Err(Failure::invalid("output_config.format", message));
+    }
     let thinking = take_thinking(&mut fields)?;
     let stop = fields.take("stop_sequences");
     for ignored in ["metadata", "stop", "n", "logprobs", "documents"] {
@@ -91,6 +99,11 @@ fn translate(mut fields: Fields) -> Result<Chat, Failure> {
         ("messages", Some(conversation.messages())),
         ("tools", tools),
         ("tool_choice", choice),
+        ("parallel_tool_calls", parallel.map(Value::Bool)),
+        (
+            "continue_final_message",
+            continues.then_some(Value::Bool(true)),
+        ),
         ("response_format", format),
         ("stop", stop),
     ]);
@@ -105,6 +118,28 @@ fn translate(mut fields: Fields) -> Result<Chat, Failure> {
         }
     }
     Chat::take(Fields::of(rest))
+}
+
+/// Returns whether the answer continues `message`, the last one: the assistant's, with text and without tool calls.
+fn is_prefill(message: &Value) -> bool {
+    let has_text = |text: &Value| text.as_str().is_some_and(|text| !text.trim().is_empty());
+    let content = &message["content"];
+    let blocks = content.as_array().map_or(&[][..], Vec::as_slice);
+    message["role"] == "assistant"
+        && (has_text(content) || blocks.last().is_some_and(|last| has_text(&last["text"])))
+        && blocks.iter().all(|block| block["type"] != "tool_use")
+}
+
+/// Returns `parallel_tool_calls` for the `disable_parallel_tool_use` of a `tool_choice`; `None` if it is absent.
+fn take_parallel(choice: Option<&Value>) -> Result<Option<bool>, Failure> {
+    match choice.map(|choice| &choice["disable_parallel_tool_use"]) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Bool(disabled)) => Ok(Some(!disabled)),
+        Some(other) => {
+            let at = "tool_choice.disable_parallel_tool_use";
+            Err(wrong_type(at, "a boolean", other))
+        }
+    }
 }
 
 /// Takes `thinking`; returns whether it enables thinking, or `None` if it is absent.
@@ -382,7 +417,7 @@ mod tests {
             "messages": [{"role": "user", "content": "Hi"}],
             "stop_sequences": ["x"],
             "tools": [{"name": "f", "input_schema": {"type": "object"}, "cache_control": {"type": "ephemeral"}}],
-            "tool_choice": {"type": "any"},
+            "tool_choice": {"type": "any", "disable_parallel_tool_use": true},
             "thinking": {"type": "disabled"},
         }))
         .unwrap();
@@ -391,10 +426,29 @@ mod tests {
         let expected = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]);
         assert_eq!(tools.shown, expected);
         assert!(matches!(tools.choice, super::super::ToolChoice::Forced(_)));
+        assert!(!tools.parallel);
         assert_eq!(
             chat.template_variables,
             Some(json!({"enable_thinking": false}))
         );
+    }
+
+    #[test]
+    fn a_last_message_of_the_assistant_is_continued() {
+        use foreword_engine::text::Ending;
+        let call = json!({"type": "tool_use", "id": "t", "name": "f", "input": {}});
+        let text = json!({"type": "text", "text": "Ada"});
+        for (role, content, ending) in [
+            ("assistant", json!("Ada"), Ending::FinalMessage),
+            ("assistant", json!([text]), Ending::FinalMessage),
+            ("assistant", json!(" "), Ending::Answer),
+            ("assistant", json!([text, call]), Ending::Answer),
+            ("user", json!("Ada"), Ending::Answer),
+        ] {
+            let last = json!({"role": role, "content": content});
+            let body = json!({"messages": [{"role": "user", "content": "Who?"}, last]});
+            assert_eq!(chat(&body).unwrap().ending, ending, "{body}");
+        }
     }
 
     #[test]
@@ -437,6 +491,14 @@ mod tests {
             (
                 json!({"messages": [{"role": "user", "content": "x"}], "tool_choice": {"type": "x"}}),
                 "tool_choice.type",
+            ),
+            (
+                json!({"messages": [{"role": "user", "content": "x"}], "tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}}),
+                "tool_choice.disable_parallel_tool_use",
+            ),
+            (
+                json!({"messages": [{"role": "assistant", "content": "x"}], "output_format": {"type": "json_schema", "schema": {}}}),
+                "output_config.format",
             ),
         ] {
             assert_eq!(refusal(&body).0, param, "{body}");

@@ -40,11 +40,10 @@ impl Completion {
         let prompt = check_prompt(prompt)?;
         let top_logprobs = fields.count("logprobs", 0..=MAX_TOP_LOGPROBS)?;
         let echo = fields.boolean("echo")?;
-        let is_scored = echo && top_logprobs.is_some();
         Ok(Self {
             prompt,
             echo,
-            options: Options::take(&mut fields, top_logprobs, is_scored)?,
+            options: Options::take(&mut fields, top_logprobs, echo)?,
         })
     }
 }

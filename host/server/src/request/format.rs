@@ -1,7 +1,8 @@
-//! The field `response_format`, which constrains the whole answer.
+//! The field `response_format`, which constrains the whole answer, and vLLM's `structured_outputs.json` and
+//! `guided_json`, which do the same.
 
 use super::fields::{Fields, object, text, wrong_type, wrong_value};
-use crate::failure::Failure;
+use crate::failure::{Failure, clip};
 use serde_json::Value;
 
 /// The form of an answer.
@@ -12,14 +13,29 @@ pub enum Format {
     /// Any JSON object.
     JsonObject,
     /// JSON that matches this schema, with `strict` or without.
-    JsonSchema(Value),
+    JsonSchema {
+        /// The schema, an object.
+        schema: Value,
+        /// The schema's path in the request.
+        field: &'static str,
+    },
 }
 
 impl Format {
     pub(super) fn take(fields: &mut Fields) -> Result<Self, Failure> {
+        let guided = take_guided(fields)?;
         let Some(format) = fields.object("response_format")? else {
-            return Ok(Self::Text);
+            return Ok(
+                guided.map_or(Self::Text, |(field, schema)| Self::JsonSchema {
+                    schema,
+                    field,
+                }),
+            );
         };
+        if let Some((field, _)) = guided {
+            let message = format!("{field} and response_format exclude each other");
+            return Err(Failure::invalid(field, message));
+        }
         match format["type"].as_str() {
             Some("text") => Ok(Self::Text),
             Some("json_object") => Ok(Self::JsonObject),
@@ -39,9 +55,43 @@ impl Format {
         if !strict.is_null() && !strict.is_boolean() {
             return Err(wrong_type(&format!("{at}.strict"), "a boolean", strict));
         }
-        object(&format!("{at}.schema"), &found["schema"])?;
-        Ok(Self::JsonSchema(found["schema"].clone()))
+        let field = "response_format.json_schema.schema";
+        object(field, &found["schema"])?;
+        let schema = found["schema"].clone();
+        Ok(Self::JsonSchema { schema, field })
     }
+}
+
+/// Takes `structured_outputs` and its predecessor `guided_json`, and returns the path of the schema in them and the
+/// schema. It may be a string of JSON.
+fn take_guided(fields: &mut Fields) -> Result<Option<(&'static str, Value)>, Failure> {
+    let mut outputs = fields.object("structured_outputs")?.unwrap_or_default();
+    let newer = outputs["json"].take();
+    for (name, value) in outputs.as_object().into_iter().flatten() {
+        if !matches!(value, Value::Null | Value::Bool(false)) {
+            let param = format!("structured_outputs.{}", clip(name));
+            let message = format!("{param} is not supported: the only supported one is json");
+            return Err(Failure::invalid(param, message));
+        }
+    }
+    let older = fields.take("guided_json").unwrap_or_default();
+    let (field, schema) = match (newer, older) {
+        (Value::Null, Value::Null) => return Ok(None),
+        (newer, Value::Null) => ("structured_outputs.json", newer),
+        (Value::Null, older) => ("guided_json", older),
+        _ => {
+            let message = "guided_json and structured_outputs.json exclude each other";
+            return Err(Failure::invalid("guided_json", message));
+        }
+    };
+    let schema = match schema {
+        Value::String(text) => serde_json::from_str(&text).map_err(|error| {
+            Failure::invalid(field, format!("{field} is not valid JSON: {error}"))
+        })?,
+        schema => schema,
+    };
+    object(field, &schema)?;
+    Ok(Some((field, schema)))
 }
 
 #[cfg(test)]
@@ -62,10 +112,52 @@ mod tests {
         assert_eq!(take(json!({"type": "json_object"})), Ok(Format::JsonObject));
         let schema = json!({"type": "boolean"});
         let format = json!({"name": "flag", "schema": schema, "strict": true});
+        let field = "response_format.json_schema.schema";
         assert_eq!(
             take(json!({"type": "json_schema", "json_schema": format})),
-            Ok(Format::JsonSchema(schema))
+            Ok(Format::JsonSchema { schema, field })
         );
+    }
+
+    #[test]
+    fn vllms_schemas_are_formats() {
+        let take = |body: Value| {
+            Format::take(&mut Fields::parse(body.to_string().as_bytes()).unwrap())
+                .map_err(|failure| failure.to_string())
+        };
+        let schema = json!({"type": "boolean"});
+        for (body, field) in [
+            (json!({"guided_json": schema}), "guided_json"),
+            (json!({"guided_json": schema.to_string()}), "guided_json"),
+            (
+                json!({"structured_outputs": {"json": schema, "regex": null, "disable_any_whitespace": false}}),
+                "structured_outputs.json",
+            ),
+        ] {
+            let schema = schema.clone();
+            assert_eq!(take(body), Ok(Format::JsonSchema { schema, field }));
+        }
+        assert_eq!(take(json!({"structured_outputs": {}})), Ok(Format::Text));
+        for (body, message) in [
+            (
+                json!({"structured_outputs": {"regex": "a"}}),
+                "structured_outputs.regex is not supported: the only supported one is json",
+            ),
+            (
+                json!({"guided_json": "{"}),
+                "guided_json is not valid JSON: EOF while parsing an object at line 1 column 1",
+            ),
+            (
+                json!({"guided_json": true}),
+                "guided_json must be an object, got a boolean",
+            ),
+            (
+                json!({"guided_json": schema, "response_format": {"type": "text"}}),
+                "guided_json and response_format exclude each other",
+            ),
+        ] {
+            assert_eq!(take(body).unwrap_err(), message);
+        }
     }
 
     #[test]

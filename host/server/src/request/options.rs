@@ -1,8 +1,10 @@
 //! The options that chat and text completions share: sampling, stopping, caching and delivery.
 
 use super::Format;
+use super::completion::check_tokens;
 use super::fields::{Fields, show, wrong_type};
 use crate::failure::Failure;
+use foreword_engine::TokenId;
 use foreword_engine::engine::PrefixCaching;
 use foreword_engine::sampling::Sampling;
 use serde_json::Value;
@@ -13,7 +15,7 @@ use std::hash::{BuildHasher, RandomState};
 pub struct Options {
     /// The requested model; `None` for the served one.
     pub model: Option<String>,
-    /// Most tokens of the answer. 0 is allowed only if log-probabilities of the prompt are requested. `None`: for a
+    /// Most tokens of the answer. 0 is allowed only if the prompt or its log-probabilities are requested. `None`: for a
     /// chat as many as fit, for a text completion 16.
     pub max_tokens: Option<u32>,
     /// The parameters of sampling.
@@ -28,6 +30,8 @@ pub struct Options {
     pub format: Format,
     /// Texts that end the answer; none is empty.
     pub stop: Vec<String>,
+    /// Tokens that end the answer, in addition to the model's (`stop_token_ids`, vLLM's extension).
+    pub stop_tokens: Vec<TokenId>,
     /// True if the model's end-of-answer tokens are generated like any other (vLLM's extension, for benchmarks).
     pub ignore_eos: bool,
     /// The field `cache_salt`; empty if absent. Requests with different salts share no KV state.
@@ -51,15 +55,15 @@ pub enum Delivery {
 }
 
 impl Options {
-    /// Takes the options. `echoes_logprobs`: log-probabilities of the prompt are requested by `echo` and `logprobs`.
+    /// Takes the options. `echo`: the answer begins with the prompt.
     pub(super) fn take(
         fields: &mut Fields,
         top_logprobs: Option<u32>,
-        echoes_logprobs: bool,
+        echo: bool,
     ) -> Result<Self, Failure> {
         refuse_unsupported(fields)?;
         let prompt_logprobs = fields.count("prompt_logprobs", 0..=MAX_PROMPT_LOGPROBS)?;
-        let least = i64::from(prompt_logprobs.is_none() && !echoes_logprobs);
+        let least = i64::from(prompt_logprobs.is_none() && !echo);
         let tokens = least..=i64::from(u32::MAX);
         let max_tokens = fields.count("max_tokens", tokens.clone())?;
         let max_completion_tokens = fields.count("max_completion_tokens", tokens)?;
@@ -73,6 +77,7 @@ impl Options {
             prompt_logprobs,
             format: Format::take(fields)?,
             stop: take_stop(fields)?,
+            stop_tokens: take_stop_tokens(fields)?,
             ignore_eos: fields.boolean("ignore_eos")?,
             cache_salt: take_cache_salt(fields)?,
             caching: take_caching(fields)?,
@@ -157,6 +162,22 @@ fn take_stop(fields: &mut Fields) -> Result<Vec<String>, Failure> {
         }
     };
     values.into_iter().map(check).collect()
+}
+
+fn take_stop_tokens(fields: &mut Fields) -> Result<Vec<TokenId>, Failure> {
+    let name = "stop_token_ids";
+    match fields.take(name) {
+        None => Ok(Vec::new()),
+        Some(Value::Array(tokens)) if tokens.len() <= MAX_STOP_TOKENS => {
+            check_tokens(name, &tokens)
+        }
+        Some(Value::Array(tokens)) => {
+            let found = tokens.len();
+            let message = format!("{name} must hold at most {MAX_STOP_TOKENS} tokens, got {found}");
+            Err(Failure::invalid(name, message))
+        }
+        Some(other) => Err(wrong_type(name, "an array of tokens", &other)),
+    }
 }
 
 pub(super) fn take_cache_salt(fields: &mut Fields) -> Result<String, Failure> {
@@ -245,6 +266,25 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("suffix", "\"\""),
     ("logit_bias", "{}"),
     ("min_tokens", "0"),
+    // vLLM's.
+    ("guided_regex", "null"),
+    ("guided_choice", "[]"),
+    ("guided_grammar", "null"),
+    ("allowed_token_ids", "[]"),
+    ("bad_words", "[]"),
+    ("chat_template", "null"),
+    ("truncate_prompt_tokens", "null"),
+    ("include_stop_str_in_output", "false"),
+    ("skip_special_tokens", "true"),
+    // OpenAI's.
+    ("functions", "[]"),
+    ("function_call", "\"none\""),
+    ("modalities", "[\"text\"]"),
+    ("audio", "null"),
+    // SGLang's.
+    ("regex", "null"),
+    ("ebnf", "null"),
+    ("json_schema", "null"),
 ];
 
 /// Most answers to one request. Each takes a place in the gate and in the engine's queue.
@@ -253,4 +293,5 @@ const MAX_CHOICES: i64 = 16;
 const MAX_PROMPT_LOGPROBS: i64 = 20;
 const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 1024;
+const MAX_STOP_TOKENS: usize = 64;
 const MAX_SALT_BYTES: usize = 256;

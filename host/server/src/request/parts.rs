@@ -33,12 +33,15 @@ impl Conversation {
         self.reasoning.push_str(&text);
     }
 
-    /// Adds a tool call to the last message if that is the assistant's, otherwise to a new assistant message.
+    /// Adds a tool call, with the reasoning added before, to the last message if that is the assistant's, otherwise to a
+    /// new assistant message.
     pub(super) fn call(&mut self, id: &str, name: &str, arguments: Value) {
         let last = self.messages.last();
         let is_assistants =
             last.is_some_and(|last| last.get("role").and_then(Value::as_str) == Some("assistant"));
-        if !is_assistants {
+        if is_assistants {
+            self.reasoned();
+        } else {
             self.assistant(vec![String::new()]);
         }
         let call = json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
@@ -87,12 +90,14 @@ impl Conversation {
         self.messages.into_iter().map(Value::Object).collect()
     }
 
+    /// Moves the reasoning to the last message, after the reasoning that it already has.
     fn reasoned(&mut self) {
         let reasoning = std::mem::take(&mut self.reasoning);
         if let Some(last) = self.messages.last_mut()
             && !reasoning.is_empty()
+            && let Value::String(whole) = last.entry("reasoning_content").or_insert("".into())
         {
-            last.insert("reasoning_content".to_owned(), reasoning.into());
+            whole.push_str(&reasoning);
         }
     }
 }

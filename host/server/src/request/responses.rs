@@ -84,6 +84,10 @@ impl ResponsesRequest {
             ("response_format", format.chats),
             ("tools", tools.map(nested).transpose()?),
             ("tool_choice", choice.map(nest_choice).transpose()?),
+            (
+                "parallel_tool_calls",
+                told.get("parallel_tool_calls").cloned(),
+            ),
             ("max_completion_tokens", Some(json!(max_tokens))),
         ]);
         Ok(Self {
@@ -160,8 +164,6 @@ fn told(fields: &mut Fields) -> Result<Map<String, Value>, Failure> {
     for (field, default) in [
         ("metadata", json!({})),
         ("parallel_tool_calls", json!(true)),
-        ("truncation", json!("disabled")),
-        ("reasoning", json!({"effort": null, "summary": null})),
         ("user", Value::Null),
         ("prompt_cache_key", Value::Null),
         ("safety_identifier", Value::Null),
@@ -173,6 +175,16 @@ fn told(fields: &mut Fields) -> Result<Map<String, Value>, Failure> {
         told.insert(field.to_owned(), value);
     }
     object("metadata", &told["metadata"])?;
+    if let Some(truncation) = fields.take("truncation")
+        && truncation != "disabled"
+    {
+        return Err(wrong_value("truncation", "\"disabled\"", &truncation));
+    }
+    told.insert("truncation".to_owned(), json!("disabled"));
+    // Accepted without effect, so the response must not report its values as in force.
+    fields.object("reasoning")?;
+    let reasoning = json!({"effort": null, "summary": null});
+    told.insert("reasoning".to_owned(), reasoning);
     let field = "parallel_tool_calls";
     if !told[field].is_boolean() {
         return Err(wrong_type(field, "a boolean", &told[field]));
@@ -377,6 +389,23 @@ mod tests {
     }
 
     #[test]
+    fn reasoning_before_a_call_belongs_to_its_message() {
+        let reasoning = |text: &str| json!({"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]});
+        let input = json!([
+            {"role": "user", "content": "Who?"},
+            reasoning("One."),
+            {"role": "assistant", "content": "Let me see."},
+            reasoning("Two."),
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "x"},
+            {"role": "assistant", "content": "Ada."},
+        ]);
+        let messages = chat(&json!({"input": input})).unwrap().messages;
+        assert_eq!(messages[1]["reasoning_content"], "One.Two.");
+        assert_eq!(messages[3]["reasoning_content"], Value::Null);
+    }
+
+    #[test]
     fn flat_tools_and_formats_are_nested() {
         let chat = chat(&json!({
             "input": "Hi",
@@ -391,10 +420,30 @@ mod tests {
         let schema = json!({"type": "object"});
         let format = json!({"type": "json_schema", "name": "x", "schema": schema, "strict": true});
         let chat = self::chat(&json!({"input": "Hi", "text": {"format": format}})).unwrap();
+        let field = "response_format.json_schema.schema";
         assert_eq!(
             chat.options.format,
-            super::super::Format::JsonSchema(schema)
+            super::super::Format::JsonSchema { schema, field }
         );
+    }
+
+    #[test]
+    fn a_response_tells_what_is_in_force() {
+        let told = |body: Value| {
+            ResponsesRequest::parse(body.to_string().as_bytes())
+                .unwrap()
+                .told
+        };
+        for body in [
+            json!({"input": "x"}),
+            json!({"input": "x", "truncation": null, "reasoning": null}),
+            json!({"input": "x", "truncation": "disabled", "reasoning": {"effort": "high", "summary": "auto"}}),
+        ] {
+            let told = told(body);
+            assert_eq!(told["truncation"], "disabled");
+            let reasoning = json!({"effort": null, "summary": null});
+            assert_eq!(told["reasoning"], reasoning);
+        }
     }
 
     #[test]
@@ -406,6 +455,7 @@ mod tests {
             (json!({"input": "x", "background": true}), "background"),
             (json!({"input": "x", "conversation": "c"}), "conversation"),
             (json!({"input": "x", "n": 2}), "n"),
+            (json!({"input": "x", "truncation": "auto"}), "truncation"),
             (
                 json!({"input": "x", "tools": [{"type": "web_search"}]}),
                 "tools[0].type",

@@ -1,4 +1,5 @@
-//! The fields `tools` and `tool_choice`: the tools that a chat may call, and whether it must call one.
+//! The fields `tools`, `tool_choice` and `parallel_tool_calls`: the tools that a chat may call, whether it must call one,
+//! and whether it may call several.
 
 use super::fields::{Fields, show, take_objects, wrong_type};
 use crate::failure::Failure;
@@ -11,6 +12,8 @@ pub struct Tools {
     pub shown: Value,
     /// Whether the answer may or must call one.
     pub choice: ToolChoice,
+    /// False if the answer ends with its first call (`parallel_tool_calls`).
+    pub parallel: bool,
 }
 
 /// Whether the model may or must call a tool.
@@ -23,10 +26,11 @@ pub enum ToolChoice {
 }
 
 impl Tools {
-    /// Takes both fields. `None` if there are no tools or `tool_choice` is `none`; the model then sees no tools.
+    /// Takes the fields. `None` if there are no tools or `tool_choice` is `none`; the model then sees no tools.
     pub(super) fn take(fields: &mut Fields) -> Result<Option<Self>, Failure> {
         let tools = take_objects(fields, "tools")?;
         let choice = fields.take("tool_choice");
+        let parallel = fields.boolean_or("parallel_tool_calls", true)?;
         let forced = match &choice {
             None => None,
             Some(Value::String(word)) if word == "auto" => None,
@@ -54,7 +58,11 @@ impl Tools {
             None => ToolChoice::Auto,
             Some(name) => ToolChoice::Forced(schema(&shown, name)?),
         };
-        Ok(Some(Self { shown, choice }))
+        Ok(Some(Self {
+            shown,
+            choice,
+            parallel,
+        }))
     }
 }
 

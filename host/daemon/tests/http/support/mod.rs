@@ -33,6 +33,7 @@ pub(crate) struct Options {
     pub(crate) max_waiting: u32,
     pub(crate) max_running: u32,
     pub(crate) max_step_tokens: u32,
+    pub(crate) pages: u32,
     pub(crate) keys: Option<ApiKeys>,
     pub(crate) otlp_endpoint: Option<String>,
     pub(crate) store: Option<transcripts::Bounds>,
@@ -58,6 +59,7 @@ impl Default for Options {
             max_waiting: 256,
             max_running: 8,
             max_step_tokens: 512,
+            pages: parrot::PAGES,
             keys: None,
             otlp_endpoint: None,
             store: None,
@@ -200,7 +202,7 @@ pub(crate) fn model(options: &Options, steps: Steps) -> Model {
         max_step_tokens: options.max_step_tokens,
         ..EngineConfig::default()
     };
-    let backend = Box::new(Parrot::new(steps));
+    let backend = Box::new(Parrot::new(steps).with_pages(options.pages));
     Model::on_backend(folder.path(), options.name.clone(), backend, engine)
         .expect("the checkpoint is whole")
 }

@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
 
 const PAGE_TOKENS: u32 = 16;
-const PAGES: u32 = 1 << 18;
+pub(crate) const PAGES: u32 = 1 << 18;
 pub(crate) const MAX_POSITIONS: u32 = (2 << 20) + (1 << 16);
 pub(crate) const VOCABULARY: u32 = 259;
 
@@ -36,14 +36,25 @@ pub(crate) const TEMPLATE: &str = "\
 /// A backend whose answer is in its prompt, by the table above.
 pub(crate) struct Parrot {
     slots: Vec<TokenId>,
+    pages: u32,
     steps: Steps,
 }
 
 impl Parrot {
     pub(crate) fn new(steps: Steps) -> Self {
         Self {
-            slots: vec![0; (PAGES * PAGE_TOKENS) as usize],
+            slots: Vec::new(),
+            pages: 0,
             steps,
+        }
+        .with_pages(PAGES)
+    }
+
+    pub(crate) fn with_pages(self, pages: u32) -> Self {
+        Self {
+            slots: vec![0; (pages * PAGE_TOKENS) as usize],
+            pages,
+            ..self
         }
     }
 
@@ -58,7 +69,7 @@ impl Backend for Parrot {
             vocabulary: VOCABULARY,
             max_positions: MAX_POSITIONS,
             page_tokens: PAGE_TOKENS,
-            pages: PAGES,
+            pages: self.pages,
             host_pages: 0,
             page_bytes: 0,
             draws: false,
@@ -157,6 +168,7 @@ impl Steps {
     /// Lets only `permits` more steps be computed.
     pub(crate) fn hold(&self, permits: u32) {
         self.0.0.lock().unwrap().left = Some(permits);
+        self.0.1.notify_all();
     }
 
     /// Lets any number of steps be computed.

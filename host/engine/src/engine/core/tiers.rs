@@ -122,8 +122,8 @@ impl Core {
                 || deadline.is_some_and(|deadline| deadline <= now)
                 || waiting.sequence.events.is_closed()
         });
-        for Fetching { sequence, .. } in ready {
-            self.waiting.push(sequence.entry(), sequence);
+        for waiting in ready.collect::<Vec<_>>() {
+            self.queue(waiting.sequence);
         }
     }
 
@@ -137,8 +137,8 @@ impl Core {
     /// queue finds them.
     pub(super) fn stop_fetching(&mut self, stops: impl Fn(&Sequence) -> bool) {
         let stopped = (self.fetching).extract_if(.., |waiting| stops(&waiting.sequence));
-        for Fetching { sequence, .. } in stopped {
-            self.waiting.push(sequence.entry(), sequence);
+        for waiting in stopped.collect::<Vec<_>>() {
+            self.queue(waiting.sequence);
         }
     }
 

@@ -181,33 +181,66 @@ fn an_engine_that_was_killed_leaves_its_most_used_pages_on_disk_at_the_configure
     assert_eq!(disk.stats().damaged, 0);
 }
 
-#[test]
-fn a_request_does_not_wait_long_for_a_disk_that_does_not_answer() {
-    /// A disk that has every page and never delivers one.
-    struct Silent;
+/// A disk that has every page and never delivers one.
+struct Silent;
 
-    impl DiskTier for Silent {
-        fn contains(&self, _: crate::cache::PageHash) -> bool {
-            true
-        }
-        fn request(&self, _: crate::cache::PageHash) {}
-        fn completed(&self) -> Option<(crate::cache::PageHash, Option<Vec<u8>>)> {
-            None
-        }
-        fn on_completion(&self, _: Box<dyn Fn() + Send + Sync>) {}
-        fn write(&self, _: crate::cache::PageHash, _: crate::cache::PageHash, _: &[u8]) {}
-        fn remove(&self, _: crate::cache::PageHash) {}
-        fn clear(&self) {}
+impl DiskTier for Silent {
+    fn contains(&self, _: crate::cache::PageHash) -> bool {
+        true
     }
+    fn request(&self, _: crate::cache::PageHash) {}
+    fn completed(&self) -> Option<(crate::cache::PageHash, Option<Vec<u8>>)> {
+        None
+    }
+    fn on_completion(&self, _: Box<dyn Fn() + Send + Sync>) {}
+    fn write(&self, _: crate::cache::PageHash, _: crate::cache::PageHash, _: &[u8]) {}
+    fn remove(&self, _: crate::cache::PageHash) {}
+    fn clear(&self) {}
+}
 
-    let config = EngineConfig {
+fn with_silent_disk() -> EngineConfig {
+    EngineConfig {
         cache: CacheConfig {
             disk: Some(Arc::new(Silent)),
             ..CacheConfig::default()
         },
         ..EngineConfig::default()
+    }
+}
+
+#[test]
+fn a_request_that_waited_for_the_disk_still_ends_at_its_deadline() {
+    let config = EngineConfig {
+        max_running: 1,
+        ..with_silent_disk()
     };
-    let mut load = Load::with(FakeBackend::new(20, 4).host_pages(10), &config);
+    let mut load = Load::with(FakeBackend::new(40, 4).host_pages(10), &config);
+    load.submit(Request {
+        prompt: vec![3; 3],
+        max_tokens: 60,
+        ..Request::default()
+    });
+    let deadline = |load: &Load, milliseconds| Some(load.now + Duration::from_millis(milliseconds));
+    // The second one expires while the first one waits for the disk.
+    let [late, early] = [(20, 2500), (2, 500)].map(|(length, milliseconds)| Request {
+        prompt: vec![3; length],
+        max_tokens: 1,
+        deadline: deadline(&load, milliseconds),
+        ..Request::default()
+    });
+    load.submit(late);
+    load.submit(early);
+    for _ in 0..25 {
+        load.step();
+    }
+    let stats = load.core.stats();
+    assert_eq!((stats.running, stats.waiting, stats.expired), (1, 0, 2));
+    load.drain();
+}
+
+#[test]
+fn a_request_does_not_wait_long_for_a_disk_that_does_not_answer() {
+    let mut load = Load::with(FakeBackend::new(20, 4).host_pages(10), &with_silent_disk());
     load.submit(Request {
         prompt: vec![3; 20],
         max_tokens: 3,
