@@ -13,6 +13,7 @@
 | nq | lines with `document_text` or `document_tokens`; DPR's nq-dev.json | BM25 over its page; DPR's contexts | short answers, yes, no |
 | mmlu | a subject's .csv | BM25 over CORPUS | a letter |
 | pubmedqa | ori_pqal.json | its abstract's parts, then BM25 over all others | yes, no, maybe, by letter |
+| xquad-chats | xquad.en.json; SQuAD's files | BM25 over all paragraphs; a chat is two questions on one paragraph | every annotator's |
 
 CORPUS is an array of objects (.json), such objects on lines (.jsonl), or columns `id`, `text`, `title` (.tsv). Longer texts are cut
 into passages of N words (800). A question gets K documents (10; all of those that hotpotqa and mt-rag list). Questions without an
@@ -23,6 +24,7 @@ import argparse
 import csv
 import json
 import math
+import random
 import re
 import sys
 from collections import Counter, defaultdict
@@ -325,9 +327,25 @@ def pubmedqa(options):
         yield question(id, asked, [*own, *others][: options.k], letters, choices=choices)
 
 
+def xquad_chats(options):
+    """Artetxe et al., 2020, made into chats here: two questions about one paragraph, drawn at random but alike each time."""
+    documents, asked = [], []
+    for article in whole(options.file)["data"]:
+        for paragraph in article["paragraphs"]:
+            documents.append(document(f"p{len(documents)}", paragraph["context"], article.get("title", "")))
+            asked.append([(qa["question"], distinct(a["text"] for a in qa["answers"])) for qa in paragraph["qas"]])
+    passages, draw = Passages(documents), random.Random(7)
+    chats = [at for at, questions in enumerate(asked) if len(questions) >= 2]
+    draw.shuffle(chats)
+    for at in chats:
+        drawn = draw.sample(asked[at], 2)
+        turns = [{"question": q, "documents": passages.best(q, options.k), "answers": answers} for q, answers in drawn]
+        yield {"id": f"p{at}", "turns": turns}
+
+
 FORMATS = {
     format.__name__.replace("_", "-"): format
-    for format in (hotpotqa, multihop_rag, qasper, narrativeqa, mt_rag, nq, mmlu, pubmedqa)
+    for format in (hotpotqa, multihop_rag, qasper, narrativeqa, mt_rag, nq, mmlu, pubmedqa, xquad_chats)
 }
 
 

@@ -108,7 +108,12 @@ pub(crate) fn module(
     target: &str,
     profile: &str,
 ) -> Result<PathBuf> {
-    let remap = remapped(target, &sources()?);
+    let inlined = if profile == "wasm-small" {
+        SMALLEST
+    } else {
+        &[]
+    };
+    let remap = remapped(target, &sources()?, inlined);
     let arguments = [
         "build",
         "--locked",
@@ -140,13 +145,17 @@ fn sources() -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Returns the cargo setting that makes the compiler write `/` in place of each of these folders.
-fn remapped(target: &str, folders: &[PathBuf]) -> String {
+/// The flags with which a module is smallest when gzipped: by 0.3 %, and larger with 0 or 35.
+const SMALLEST: &[&str] = &["-Cllvm-args=--inline-threshold=15"];
+
+/// Returns the cargo setting that makes the compiler write `/` in place of each of these folders, with `more` flags.
+fn remapped(target: &str, folders: &[PathBuf], more: &[&str]) -> String {
     let flags = folders.iter().map(|folder| {
         let folder = folder.display();
         format!("{:?}", format!("--remap-path-prefix={folder}=/"))
     });
-    let flags: Vec<String> = flags.collect();
+    let more = more.iter().map(|flag| format!("{flag:?}"));
+    let flags: Vec<String> = flags.chain(more).collect();
     format!("target.{target}.rustflags=[{}]", flags.join(","))
 }
 
@@ -204,7 +213,7 @@ pub(crate) fn for_release(workspace: &Workspace) -> Result<Shipped> {
     let mut folders = sources()?;
     folders.push(workspace.root().to_owned());
     folders.push(workspace.target().to_owned());
-    let remap = remapped(&host_triple()?, &folders);
+    let remap = remapped(&host_triple()?, &folders, &[]);
     // The C compiler writes paths as well.
     let flags: Vec<String> = folders
         .iter()

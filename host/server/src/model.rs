@@ -324,12 +324,12 @@ impl Model {
         let mut request = self.request(prompt, "prompt", options, Some(COMPLETION_TOKENS))?;
         let echoed = options.top_logprobs.filter(|_| completion.echo);
         request.prompt_logprobs = request.prompt_logprobs.max(echoed);
-        check_scored(&request, options)?;
-        self.check_stop_tokens(options, Wanted::of(&options.format).as_ref())?;
         if completion.echo && request.max_tokens == 0 {
             // The engine computes a prompt without an answer only to score it.
             request.prompt_logprobs.get_or_insert(0);
         }
+        check_scored(&request, options)?;
+        self.check_stop_tokens(options, Wanted::of(&options.format).as_ref())?;
         Ok(request)
     }
 

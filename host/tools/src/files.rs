@@ -24,7 +24,7 @@ pub(crate) fn lock(file: &File, path: &Path) -> Result<()> {
     }
 }
 
-/// Appends a line, which ends with a line break, in one call. If that fails, as on a full disk, removes what was written
+/// Appends a line, which ends with a line break. If that fails, as on a full disk, removes what was written
 /// of it, so that later lines do not follow a piece of this one.
 pub(crate) fn append_line(mut file: &File, line: &[u8]) -> std::io::Result<()> {
     let before = file.metadata()?.len();

@@ -26,7 +26,7 @@ fn told(folder: &Path, arguments: &[&str]) -> String {
 }
 
 /// A format, its files and the lines that they become, as paths under `tests/datasets`.
-const SAMPLES: [(&[&str], &str); 11] = [
+const SAMPLES: [(&[&str], &str); 12] = [
     (
         &["hotpotqa", "hotpotqa/questions.json"],
         "hotpotqa/questions.lines.jsonl",
@@ -72,6 +72,10 @@ const SAMPLES: [(&[&str], &str); 11] = [
     (
         &["pubmedqa", "pubmedqa/abstracts.json"],
         "pubmedqa/abstracts.lines.jsonl",
+    ),
+    (
+        &["xquad-chats", "xquad-chats/articles.json"],
+        "xquad-chats/articles.lines.jsonl",
     ),
 ];
 

@@ -75,7 +75,6 @@ fn translate(mut fields: Fields) -> Result<Chat, Failure> {
         conversation.message("system", take_texts("system", &system)?);
     }
     let messages = filled("messages", "an array", fields.take("messages"))?;
-    let continues = messages.last().is_some_and(is_prefill);
     for (index, message) in messages.iter().enumerate() {
         take_message(&mut conversation, &format!("messages[{index}]"), message)?;
     }
@@ -85,6 +84,8 @@ fn translate(mut fields: Fields) -> Result<Chat, Failure> {
     let choice = fields.take("tool_choice");
     let parallel = take_parallel(choice.as_ref())?;
     let choice = choice.map(|choice| nest_choice(&choice)).transpose()?;
+    let is_forced = (choice.as_ref()).is_some_and(|choice| choice != "auto" && choice != "none");
+    let continues = !is_forced && messages.last().is_some_and(is_prefill);
     let format = take_format(&mut fields)?;
     if continues && format.is_some() {
         let message = "output_config.format excludes a last message of the assistant: the whole answer follows the schema";
@@ -121,8 +122,13 @@ fn translate(mut fields: Fields) -> Result<Chat, Failure> {
 }
 
 /// Returns whether the answer continues `message`, the last one: the assistant's, with text and without tool calls.
+/// Text with reasoning, which templates show otherwise, and one that may stand in a template's markers are not continued.
 fn is_prefill(message: &Value) -> bool {
-    let has_text = |text: &Value| text.as_str().is_some_and(|text| !text.trim().is_empty());
+    let has_text = |text: &Value| {
+        let text = text.as_str().unwrap_or_default().trim();
+        let is_mark = matches!(text, "" | "<" | ">" | "|" | "_" | "/");
+        !is_mark && !text.contains("</think>")
+    };
     let content = &message["content"];
     let blocks = content.as_array().map_or(&[][..], Vec::as_slice);
     message["role"] == "assistant"

@@ -3,7 +3,7 @@
 
 use super::fields::{Fields, object, text, wrong_type, wrong_value};
 use crate::failure::{Failure, clip};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// The form of an answer.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,9 +32,13 @@ impl Format {
                 }),
             );
         };
-        if let Some((field, _)) = guided {
-            let message = format!("{field} and response_format exclude each other");
-            return Err(Failure::invalid(field, message));
+        match (format["type"].as_str(), guided) {
+            (Some("text"), Some((field, schema))) => return Ok(Self::JsonSchema { schema, field }),
+            (_, Some((field, _))) => {
+                let message = format!("{field} and response_format exclude each other");
+                return Err(Failure::invalid(field, message));
+            }
+            (_, None) => {}
         }
         match format["type"].as_str() {
             Some("text") => Ok(Self::Text),
@@ -66,9 +70,14 @@ impl Format {
 /// schema. It may be a string of JSON.
 fn take_guided(fields: &mut Fields) -> Result<Option<(&'static str, Value)>, Failure> {
     let mut outputs = fields.object("structured_outputs")?.unwrap_or_default();
-    let newer = outputs["json"].take();
+    let mut newer = outputs["json"].take();
+    if newer.is_null() && outputs["json_object"].take() == true {
+        newer = json!({"type": "object"});
+    }
     for (name, value) in outputs.as_object().into_iter().flatten() {
-        if !matches!(value, Value::Null | Value::Bool(false)) {
+        let is_unset = matches!(value, Value::Null | Value::Bool(false))
+            || value.as_array().is_some_and(Vec::is_empty);
+        if !is_unset && name != "disable_fallback" {
             let param = format!("structured_outputs.{}", clip(name));
             let message = format!("{param} is not supported: the only supported one is json");
             return Err(Failure::invalid(param, message));
@@ -97,7 +106,6 @@ fn take_guided(fields: &mut Fields) -> Result<Option<(&'static str, Value)>, Fai
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn take(format: Value) -> Result<Format, String> {
         let body = json!({"response_format": format});

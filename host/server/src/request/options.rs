@@ -273,7 +273,7 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("allowed_token_ids", "[]"),
     ("bad_words", "[]"),
     ("chat_template", "null"),
-    ("truncate_prompt_tokens", "null"),
+    ("truncate_prompt_tokens", "-1"),
     ("include_stop_str_in_output", "false"),
     ("skip_special_tokens", "true"),
     // OpenAI's.

@@ -175,13 +175,16 @@ fn told(fields: &mut Fields) -> Result<Map<String, Value>, Failure> {
         told.insert(field.to_owned(), value);
     }
     object("metadata", &told["metadata"])?;
+    // These are accepted without effect, so the response must not report their values as in force. An input that is too
+    // long is refused.
     if let Some(truncation) = fields.take("truncation")
         && truncation != "disabled"
+        && truncation != "auto"
     {
-        return Err(wrong_value("truncation", "\"disabled\"", &truncation));
+        let wanted = "\"auto\" or \"disabled\"";
+        return Err(wrong_value("truncation", wanted, &truncation));
     }
     told.insert("truncation".to_owned(), json!("disabled"));
-    // Accepted without effect, so the response must not report its values as in force.
     fields.object("reasoning")?;
     let reasoning = json!({"effort": null, "summary": null});
     told.insert("reasoning".to_owned(), reasoning);
@@ -437,6 +440,7 @@ mod tests {
         for body in [
             json!({"input": "x"}),
             json!({"input": "x", "truncation": null, "reasoning": null}),
+            json!({"input": "x", "truncation": "auto"}),
             json!({"input": "x", "truncation": "disabled", "reasoning": {"effort": "high", "summary": "auto"}}),
         ] {
             let told = told(body);

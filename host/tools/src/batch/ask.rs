@@ -30,7 +30,7 @@ pub(super) struct Batch<'a> {
     /// Root of the endpoint's URL, to which a line's `url` is appended.
     pub(super) root: &'a str,
     pub(super) workers: usize,
-    /// True if failed requests that the endpoint responded to are written as failed at once, and do not end the run.
+    /// True if requests that still get a 5xx, or too long an answer, are written as failed and do not end the run.
     pub(super) keep_going: bool,
     /// Prefix of the answers' ids, which is different in every run.
     pub(super) run: &'a str,
@@ -244,13 +244,15 @@ impl Batch<'_> {
             code: "no_answer",
             message: &reason,
         }));
+        let may_fail =
+            self.keep_going && (last.as_ref()).map_or(is_response, |reply| reply.status >= 500);
         let failed = Unanswered {
             line: request.line,
             text,
             reason,
             is_response,
         };
-        if self.keep_going && is_response {
+        if may_fail {
             return self.fail(progress, &failed);
         }
         progress.unanswered.push(failed);

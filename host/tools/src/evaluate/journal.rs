@@ -1,7 +1,7 @@
 //! The journal of answers, by which a run can be stopped at any time and resumed.
 //!
-//! `answers.jsonl` in the run's folder has a first line with the run's parameters, then a line for every answer,
-//! appended when it arrives. A line that a crash truncated is dropped, and its question asked again. A resumed run must
+//! `answers.jsonl` in the run's folder has a first line with the run's parameters, then a line for every answer or
+//! unanswered request, appended when it arrives. A line that a crash truncated is dropped, and its question asked again. A resumed run must
 //! have the same parameters, so that answers are comparable.
 //!
 //! The file contains the answers' texts, which scoring needs and which may be as confidential as the questions: only
@@ -121,7 +121,7 @@ impl Journal {
         let header: Header = serde_json::from_slice(first)
             .with_context(|| format!("{} does not begin like a run's answers", path.display()))?;
         ensure!(
-            header.format == FORMAT,
+            (1..=FORMAT).contains(&header.format),
             "{} has format {}, this version reads and writes {FORMAT}",
             path.display(),
             header.format
@@ -165,7 +165,8 @@ fn difference(was: &Map<String, Value>, is: &Map<String, Value>) -> Option<Strin
         .map(|(name, was, is)| format!("{name} was {} and is {}", shown(was), shown(is)))
 }
 
-const FORMAT: u32 = 1;
+/// Version 1 had no lines of unanswered requests.
+const FORMAT: u32 = 2;
 
 #[cfg(test)]
 pub(super) mod tests {

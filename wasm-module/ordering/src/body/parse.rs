@@ -229,20 +229,15 @@ impl<'a> Finder<'a, '_> {
         self.add(spans.len())?;
         let offset = offset_in(self.body, source);
         let is_tagged = matches!(format, DocumentFormat::Tags | DocumentFormat::Clients);
+        // Documents directly within quotes are in a string of a program or of inner JSON.
         let is_quoted = |span: &Span| {
-            let ends = [
-                span.whole.end,
-                tags::wrapper_end(&text.plain, span.whole.end),
-            ];
-            let behind = |end| {
-                text.plain
-                    .get(end..)
-                    .is_some_and(|next| next.starts_with(['"', '\'']))
-            };
-            ends.into_iter().any(behind)
+            let (before, behind) = (span.whole.start, span.whole.end);
+            let plain = &*text.plain;
+            (plain.get(..before)).is_some_and(|before| before.ends_with(['"', '\'']))
+                || (plain.get(behind..)).is_some_and(|behind| behind.starts_with(['"', '\'']))
         };
-        let is_value = || is_value(&text.plain) || spans.last().is_some_and(is_quoted);
-        let is_json = format == DocumentFormat::Results || is_tagged && is_value();
+        let is_json = format == DocumentFormat::Results
+            || is_tagged && (is_value(&text.plain) || spans.iter().any(is_quoted));
         // A range between tags may become empty or hold a location hint, except in JSON or in a string of a program;
         // every range of a list must hold a document.
         let all_filled = !is_tagged || is_json;

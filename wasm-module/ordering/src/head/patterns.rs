@@ -219,11 +219,7 @@ const TABLE: &[Row] = &[
         // A rule may name an id that never changes; one that does is learned.
         "dynamic-id",
         Class::Leave,
-        &[
-            "req-", "req_", "sess-", "sess_", "session-", "session_", "trace-", "trace_", "span-",
-            "span_", "conv-", "conv_", "txn-", "txn_", "corr-", "corr_", "run-", "run_", "job-",
-            "job_",
-        ],
+        &["-", "_"],
         r"\b(?:req|sess|session|trace|span|conv|txn|corr|run|job)[-_][A-Za-z]*[0-9][A-Za-z0-9-]{3,}\b",
     ),
     row(

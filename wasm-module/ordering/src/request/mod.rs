@@ -363,7 +363,7 @@ impl<'a> Request<'_, 'a> {
         self.then(arrangement.digest(&listed));
         if self.last_turn > 0 {
             // The place at which each document is sent, from 1.
-            let mut places: SmallVec<[usize; 16]> = SmallVec::from_elem(0, group.found.len());
+            let mut places = vec![0; group.found.len()];
             for (slot, place) in arrangement.slots.iter().zip(1..) {
                 if let Some(at) = places.get_mut(usize::from(slot.index())) {
                     *at = place;
