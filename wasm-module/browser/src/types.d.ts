@@ -46,7 +46,7 @@ export interface Config {
     location?: string;
   };
   documents?: {
-    /** A `documents` array is written into the last user message without tools' results, put in order, or left alone; `reorder` is for engines that read it themselves and cite its ids (Cohere), and what bodies of Cohere's first API get in place of `render`. */
+    /** A `documents` array is written into the last user message without tools' results, put in order, or left alone; `reorder` is for engines that read it themselves and cite its ids (Cohere), and what arrays get in place of `render` that are of Cohere's first API or whose `data` has other fields than title and text. What `render` writes of a document is its id, title and text. */
     field?: "render" | "reorder" | "ignore";
     /** Tags that hold a document in a message. */
     tags?: string[];

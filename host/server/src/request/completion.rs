@@ -1,7 +1,7 @@
 //! `POST /v1/completions`: the fields of a text completion.
 
 use super::Options;
-use super::fields::{Fields, missing, wrong_type};
+use super::fields::{Fields, check_tokens, missing, wrong_type};
 use crate::failure::Failure;
 use foreword_engine::TokenId;
 use serde_json::Value;
@@ -70,21 +70,6 @@ pub(super) fn check_prompt(value: Value) -> Result<Prompt, Failure> {
             Err(wrong_type("prompt", wanted, &other))
         }
     }
-}
-
-pub(super) fn check_tokens(at: &str, values: &[Value]) -> Result<Vec<TokenId>, Failure> {
-    let check = |(index, value): (usize, &Value)| {
-        let token = value.as_u64().and_then(|id| TokenId::try_from(id).ok());
-        token.ok_or_else(|| {
-            let at = format!("{at}[{index}]");
-            let (Value::Number(number), most) = (value, TokenId::MAX) else {
-                return wrong_type(&at, "a token", value);
-            };
-            let message = format!("{at} must be a token, from 0 to {most}, got {number}");
-            Failure::invalid(at, message)
-        })
-    };
-    values.iter().enumerate().map(check).collect()
 }
 
 #[cfg(test)]

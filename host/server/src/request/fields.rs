@@ -3,6 +3,7 @@
 //! `null` counts as absent everywhere: OpenAI's own clients send it for a field that was not set.
 
 use crate::failure::{Failure, clip};
+use foreword_engine::TokenId;
 use serde_json::{Map, Number, Value};
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -215,6 +216,22 @@ fn type_name(value: &Value) -> &'static str {
         Value::Array(_) => "an array",
         Value::Object(_) => "an object",
     }
+}
+
+/// Returns the ids of tokens in a list at the path `at`.
+pub(super) fn check_tokens(at: &str, values: &[Value]) -> Result<Vec<TokenId>, Failure> {
+    let check = |(index, value): (usize, &Value)| {
+        let token = value.as_u64().and_then(|id| TokenId::try_from(id).ok());
+        token.ok_or_else(|| {
+            let at = format!("{at}[{index}]");
+            let (Value::Number(number), most) = (value, TokenId::MAX) else {
+                return wrong_type(&at, "a token", value);
+            };
+            let message = format!("{at} must be a token, from 0 to {most}, got {number}");
+            Failure::invalid(at, message)
+        })
+    };
+    values.iter().enumerate().map(check).collect()
 }
 
 #[cfg(test)]

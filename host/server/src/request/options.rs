@@ -1,8 +1,7 @@
 //! The options that chat and text completions share: sampling, stopping, caching and delivery.
 
 use super::Format;
-use super::completion::check_tokens;
-use super::fields::{Fields, show, wrong_type};
+use super::fields::{Fields, check_tokens, show, wrong_type};
 use crate::failure::Failure;
 use foreword_engine::TokenId;
 use foreword_engine::engine::PrefixCaching;

@@ -1,7 +1,7 @@
 //! `POST /tokenize`, `POST /detokenize` and `/v1/completions/render`, as in vLLM: the requests' fields.
 
-use super::completion::{check_prompt, check_tokens};
-use super::fields::{Fields, wrong_type};
+use super::completion::check_prompt;
+use super::fields::{Fields, check_tokens, wrong_type};
 use super::{Chat, Completion};
 use crate::failure::Failure;
 use foreword_engine::TokenId;
