@@ -160,7 +160,7 @@ async fn a_field_that_would_change_the_answer_is_refused_unless_it_is_neutral() 
         ("allowed_token_ids", json!([1]), json!([])),
         ("bad_words", json!(["x"]), json!([])),
         ("chat_template", json!("{{ messages }}"), json!(null)),
-        ("truncate_prompt_tokens", json!(8), json!(null)),
+        ("truncate_prompt_tokens", json!(8), json!(-1)),
         ("include_stop_str_in_output", json!(true), json!(false)),
         ("skip_special_tokens", json!(false), json!(true)),
         ("functions", json!([{"name": "f"}]), json!([])),

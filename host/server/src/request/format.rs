@@ -141,11 +141,19 @@ mod tests {
                 json!({"structured_outputs": {"json": schema, "regex": null, "disable_any_whitespace": false}}),
                 "structured_outputs.json",
             ),
+            (
+                json!({"guided_json": schema, "response_format": {"type": "text"}}),
+                "guided_json",
+            ),
         ] {
             let schema = schema.clone();
             assert_eq!(take(body), Ok(Format::JsonSchema { schema, field }));
         }
         assert_eq!(take(json!({"structured_outputs": {}})), Ok(Format::Text));
+        let object = take(json!({"structured_outputs": {"json_object": true}})).unwrap();
+        assert!(
+            matches!(object, Format::JsonSchema { schema, .. } if schema == json!({"type": "object"}))
+        );
         for (body, message) in [
             (
                 json!({"structured_outputs": {"regex": "a"}}),
@@ -160,7 +168,7 @@ mod tests {
                 "guided_json must be an object, got a boolean",
             ),
             (
-                json!({"guided_json": schema, "response_format": {"type": "text"}}),
+                json!({"guided_json": schema, "response_format": {"type": "json_object"}}),
                 "guided_json and response_format exclude each other",
             ),
         ] {

@@ -459,7 +459,7 @@ mod tests {
             (json!({"input": "x", "background": true}), "background"),
             (json!({"input": "x", "conversation": "c"}), "conversation"),
             (json!({"input": "x", "n": 2}), "n"),
-            (json!({"input": "x", "truncation": "auto"}), "truncation"),
+            (json!({"input": "x", "truncation": "middle"}), "truncation"),
             (
                 json!({"input": "x", "tools": [{"type": "web_search"}]}),
                 "tools[0].type",
