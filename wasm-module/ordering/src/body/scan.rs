@@ -38,14 +38,6 @@ impl<'a> Scan<'a> {
         &mut self,
         mut each: impl FnMut(&mut Self, &str) -> Result<(), Bad>,
     ) -> Result<(), Bad> {
-        self.members(&mut each)
-    }
-
-    /// Like [`Scan::object`], compiled once for all kinds of objects.
-    fn members(
-        &mut self,
-        each: &mut dyn FnMut(&mut Self, &str) -> Result<(), Bad>,
-    ) -> Result<(), Bad> {
         self.expect(b'{')?;
         if self.eat(b'}') {
             return Ok(());

@@ -128,12 +128,11 @@ impl<'a> Plan<'a> {
         let mut all = Vec::new();
         let wanted = config.head.raw.documents;
         for message in &parsed.messages {
-            let is_open = (wanted.numbers || wanted.scores)
-                && !message.groups.is_empty()
-                && !message.raw.contains("\"cache_control\"");
+            // Searched for once, and only if a group has numbers or scores.
+            let mut is_marked = None;
             for group in &message.groups {
                 self.all_documents += group.found.len();
-                if !is_open {
+                if !(wanted.numbers || wanted.scores) {
                     continue;
                 }
                 let room = config.head.raw.max_moved_bytes as usize;
@@ -141,6 +140,9 @@ impl<'a> Plan<'a> {
                 let Some((documents, hint)) = documents.zip(group.hint) else {
                     continue;
                 };
+                if *is_marked.get_or_insert_with(|| message.raw.contains("\"cache_control\"")) {
+                    continue;
+                }
                 self.numbered += documents.numbered;
                 self.scored += documents.scored;
                 all.push(UnrankedGroup {
