@@ -214,8 +214,9 @@ impl Feed {
             events: if batch.reset {
                 1
             } else {
+                // Events that are not about documents count, though they are not sent; a peer may state any number.
                 let stated = batch.next.saturating_sub(batch.from);
-                stated.min(batch.events.len() as u64)
+                stated.min(MAX_BATCH_BYTES as u64)
             },
             is_keyed_otherwise: false,
         })
