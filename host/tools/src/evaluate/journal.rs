@@ -122,7 +122,7 @@ impl Journal {
             .with_context(|| format!("{} does not begin like a run's answers", path.display()))?;
         ensure!(
             (1..=FORMAT).contains(&header.format),
-            "{} has format {}, this version reads and writes {FORMAT}",
+            "{} has format {}, this version reads formats up to {FORMAT}",
             path.display(),
             header.format
         );
@@ -257,8 +257,8 @@ pub(super) mod tests {
         for (text, words) in [
             (format!("{header}nonsense\n"), "answers.jsonl:2 is damaged"),
             (
-                header.replace("\"format\":1", "\"format\":2"),
-                "has format 2",
+                header.replace("\"format\":2", "\"format\":3"),
+                "has format 3",
             ),
             ("nonsense\n".into(), "does not begin like"),
         ] {
