@@ -840,7 +840,7 @@ fn no_hint_is_written_into_a_string_within_the_text() {
     }
 }
 
-/// What a rendering would leave out stays where it is.
+/// A document rendered as text would lose the fields other than its id, title and text.
 #[test]
 fn an_array_with_fields_that_are_not_rendered_is_put_in_order_only() {
     let mut orderer = Orderer::new(checked(&json!({})));

@@ -20,7 +20,7 @@ pub(crate) struct PolicyOutcome {
     /// rewriting the body.
     pub(super) mean_us: f64,
     pub(super) p99_us: f64,
-    /// Number of requests.
+    /// Number of replayed requests, each of which was timed.
     pub(super) requests: u64,
     /// The reuse of whole prompts; `None` if they were not replayed.
     pub(crate) prompts: Option<PromptReuse>,

@@ -27,7 +27,7 @@ use super::ranks::{self, Unranked};
 use super::report::{Change, ChangeKind};
 use super::texts::RemovedElements;
 use crate::body::edit::replaced;
-use crate::body::{Chain, ContextTexts, Message, Parsed, Role, last_text, offset_in};
+use crate::body::{Chain, ContextTexts, Message, Parsed, Role, last_text, offset_in, range_in};
 use crate::config::Config;
 use crate::document::estimate_tokens;
 use std::borrow::Cow;
@@ -104,8 +104,7 @@ pub(crate) fn plan<'a>(
 
 /// Returns whether the decision removes an element of the message's array, which might be the last other one.
 fn removes_element(parsed: &Parsed<'_>, message: &Message<'_>, decision: &Decision<'_>) -> bool {
-    let start = offset_in(parsed.text, message.content);
-    let content = start..start + message.content.len();
+    let content = range_in(parsed.text, message.content);
     let mut within = (decision.removed.iter()).filter(|range| content.contains(&range.start));
     within.any(|range| {
         let removed = parsed.text.get(range.clone()).unwrap_or_default();
@@ -193,10 +192,14 @@ impl<'a> Plan<'a> {
                 continue;
             }
             // Labelled documents stay, since their labels would stay behind.
-            let mut groups = message.groups.iter().filter(|group| !group.is_labelled);
-            let Some(first) = groups.next() else { continue };
+            let mut groups = (message.groups.iter())
+                .filter(|group| !group.is_labelled)
+                .peekable();
+            if groups.peek().is_none() {
+                continue;
+            }
             let texts = ContextTexts::new(parsed.text, message.content);
-            for group in std::iter::once(first).chain(groups) {
+            for group in groups {
                 let found = group.place.hull().and_then(|found| texts.around(found));
                 let Some(found) = found else { continue };
                 let hull = found.range;
@@ -275,8 +278,7 @@ impl<'a> Plan<'a> {
                     self.doubtful += 1;
                     continue;
                 }
-                let start = offset_in(parsed.text, message.content);
-                let range = start..start + message.content.len();
+                let range = range_in(parsed.text, message.content);
                 self.changes
                     .push(Change::new(ChangeKind::Restored, "", range.clone()));
                 self.edits
