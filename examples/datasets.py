@@ -328,19 +328,24 @@ def pubmedqa(options):
 
 
 def xquad_chats(options):
-    """Artetxe et al., 2020, made into chats here: two questions about one paragraph, drawn at random but alike each time."""
+    """Artetxe et al., 2020, made into chats here: two questions about one paragraph, drawn at random but alike each time.
+    Every question is asked once, where a paragraph has an even number of them."""
     documents, asked = [], []
     for article in whole(options.file)["data"]:
         for paragraph in article["paragraphs"]:
             documents.append(document(f"p{len(documents)}", paragraph["context"], article.get("title", "")))
             asked.append([(qa["question"], distinct(a["text"] for a in qa["answers"])) for qa in paragraph["qas"]])
     passages, draw = Passages(documents), random.Random(7)
-    chats = [at for at, questions in enumerate(asked) if len(questions) >= 2]
-    draw.shuffle(chats)
-    for at in chats:
-        drawn = draw.sample(asked[at], 2)
-        turns = [{"question": q, "documents": passages.best(q, options.k), "answers": answers} for q, answers in drawn]
-        yield {"id": f"p{at}", "turns": turns}
+    for questions in asked:
+        draw.shuffle(questions)
+    order = draw.sample(range(len(asked)), len(asked))
+    # A chat on each paragraph, then a second one on each that has four questions, and so on.
+    for first in range(0, max(map(len, asked), default=0) - 1, 2):
+        for at in order:
+            drawn = asked[at][first : first + 2]
+            turns = [{"question": q, "documents": passages.best(q, options.k), "answers": answers} for q, answers in drawn]
+            if len(turns) == 2:
+                yield {"id": f"p{at}-{first // 2}", "turns": turns}
 
 
 FORMATS = {

@@ -181,14 +181,15 @@ fn pack(
     fs::create_dir_all(folder)?;
     fs::copy(scripts.join("gpu.sh"), folder.join("gpu.sh"))?;
     let sum = format!("{}  smollm2.gguf\n", oci::sha256(model));
+    let shape = fs::read_to_string(root.join("examples/shapes/7b/config.json"))?;
+    // Two layers, for a profiler.
+    let mut slice: Value = serde_json::from_str(&shape)?;
+    slice["num_hidden_layers"] = 2.into();
     let mut entries = vec![
         entry("smollm2.sum", sum.into_bytes(), 0o644),
         entry("small/config.json", SMALL.as_bytes().to_vec(), 0o644),
-        entry(
-            "shape/config.json",
-            fs::read(root.join("examples/shapes/7b/config.json"))?,
-            0o644,
-        ),
+        entry("shape/config.json", shape.clone().into_bytes(), 0o644),
+        entry("slice/config.json", slice.to_string().into_bytes(), 0o644),
     ];
     for (name, program) in [("foreword", foreword), ("tests", tests)] {
         let stripped = folder.join(name);

@@ -202,6 +202,35 @@ fn what_cannot_be_an_index_or_a_folder_is_an_error_in_words() {
 }
 
 #[test]
+fn a_folder_without_texts_empties_an_index_only_when_told_to() {
+    let corpus = Corpus::new();
+    corpus.ingest(&[]);
+    let before = fs::read(corpus.index()).unwrap();
+    fs::remove_dir_all(corpus.texts()).unwrap();
+    fs::create_dir(corpus.texts()).unwrap();
+    for text in [None, Some("--- ...")] {
+        if let Some(text) = text {
+            corpus.write("empty.txt", text);
+        }
+        let (code, out, error) = corpus.ingest(&[]);
+        assert_eq!((code, out.as_str()), (Some(1), ""));
+        let expected = format!("{} holds no .txt", corpus.texts().display());
+        assert!(
+            error.contains(&expected) && error.contains("has 5 documents; --allow-empty"),
+            "{error}"
+        );
+        assert_eq!(fs::read(corpus.index()).unwrap(), before);
+    }
+    fs::remove_file(corpus.texts().join("empty.txt")).unwrap();
+    for deleted in [5, 0] {
+        let (code, out, error) = corpus.ingest(&["--allow-empty"]);
+        assert_eq!(code, Some(0), "{error}");
+        let expected = format!(" 0 documents (0 new or changed, 0 unchanged, {deleted} deleted");
+        assert!(out.contains(&expected), "{out}");
+    }
+}
+
+#[test]
 fn a_run_that_is_killed_leaves_the_index_as_it_was_and_the_next_one_finishes() {
     let corpus = Corpus::new();
     corpus.ingest(&[]);

@@ -12,6 +12,7 @@
 #   steps      decode, prefill, host memory: a line of JSON each
 #   peer       torch and transformers on the same shapes
 #   orders     RAGCache++'s workload, 40 questions
+#   profile    each kernel's share of prefill and of decode, by ncu
 #   sanitizer  memcheck and racecheck over the kernels, in the time that is left
 #
 # A stage that fails stops nothing. FOLDER/log grows as stages run, and FOLDER/report.tar.gz is written after each one.
@@ -20,7 +21,7 @@
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-out=gpu-report device=cuda:0 limit=580 tiny= stages=probe,tests,answers,steps,peer,orders,sanitizer
+out=gpu-report device=cuda:0 limit=580 tiny= stages=probe,tests,answers,steps,peer,orders,profile,sanitizer
 while [ $# -gt 0 ]; do
     case $1 in
     --out) out=$2 && shift 2 ;;
@@ -54,7 +55,8 @@ PYTHON
 export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:-}${libraries:+${LD_LIBRARY_PATH:+:}$libraries}"
 export FOREWORD_TEST_DEVICE=cuda FOREWORD_FIXTURES=$work/fixtures
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
-export device tiny work found smollm2 sanitizer
+ncu=$(command -v ncu || ls /usr/local/cuda/bin/ncu 2>/dev/null)
+export device tiny work found smollm2 sanitizer ncu
 
 one_kernel=backend::cuda::tests::operations::pages::pages_are_copied_whole_and_in_part
 export one_kernel
@@ -113,7 +115,7 @@ steps() {
 
 peer() {
     if [ -z "$tiny" ]; then
-        python3 "$work/gpu_peer.py" --model "$work/shape"
+        python3 "$work/gpu_peer.py" --model "$work/shape" --fixtures "$work/fixtures"
     else
         python3 "$work/gpu_peer.py" --model "$work/small" --device cpu --prompts 64 --batches 1,2 --context 32 --runs 1
     fi
@@ -123,6 +125,12 @@ orders() {
     local sizes=(--model "$work/shape" --queries 40 --arms none,greedy,foresight+hint)
     [ -z "$tiny" ] || sizes=(--model "$work/small" --queries 2 --k 1 --arms greedy --arm-kv-tokens 4096)
     "$work/foreword" measure --device "$device" --random-weights 1 --parts orders --seeds 1 "${sizes[@]}" --json --no-report
+}
+
+profile() {
+    FOREWORD_PROFILED=1 FOREWORD_STEPS=$work/slice/config.json "$ncu" --clock-control none --graph-profiling node --csv \
+        --metrics gpu__time_duration.sum "$work/tests" --exact backend::cuda::tests::steps::steps_are_timed --nocapture >"$found/kernels.csv"
+    tail -n +1 "$found/kernels.csv" | grep -c gpu__time_duration
 }
 
 sanitizer() {
@@ -137,7 +145,7 @@ sanitizer() {
     done
     return $failed
 }
-export -f probe names tests answers steps peer orders sanitizer
+export -f probe names tests answers steps peer orders profile sanitizer
 
 # Writes what became of a stage, and the archive of all so far.
 outcome() {
@@ -176,6 +184,7 @@ stage answers 90
 stage steps 130
 stage peer 90 "python3 -c 'import torch, transformers; assert \"$tiny\" or torch.cuda.is_available()'"
 stage orders 60
+stage profile 60 "test -n '$ncu'"
 stage sanitizer 200 "test -n '$sanitizer'"
 python3 "$work/gpu_table.py" "$found" | tee "$found/table"
 cp "$out/log" "$found/log"

@@ -1,8 +1,11 @@
 """torch and transformers on the shapes of the steps that the engine's test `steps_are_timed` times: matrix products by
-`F.linear`, attention by SDPA, and a whole model with SDPA and a static cache. Each figure is a line of JSON."""
+`F.linear`, attention by SDPA, and a whole model with SDPA and a static cache; and how far transformers' own logits in
+bf16 are from the fixtures' in f32. Each figure is a line of JSON."""
 
 import argparse
+import base64
 import json
+import pathlib
 import statistics
 import time
 
@@ -17,6 +20,7 @@ def tell(**line):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="the folder of a config.json")
+    parser.add_argument("--fixtures", type=pathlib.Path, help="the folder of the engine's fixtures")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--prompts", default="512,1024,2048,4096,8192,16384,32768")
     parser.add_argument("--batches", default="1,2,4,8,16,32,64,128,256")
@@ -71,7 +75,25 @@ def main():
             k, v = (random(batch, kv_heads, arguments.context, width) for _ in range(2))
             seconds = median(lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=True))
             tell(peer="attention", rows=batch, context=arguments.context, seconds=seconds, tb_s=2e-12 * k.nbytes / seconds)
+        for folder in sorted(path.parent for path in arguments.fixtures.glob("*/reference.json")) if arguments.fixtures else []:
+            rounding(folder, device)
         model(arguments, device, prompts, batches, median)
+
+
+def rounding(folder, device):
+    """The root mean square of what bf16 changes in the logits of a prompt's last token, of their deviation."""
+    import numpy
+    import transformers
+
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device).eval()
+    except Exception as reason:
+        return tell(peer="rounding", family=folder.name, skipped=str(reason)[:200])
+    for prompt in json.loads((folder / "reference.json").read_text())["prompts"]:
+        found = model(torch.tensor([prompt["tokens"]], device=device)).logits[0, -1].float().cpu().numpy()
+        exact = numpy.frombuffer(base64.b64decode(prompt["logits_last"]), "<f4")
+        error = float(numpy.sqrt(numpy.mean((found - exact) ** 2)) / exact.std())
+        tell(peer="rounding", family=folder.name, tokens=len(prompt["tokens"]), deviations=error)
 
 
 def model(arguments, device, prompts, batches, median):

@@ -1,7 +1,10 @@
 """The table of one run of gpu.sh: figures beside what must hold, and what became of each stage."""
 
+import collections
+import csv
 import json
 import pathlib
+import re
 import sys
 
 
@@ -14,6 +17,22 @@ def lines(path):
         except ValueError:
             pass
     return found
+
+
+def kernels(path):
+    """By number of rows, the microseconds of each kernel in the last step of so many rows that embeds them all."""
+    text = path.read_text(errors="replace") if path.exists() else ""
+    steps, step = {}, None
+    for line in csv.DictReader(text[text.find('"ID"') :].splitlines()):
+        if line.get("Metric Name") != "gpu__time_duration.sum":
+            continue
+        if line["Kernel Name"] == "embed_rows":
+            rows = int(re.match(r"\D*(\d+)", line["Grid Size"])[1])
+            step = steps[rows] = collections.Counter()
+        if step is not None:
+            unit = {"ns": 1e-3, "nsecond": 1e-3, "us": 1, "usecond": 1, "ms": 1e3, "msecond": 1e3}[line["Metric Unit"]]
+            step[line["Kernel Name"].split("<")[0]] += float(line["Metric Value"].replace(",", "")) * unit
+    return steps
 
 
 def main():
@@ -71,7 +90,9 @@ def main():
     for line in (line for line in steps if line.get("step") == "host"):
         share = (line["question_with_loads_s"] - line["question_s"]) / line["computed_s"]
         row(f"loading {line['tokens']} tokens from the host", f"{share:.3f} of computing", "< 0.25", share < 0.25)
-        rates = [line["bytes"] / line[key] / 1e9 for key in ("store_s", "load_s")]
+        # Loads overlap with the layers that do not need them yet, so their rate is at least that of what they add.
+        seconds = [line["store_s"], line["question_with_loads_s"] - line["question_s"]]
+        rates = [line["bytes"] / one / 1e9 for one in seconds]
         row("  to the host and back", f"{rates[0]:.1f} and {rates[1]:.1f} GB/s")
     for part in ["all", "steady"] if orders else []:
         for arm in orders[part]:
@@ -94,6 +115,10 @@ def main():
         row("greedy tokens equal to the CPU's", f"{last['tokens_equal']} of {last['tokens']}")
         behind, allowed = last["furthest_behind"], last["behind_allowed"]
         row("  the others behind, of a deviation", f"{behind:.3f}", f"<= {allowed:.1f}", behind <= allowed)
+    for count, step in sorted(kernels(out / "kernels.csv").items()):
+        row(f"kernels of a step of {count} rows, 2 layers", f"{sum(step.values()):.0f} us")
+        for name, microseconds in step.most_common(8):
+            row(f"  {name[:60]}", f"{microseconds:.0f} us")
     widths = [max(len(row[column]) for row in rows) for column in range(4)] if rows else []
     for line in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())

@@ -52,7 +52,7 @@ impl Words {
     /// first. Texts without a word of the question are not returned.
     #[must_use]
     pub fn best(&self, question: &str, k: usize) -> Vec<usize> {
-        let hits = self.search(question, k, &|_| true);
+        let hits = self.search(question, k, &|_| true, &|| false);
         hits.iter().map(|hit| hit.slot.0 as usize).collect()
     }
 
@@ -100,14 +100,23 @@ impl Words {
     }
 
     /// Returns the best `k` slots accepted by `keep`, for the words of `text`; a repeated word counts each time. Costs
-    /// `O(postings of its words)`.
-    pub(crate) fn search(&self, text: &str, k: usize, keep: &SlotFilter<'_>) -> Vec<Hit> {
+    /// `O(postings of its words)`. Returns none if `is_cancelled` is true before a word.
+    pub(crate) fn search(
+        &self,
+        text: &str,
+        k: usize,
+        keep: &SlotFilter<'_>,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Vec<Hit> {
         let count = self.lengths.len() as f32;
         let mean = (self.total as f32 / count).max(1.0);
         let mut asked: Vec<String> = words(text).collect();
         asked.sort_unstable();
         let mut scores: FxHashMap<u32, f32> = FxHashMap::default();
         for again in asked.chunk_by(|one, next| one == next) {
+            if is_cancelled() {
+                return Vec::new();
+            }
             let (mapped, added) = self.postings(&again[0]);
             let frequency = (mapped.len() + added.len()) as f32;
             let rarity = (1.0 + (count - frequency + 0.5) / (frequency + 0.5)).ln();
@@ -189,6 +198,11 @@ impl Mapped {
     }
 }
 
+/// Returns whether a text has a word.
+pub(crate) fn has_words(text: &str) -> bool {
+    text.contains(char::is_alphanumeric)
+}
+
 /// Iterates over the words of a text, in order.
 fn words(text: &str) -> impl Iterator<Item = String> {
     let words = text.split(|c: char| !c.is_alphanumeric());
@@ -204,6 +218,7 @@ fn words(text: &str) -> impl Iterator<Item = String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
 
     const TEXTS: [&str; 4] = [
         "The ferry leaves the harbour at noon with forty passengers.",
@@ -213,7 +228,7 @@ mod tests {
     ];
 
     fn slots(words: &Words, question: &str) -> Vec<u32> {
-        let hits = words.search(question, 3, &|slot| slot != Slot(1));
+        let hits = words.search(question, 3, &|slot| slot != Slot(1), &|| false);
         hits.iter().map(|hit| hit.slot.0).collect()
     }
 
@@ -230,6 +245,15 @@ mod tests {
     }
 
     #[test]
+    fn a_cancelled_search_reads_no_further_word() {
+        let words = Words::of(TEXTS);
+        let checks = Cell::new(0);
+        let is_cancelled = || checks.replace(checks.get() + 1) == 1;
+        let hits = words.search("ferry noon train", 3, &|_| true, &is_cancelled);
+        assert_eq!((hits.len(), checks.get()), (0, 2));
+    }
+
+    #[test]
     fn words_from_a_file_and_words_added_since_are_found_alike() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("index");
@@ -241,11 +265,8 @@ mod tests {
         }
         let whole = Words::of(TEXTS);
         for question in ["the ferry", "train 4711", "noon passengers tickets"] {
-            let keep = |_: Slot| true;
-            assert_eq!(
-                words.search(question, 4, &keep),
-                whole.search(question, 4, &keep)
-            );
+            let search = |words: &Words| words.search(question, 4, &|_| true, &|| false);
+            assert_eq!(search(&words), search(&whole));
         }
         assert!(Words::over(&Parts::open(&path).unwrap(), 1).is_err());
         assert_eq!(words.parts(), whole.parts());

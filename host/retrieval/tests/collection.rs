@@ -3,7 +3,7 @@
 use foreword_ordering::random::Random;
 use foreword_retrieval::embedder::{Embedder, Hashing};
 use foreword_retrieval::file::FileError;
-use foreword_retrieval::index::{Kind, Metric};
+use foreword_retrieval::index::{Hit, Kind, Metric};
 use foreword_retrieval::ingest::{IngestError, Summary, mirror};
 use foreword_retrieval::{
     Cancelled, Collection, Document, Editor, Query, ScoredDocument, Spec, Tuning,
@@ -57,17 +57,22 @@ fn find(
     collection.find(&query).unwrap()
 }
 
+/// Returns a collection of a hundred documents with the same two words.
+fn of_some_words(kind: Kind, embedder: &Hashing) -> Collection {
+    let mut editor = Editor::new(Collection::new(spec(kind, embedder))).unwrap();
+    for id in 0..100 {
+        let document = document(id, "some words");
+        let vector = &embedder.embed(&[&document.text]).unwrap()[0].vector;
+        editor.put(&document, vector).unwrap();
+    }
+    editor.finish().unwrap()
+}
+
 #[test]
 fn a_search_ends_when_its_caller_has_gone() {
     let embedder = Hashing::new(64).unwrap();
     for kind in KINDS {
-        let mut editor = Editor::new(Collection::new(spec(kind, &embedder))).unwrap();
-        for id in 0..100 {
-            let document = document(id, "some words");
-            let vector = &embedder.embed(&[&document.text]).unwrap()[0].vector;
-            editor.put(&document, vector).unwrap();
-        }
-        let collection = editor.finish().unwrap();
+        let collection = of_some_words(kind, &embedder);
         let vector = &embedder.embed(&["some words"]).unwrap()[0].vector;
         let cancelled = Cancelled::default();
         let query = Query {
@@ -77,9 +82,50 @@ fn a_search_ends_when_its_caller_has_gone() {
             filters: &Map::new(),
             cancelled: Some(&cancelled),
         };
-        assert_eq!(collection.find(&query).unwrap().len(), 5, "{kind:?}");
-        drop(cancelled.on_drop());
-        assert!(collection.find(&query).unwrap().is_empty(), "{kind:?}");
+        // Counts the stages of a search, and cancels it in the one of this number.
+        let stages = |cancelling: usize| {
+            let mut count = 0;
+            let stage = |_: &[Hit]| {
+                count += 1;
+                if count == cancelling {
+                    drop(cancelled.on_drop());
+                }
+                ControlFlow::Continue(())
+            };
+            let found = collection.search(&query, stage).unwrap();
+            (count, found.len())
+        };
+        let (all, found) = stages(0);
+        assert!(all > 2 && found == 5, "{kind:?}: {all} stages");
+        assert_eq!(stages(2).0, 2, "{kind:?}");
+        assert_eq!(stages(0), (0, 0), "{kind:?}");
+    }
+}
+
+#[test]
+fn a_question_without_words_is_searched_by_its_vector_alone() {
+    let embedder = Hashing::new(64).unwrap();
+    for kind in KINDS {
+        let collection = of_some_words(kind, &embedder);
+        let vector = &embedder.embed(&["some words"]).unwrap()[0].vector;
+        let search = |words| {
+            let query = Query {
+                vector,
+                words,
+                k: 5,
+                filters: &Map::new(),
+                cancelled: None,
+            };
+            let mut stages = 0;
+            let stage = |_: &[Hit]| {
+                stages += 1;
+                ControlFlow::Continue(())
+            };
+            (collection.search(&query, stage).unwrap(), stages)
+        };
+        for words in ["", "\u{1f44d} ?!"] {
+            assert_eq!(search(Some(words)), search(None), "{kind:?}");
+        }
     }
 }
 

@@ -215,6 +215,28 @@ fn a_table_is_searched_by_vector_and_metadata_and_again_after_the_server_was_kil
 }
 
 #[test]
+fn while_a_server_does_not_answer_at_most_one_search_waits_for_it() {
+    // The server takes connections and never answers.
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("postgres://u@{}/d", server.local_addr().unwrap());
+    let store = Pgvector::new(&url, "t", Metric::L2).unwrap();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| search(&store, &[1.0], json!({})));
+        let connection = server.accept().unwrap();
+        let start = Instant::now();
+        let second = search(&store, &[1.0], json!({})).unwrap_err();
+        assert!(
+            matches!(&second, StoreError::Unavailable(reason) if reason.contains("busy")),
+            "{second}"
+        );
+        assert!(start.elapsed() < Duration::from_secs(30));
+        drop(connection);
+        let first = first.join().unwrap().unwrap_err();
+        assert!(matches!(first, StoreError::Unavailable(_)), "{first}");
+    });
+}
+
+#[test]
 fn a_url_that_is_none_is_refused_without_repeating_it() {
     let told = Pgvector::new("postgres://u:secret@[", "t", Metric::L2)
         .err()

@@ -323,7 +323,10 @@ impl Model {
         let options = &completion.options;
         let mut request = self.request(prompt, "prompt", options, Some(COMPLETION_TOKENS))?;
         let echoed = options.top_logprobs.filter(|_| completion.echo);
-        request.prompt_logprobs = request.prompt_logprobs.max(echoed);
+        if echoed.is_some() {
+            request.prompt_logprobs = request.prompt_logprobs.max(echoed);
+            request.scored_tokens = None;
+        }
         if completion.echo && request.max_tokens == 0 {
             // The engine computes a prompt without an answer only to score it.
             request.prompt_logprobs.get_or_insert(0);
@@ -436,6 +439,7 @@ impl Model {
             stop_tokens,
             top_logprobs: options.top_logprobs,
             prompt_logprobs: options.prompt_logprobs,
+            scored_tokens: options.prompt_logprobs_last,
             cache_salt: options.cache_salt.clone(),
             caching: options.caching,
             tenant: options.cache_salt.as_str().into(),
@@ -539,6 +543,7 @@ fn check_scored(request: &Request, options: &Options) -> Result<(), Failure> {
         return Ok(());
     };
     let tokens = request.prompt.len() as u64;
+    let tokens = tokens.min(request.scored_tokens.map_or(tokens, u64::from));
     let entries = tokens * (u64::from(top) + 1) * u64::from(options.choices);
     if entries <= MAX_PROMPT_ENTRIES {
         return Ok(());

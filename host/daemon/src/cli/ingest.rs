@@ -17,6 +17,9 @@ pub(crate) struct Arguments {
     /// Index file to create, or to bring up to date
     #[arg(long, value_name = "FILE")]
     index: PathBuf,
+    /// Accept a folder without text, and delete every document of the index
+    #[arg(long)]
+    allow_empty: bool,
     /// Embedder of texts: `hashing`, `hashing:DIMENSIONS`, or the folder of a sentence encoder
     #[arg(long, value_name = "EMBEDDER", default_value = "hashing")]
     embedder: EmbedderSource,
@@ -134,11 +137,10 @@ fn ingest(arguments: &Arguments) -> anyhow::Result<(Summary, usize)> {
         words: arguments.passage_words as usize,
     };
     let documents = documents(&arguments.folder, passages)?;
-    if documents.is_empty() && collection.is_empty() {
-        bail!(
-            "{} holds no .txt, .md or .jsonl file with text",
-            arguments.folder.display()
-        );
+    let held = collection.len();
+    let folder = arguments.folder.display();
+    if documents.is_empty() && held == 0 && !arguments.allow_empty {
+        bail!("{folder} holds no .txt, .md or .jsonl file with text");
     }
     let bar = ProgressBar::new(documents.len() as u64);
     let style = "{prefix:>14} {wide_bar} {pos} of {len}  {eta} left";
@@ -149,6 +151,12 @@ fn ingest(arguments: &Arguments) -> anyhow::Result<(Summary, usize)> {
     });
     bar.finish_and_clear();
     let (collection, summary) = mirrored?;
+    // A folder without text is more often the wrong one, or not mounted, than meant to empty the index.
+    ensure!(
+        arguments.allow_empty || held == 0 || !collection.is_empty(),
+        "{folder} holds no .txt, .md or .jsonl file with text, and {} has {held} documents; --allow-empty deletes them",
+        arguments.index.display()
+    );
     collection.save(&arguments.index)?;
     Ok((summary, collection.len()))
 }

@@ -155,6 +155,55 @@ async fn a_chat_tells_how_likely_an_answer_is_that_it_is_given() {
 }
 
 #[tokio::test]
+async fn the_end_of_a_prompt_is_scored_without_computing_what_is_cached() {
+    let house = ending().await;
+    let whole = post(house.address(), CHAT, &forced("ax")).await.json();
+    let whole = whole["prompt_logprobs"].as_array().unwrap();
+    for (last, cached) in [(1, 10), (3, 8), (11, 0), (900, 0)] {
+        let mut body = forced("ax");
+        body["prompt_logprobs_last"] = last.into();
+        let answer = post(house.address(), CHAT, &body).await.json();
+        let told = answer["prompt_logprobs"].as_array().unwrap();
+        let without = 12 - last.min(11);
+        assert!(told.len() == 12 && told[..without].iter().all(Value::is_null));
+        assert_eq!(told[without..], whole[without..]);
+        assert_eq!(
+            answer["usage"]["prompt_tokens_details"]["cached_tokens"],
+            cached
+        );
+    }
+    // A response's limit counts what it reports.
+    let mut long = forced("ab");
+    long["messages"][0]["content"] = "x".repeat(7_000).into();
+    long["prompt_logprobs"] = 20.into();
+    long["prompt_logprobs_last"] = 2.into();
+    let told = post(house.address(), CHAT, &long).await.json();
+    assert_eq!(told["prompt_logprobs"].as_array().unwrap().len(), 7_004);
+    // With `echo` and `logprobs`, all of the prompt's tokens have log-probabilities.
+    let echoed = json!({"prompt": "say(b)", "echo": true, "logprobs": 0, "prompt_logprobs": 0, "prompt_logprobs_last": 1});
+    let echoed = post(house.address(), "/v1/completions", &echoed)
+        .await
+        .json();
+    let logprobs = &echoed["choices"][0]["logprobs"]["token_logprobs"];
+    assert!(
+        logprobs.as_array().unwrap()[1..]
+            .iter()
+            .all(Value::is_number)
+    );
+    for wrong in [
+        json!({"prompt_logprobs": null}),
+        json!({"prompt_logprobs_last": 0}),
+    ] {
+        let mut body = forced("a");
+        body["prompt_logprobs_last"] = 1.into();
+        let more = wrong.as_object().unwrap().clone();
+        body.as_object_mut().unwrap().extend(more);
+        let response = post(house.address(), CHAT, &body).await;
+        response.error(400, "invalid_value", Some("prompt_logprobs_last"));
+    }
+}
+
+#[tokio::test]
 async fn a_chat_ends_where_it_is_asked_to() {
     let house = ending().await;
     let rendered = async |fields: Value| {

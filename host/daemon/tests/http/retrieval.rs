@@ -5,11 +5,15 @@ use crate::support::client::{get, post};
 use crate::support::{MODEL, Options, TestServer};
 use foreword_retrieval::index::{Kind, Metric};
 use foreword_retrieval::ingest::mirror;
-use foreword_retrieval::{Collection, Document, Shelf, Spec, Tuning};
+use foreword_retrieval::store::Stage;
+use foreword_retrieval::{
+    Ask, Collection, Document, ScoredDocument, Shelf, Spec, Store, StoreError, Tuning,
+};
 use foreword_server::retrieval::{Config, EmbedderSource};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use tempfile::TempDir;
 
 const TEXTS: [(&str, &str); 3] = [
@@ -155,6 +159,9 @@ async fn a_question_finds_its_documents_by_words_and_by_vector() {
     let body = json!({"embedding": embedding["data"][0]["embedding"], "k": 1});
     let answer = post(house.address(), path, &body).await.json();
     assert_eq!(ids(&answer), ["bus"]);
+    // Without words the score is the cosine.
+    let score = answer["data"][0]["score"].as_f64().unwrap();
+    assert!(score > 0.1, "{score}");
 
     let refused = post(house.address(), path, &json!({"embedding": [1.0]})).await;
     assert_eq!(refused.status, 400);
@@ -163,6 +170,42 @@ async fn a_question_finds_its_documents_by_words_and_by_vector() {
             .to_string()
             .contains("1 dimensions, this index has 256")
     );
+}
+
+/// A store whose content is replaced while it is searched.
+#[derive(Default)]
+struct Replaced(AtomicU32);
+
+impl Store for Replaced {
+    fn search(&self, _: &Ask, _: &mut Stage<'_>) -> Result<Vec<ScoredDocument>, StoreError> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Ok(Vec::new())
+    }
+
+    fn version(&self) -> Result<String, StoreError> {
+        Ok(self.0.load(Ordering::Relaxed).to_string())
+    }
+
+    fn embedder(&self) -> Result<Option<String>, StoreError> {
+        Ok(None)
+    }
+}
+
+#[tokio::test]
+async fn documents_of_a_replaced_index_do_not_get_the_new_version() {
+    let retrieval = Config {
+        store: Some(Arc::new(Replaced::default())),
+        ..Config::default()
+    };
+    let house = TestServer::with(Options {
+        retrieval,
+        ..Options::default()
+    })
+    .await;
+    for version in ["0", "1"] {
+        let answer = post(house.address(), "/v1/retrieve", &json!({"query": "ferry"})).await;
+        assert_eq!(answer.json()["version"], version);
+    }
 }
 
 #[tokio::test]
@@ -213,6 +256,25 @@ async fn a_chat_that_wants_documents_gets_them_and_the_next_order_knows_what_is_
         .as_u64()
         .unwrap();
     assert!(cached > 60, "{cached} tokens of two documents");
+
+    // A message without a word is no question; a field without one is an error.
+    let thanks = |retrieval: Value| {
+        let messages = json!([{"role": "user", "content": "\u{1f44d}"}]);
+        json!({"messages": messages, "retrieval": retrieval, "max_tokens": 1})
+    };
+    let answer = post(
+        house.address(),
+        "/v1/chat/completions",
+        &thanks(json!(true)),
+    )
+    .await;
+    assert_eq!(
+        (answer.status, answer.header("x-foreword-retrieved")),
+        (200, Some("0"))
+    );
+    let asked = thanks(json!({"query": "?!"}));
+    let refused = post(house.address(), "/v1/chat/completions", &asked).await;
+    assert_eq!(refused.status, 400);
     house.idle().await;
 }
 

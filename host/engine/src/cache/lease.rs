@@ -33,8 +33,8 @@ impl Lease {
 /// A sequence's use of the prefix cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheUse {
-    /// True if the sequence starts from a cached prefix.
-    pub reads: bool,
+    /// Most tokens of a cached prefix that the sequence starts from.
+    pub reads: u32,
     /// True if the pages computed for the sequence stay in the cache, where later sequences can reuse them.
     pub keeps: bool,
 }
@@ -42,7 +42,7 @@ pub struct CacheUse {
 impl Default for CacheUse {
     fn default() -> Self {
         Self {
-            reads: true,
+            reads: u32::MAX,
             keeps: true,
         }
     }

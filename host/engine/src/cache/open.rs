@@ -50,10 +50,8 @@ impl PrefixCache {
         documents: Option<&DocumentPath>,
         cache_use: CacheUse,
     ) -> Option<Opening> {
-        let mut walk = match cache_use.reads {
-            true => self.tree.walk(salt, all_but_last(tokens)),
-            false => Walk::default(),
-        };
+        let read = all_but_last(tokens);
+        let mut walk = (self.tree).walk(salt, &read[..read.len().min(cache_use.reads as usize)]);
         let near = self.on_device(&walk);
         let needed = self.pages_for(tokens.len()) - near as u32;
         // The pages that were found must not be evicted to make room for the rest.

@@ -15,7 +15,7 @@ use super::{Bounds, EngineConfig, Event, Failure, FinishReason, Kind, Speculatio
 use crate::TokenId;
 use crate::backend::{Backend, BackendError, Output, Segment};
 use crate::cache::{
-    CacheConfig, CacheEvent, CacheUse, CachedLookup, DocumentPath, Lease, Match, PrefixCache,
+    CacheConfig, CacheEvent, CacheUse, CachedLookup, DocumentPath, Lease, PrefixCache,
 };
 use crate::sampling::{Logprobs, NextToken, Sampler, SamplingError};
 use crate::scheduler::{
@@ -145,7 +145,7 @@ impl Core {
         for mut sequence in sequences {
             if !self.prefix_caching {
                 sequence.cache_use = CacheUse {
-                    reads: false,
+                    reads: 0,
                     keeps: false,
                 };
             }
@@ -355,10 +355,7 @@ impl Core {
         let cache = &self.cache;
         let look = |sequence: &Sequence| {
             short |= speculates(sequence);
-            let found = match sequence.cache_use.reads {
-                true => cache.lookup(&sequence.salt, &sequence.tokens),
-                false => Match::default(),
-            };
+            let found = cache.lookup(&sequence.salt, sequence.readable());
             let waiting = Waiting {
                 tokens: sequence.length(),
                 cached: found.tokens,
@@ -396,13 +393,13 @@ impl Core {
         let cache = &self.cache;
         let mut looks = LOOKS;
         self.waiting.sweep(SWEPT, |sequence| {
-            if !sequence.cache_use.reads {
+            if sequence.cache_use.reads == 0 {
                 return Some(0);
             }
             let seen = sequence.lookup.as_ref();
             if looks > 0 && seen.is_none_or(|seen| !cache.is_current(seen)) {
                 looks -= 1;
-                sequence.lookup = Some(cache.remember_lookup(&sequence.salt, &sequence.tokens));
+                sequence.lookup = Some(cache.remember_lookup(&sequence.salt, sequence.readable()));
             }
             sequence.lookup.as_ref().map(|seen| seen.tokens)
         });
@@ -548,6 +545,10 @@ impl Core {
             touched,
         } = &mut self.running[index];
         let mut end = (*computed + share).min(sequence.length());
+        let unscored = sequence.scores.as_ref().map_or(0, PromptScores::unscored);
+        if *computed < unscored {
+            end = end.min(unscored);
+        }
         let rows = |end| {
             let scores = sequence.scores.as_ref()?;
             scores.rows(&sequence.tokens, *computed..end)
@@ -694,6 +695,12 @@ impl Core {
 impl Sequence {
     fn length(&self) -> u32 {
         self.tokens.len() as u32
+    }
+
+    /// Returns the tokens before whose last one the computed positions may come from the cache.
+    fn readable(&self) -> &[TokenId] {
+        let most = (self.cache_use.reads as usize).saturating_add(1);
+        &self.tokens[..self.tokens.len().min(most)]
     }
 
     /// Returns whether the sequence is as long as it may become.

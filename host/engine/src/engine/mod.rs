@@ -122,8 +122,10 @@ pub struct Request {
     /// Number of alternatives whose log-probabilities are reported with each token; `None` for no log-probabilities.
     pub top_logprobs: Option<u32>,
     /// Number of alternatives whose log-probabilities are reported with each token of the prompt; `None` for no
-    /// log-probabilities. If set, the whole prompt is computed, and `caching.reads` and `speculation` are ignored.
+    /// log-probabilities. If set, all positions that score a token are computed, and `speculation` is ignored.
     pub prompt_logprobs: Option<u32>,
+    /// Number of the prompt's last tokens that `prompt_logprobs` applies to; `None` for the whole prompt.
+    pub scored_tokens: Option<u32>,
     /// Isolates tenants: requests with different salts share no KV state. At most [`MAX_SALT_BYTES`] bytes.
     pub cache_salt: String,
     /// The prompt's documents and the positions at which they end; `None` if unknown.
@@ -187,8 +189,8 @@ pub enum Event {
         /// Prompt tokens served from the cache, at most the prompt's length less one.
         cached_tokens: u32,
     },
-    /// The log-probabilities of the prompt's tokens, one entry for each except the first, if [`Request::prompt_logprobs`]
-    /// is set.
+    /// The log-probabilities of the prompt's tokens, one entry for each except the first, or for the last
+    /// [`Request::scored_tokens`], if [`Request::prompt_logprobs`] is set.
     Prompt(Vec<Logprobs>),
     /// The next token was generated.
     Token {
@@ -543,6 +545,13 @@ impl Request {
             self.constraint,
             self.top_logprobs,
         );
+        let scores = (self.prompt_logprobs)
+            .map(|top| PromptScores::new(top, tokens, self.scored_tokens.unwrap_or(tokens)));
+        let reads = match (self.caching.reads, &scores) {
+            (true, Some(scores)) => scores.unscored(),
+            (true, None) => u32::MAX,
+            (false, _) => 0,
+        };
         let sequence = Sequence {
             tokens: self.prompt,
             end,
@@ -551,11 +560,11 @@ impl Request {
             deadline: self.deadline,
             speculation: self.speculation.filter(|_| self.prompt_logprobs.is_none()),
             sampler,
-            scores: (self.prompt_logprobs).map(|top| PromptScores::new(top, tokens)),
+            scores,
             salt: self.cache_salt.into(),
             documents: self.documents.map(Arc::new),
             cache_use: CacheUse {
-                reads: self.caching.reads && self.prompt_logprobs.is_none(),
+                reads,
                 keeps: self.caching.keeps && tokens >= self.caching.min_tokens,
             },
             events: sender,

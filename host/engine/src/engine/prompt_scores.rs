@@ -6,7 +6,8 @@
 //!   row         r0   r1   r2   r3        r0 scores t1, r1 scores t2, r2 scores t3; r3 chooses the first token after t3
 //! ```
 //!
-//! A cached position has no row, so such a request computes its whole prompt. A row is as wide as the vocabulary: a step
+//! A cached position has no row, so such a request computes its prompt from the first row that scores a token on; rows
+//! before it need no logits. A row is as wide as the vocabulary: a step
 //! computes at most [`MAX_SCORED_LOGITS`] for all its scored segments, and the rows are reduced to log-probabilities before
 //! the next step. Only a [`Logprobs`] per position is stored.
 
@@ -21,7 +22,9 @@ pub(super) struct PromptScores {
     top: u32,
     /// Tokens in the prompt.
     tokens: u32,
-    /// Log-probabilities of the tokens from the second one on.
+    /// Number of leading positions whose rows score no token.
+    unscored: u32,
+    /// Log-probabilities of the tokens behind the first `unscored + 1`.
     found: Vec<Logprobs>,
 }
 
@@ -36,10 +39,12 @@ pub(super) struct ScoredRows {
 }
 
 impl PromptScores {
-    pub(super) fn new(top: u32, tokens: u32) -> Self {
+    /// Scores the `last` tokens of a prompt of `tokens`, but never the first of all.
+    pub(super) fn new(top: u32, tokens: u32, last: u32) -> Self {
         Self {
             top,
             tokens,
+            unscored: tokens.saturating_sub(1).saturating_sub(last),
             found: Vec::new(),
         }
     }
@@ -47,7 +52,7 @@ impl PromptScores {
     /// Returns the rows that computing `positions` must yield, or `None` if it yields none. After a preemption, positions
     /// that have been scored are computed again but not scored again.
     pub(super) fn rows(&self, tokens: &[TokenId], positions: Range<u32>) -> Option<ScoredRows> {
-        let first = positions.start.max(self.found.len() as u32);
+        let first = positions.start.max(self.unscored + self.found.len() as u32);
         let end = positions.end.min(self.tokens - 1);
         (first < end).then(|| ScoredRows {
             skipped: (first - positions.start) as usize,
@@ -60,7 +65,12 @@ impl PromptScores {
         self.found.extend(found);
     }
 
-    /// Returns one entry for each token of the prompt except the first.
+    /// Returns the number of leading positions that may be cached, and of which no logits are needed.
+    pub(super) fn unscored(&self) -> u32 {
+        self.unscored
+    }
+
+    /// Returns one entry for each token that is scored.
     pub(super) fn into_found(self) -> Vec<Logprobs> {
         self.found
     }

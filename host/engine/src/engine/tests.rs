@@ -47,6 +47,7 @@ impl Seeded {
             constraint: None,
             top_logprobs: None,
             prompt_logprobs: [None, None, None, Some(2)][self.below(4) as usize],
+            scored_tokens: [None, Some(1 + self.below(40))][self.below(2) as usize],
             cache_salt: ["", "a"][self.below(2) as usize].to_owned(),
             tenant: ["", "b", "c"][self.below(3) as usize].into(),
             ..Request::default()
@@ -211,7 +212,9 @@ impl Caller {
                     assert!(self.started && self.tokens.is_empty() && !self.scored);
                     self.scored = true;
                     let top = self.request.prompt_logprobs.unwrap();
-                    assert_eq!(found, prompt_logprobs(&self.request.prompt, top));
+                    let all = prompt_logprobs(&self.request.prompt, top);
+                    let last = (self.request.scored_tokens).map_or(all.len(), |last| last as usize);
+                    assert_eq!(found, all[all.len().saturating_sub(last)..]);
                 }
                 Event::Token { id: token, .. } => {
                     assert!(self.started);

@@ -129,10 +129,28 @@ impl ModelConfig {
     pub(super) fn of_gguf(file: &Gguf) -> Result<Self, CheckpointError> {
         let config = file.config()?.to_string();
         let mut config = Self::parse(&config).map_err(|error| file.wrong(error.reason))?;
+        file.check(config.layers, config.head_dim, |role| {
+            config.has_in_gguf(role)
+        })?;
         if let Some(factors) = file.rope_factors(config.head_dim / 2)? {
             config.rope.divide(&factors);
         }
         Ok(config)
+    }
+
+    /// Returns whether a layer has the tensor with this name in GGUF, without the layer's `blk.N.`.
+    fn has_in_gguf(&self, role: &str) -> bool {
+        match role {
+            "attn_norm.weight" | "attn_q.weight" | "attn_k.weight" | "attn_v.weight"
+            | "attn_output.weight" | "ffn_norm.weight" | "ffn_gate.weight" | "ffn_up.weight"
+            | "ffn_down.weight" => true,
+            "attn_q.bias" | "attn_k.bias" | "attn_v.bias" => self.qkv_bias,
+            "attn_output.bias" => self.output_bias,
+            "attn_q_norm.weight" | "attn_k_norm.weight" => self.qk_norm,
+            "post_attention_norm.weight" | "post_ffw_norm.weight" => self.post_norms,
+            "ffn_gate.bias" | "ffn_up.bias" | "ffn_down.bias" => self.mlp_bias,
+            _ => false,
+        }
     }
 
     /// Reads the text of a `config.json`.

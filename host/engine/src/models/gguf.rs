@@ -92,6 +92,8 @@ impl Gguf {
         let vocabulary = self.tensors.get("token_embd.weight");
         let vocabulary = vocabulary.and_then(|info| info.shape.first().copied());
         let whole = |value: Option<f64>| value.map(|value| value as u64);
+        let has = |tensor: &str| self.tensors.contains_key(tensor);
+        let window = number("attention.sliding_window").filter(|window| *window > 0.0);
         let mut config = json!({
             "model_type": architecture,
             "hidden_act": "silu",
@@ -106,8 +108,12 @@ impl Gguf {
             "rope_theta": number("rope.freq_base").unwrap_or(10_000.0),
             "rope_scaling": scaling,
             "vocab_size": vocabulary,
-            "tie_word_embeddings": !self.tensors.contains_key("output.weight"),
-            "attention_bias": self.tensors.contains_key("blk.0.attn_q.bias"),
+            "tie_word_embeddings": !has("output.weight"),
+            "attention_bias": has("blk.0.attn_q.bias"),
+            "mlp_bias": has("blk.0.ffn_gate.bias") || has("blk.0.ffn_up.bias"),
+            // Converters write a window only for models that use it; 0 stands for none.
+            "sliding_window": whole(window),
+            "use_sliding_window": true,
             "eos_token_id": self.endings(),
         });
         if let Some(fields) = config.as_object_mut() {
@@ -119,6 +125,38 @@ impl Gguf {
             fields.retain(|_, value| !value.is_null());
         }
         Ok(config)
+    }
+
+    /// Refuses a rotation of only a part of each head, and tensors of layers that are not loaded, such as biases: a model
+    /// without them would answer slightly wrong. `is_loaded` says which are, by their names without `blk.N.`.
+    pub(super) fn check(
+        &self,
+        layers: usize,
+        head_dim: usize,
+        is_loaded: impl Fn(&str) -> bool,
+    ) -> Result<(), CheckpointError> {
+        let architecture = self.architecture()?;
+        let rotated = self.number(&format!("{architecture}.rope.dimension_count"));
+        if let Some(rotated) = rotated.filter(|rotated| *rotated != head_dim as f64) {
+            return Err(self.wrong(format!(
+                "rope.dimension_count is {rotated}, supported: the width of a head, {head_dim}"
+            )));
+        }
+        let is_ignored = |name: &&String| {
+            let layer = name
+                .strip_prefix("blk.")
+                .and_then(|rest| rest.split_once('.'));
+            layer.is_some_and(|(layer, role)| {
+                let is_layer = layer.parse().is_ok_and(|layer: usize| layer < layers);
+                !is_layer || !is_loaded(role)
+            })
+        };
+        match self.tensors.keys().filter(is_ignored).min() {
+            Some(name) => {
+                Err(self.wrong(format!("tensor {name} is not supported for {architecture}")))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Returns the fields that only Gemma 3 has, and its `model_type`. An omitted value gets llama.cpp's default, or,
@@ -1257,6 +1295,65 @@ mod tests {
         assert!(matrix.contains("shape is [2, 4], expected [8]"), "{matrix}");
         let other = open(vec![pairs as u64], &factors, "qwen2").err().unwrap();
         assert!(other.contains("only for llama"), "{other}");
+    }
+
+    #[test]
+    fn what_a_layer_would_ignore_is_loaded_or_refused_by_name() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("model.gguf");
+        let open = |name: &str, architecture: &str, change: &dyn Fn(&mut Writer)| {
+            let mut file = writer(name, architecture);
+            change(&mut file);
+            std::fs::write(&path, file.write()).unwrap();
+            Checkpoint::open(&path).map_err(|error| error.to_string())
+        };
+        let llama = |change: &dyn Fn(&mut Writer)| open("llama", "llama", change);
+        let plain = llama(&|_| ()).unwrap();
+        let c = plain.config().clone();
+        let bias = |file: &mut Writer, name: &str, length: usize| {
+            let data = vec![0; 4 * length];
+            file.tensors
+                .push((name.to_owned(), vec![length as u64], 0, data));
+        };
+        let biases = |file: &mut Writer| {
+            for at in 0..c.layers {
+                bias(file, &format!("blk.{at}.ffn_gate.bias"), c.intermediate);
+                bias(file, &format!("blk.{at}.ffn_up.bias"), c.intermediate);
+                bias(file, &format!("blk.{at}.ffn_down.bias"), c.hidden);
+            }
+        };
+        let with_biases = llama(&biases).unwrap();
+        assert!(with_biases.config().mlp_bias && !plain.config().mlp_bias);
+        let layer = with_biases.layer(1).unwrap();
+        assert!(layer.gate_up_bias.is_some() && layer.down_bias.is_some());
+
+        let beyond = format!("blk.{}.attn_norm.weight", c.layers);
+        for name in [
+            "blk.1.attn_output.bias",
+            "blk.0.attn_sub_norm.weight",
+            "blk.0.attn_q_norm.weight",
+            &beyond,
+        ] {
+            let error = llama(&|file| bias(file, name, c.hidden)).err().unwrap();
+            assert!(error.contains(&format!("tensor {name} is not")), "{error}");
+        }
+        let error = open("qwen2", "qwen2", &biases).err().unwrap();
+        assert!(error.contains("tensor blk.0.ffn_down.bias"), "{error}");
+
+        let positions = u64::from(c.max_positions);
+        for (field, value, refused) in [
+            ("rope.dimension_count", c.head_dim as u64, false),
+            ("rope.dimension_count", c.head_dim as u64 / 2, true),
+            ("attention.sliding_window", 0, false),
+            ("attention.sliding_window", positions, false),
+            ("attention.sliding_window", positions - 1, true),
+        ] {
+            let opened = llama(&|file| file.number(&format!("llama.{field}"), value)).err();
+            let field = field.trim_start_matches("attention.");
+            let is_named = |error: &String| error.contains(&format!("{field} is {value}"));
+            assert_eq!(opened.as_ref().is_some_and(is_named), refused, "{opened:?}");
+            assert_eq!(opened.is_some(), refused, "{opened:?}");
+        }
     }
 
     /// The values and weighted sums are those of llama.cpp's Python package, `gguf` 0.17, for the same bytes.

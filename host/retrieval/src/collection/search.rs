@@ -8,6 +8,7 @@ use super::{Collection, ScoredDocument};
 use crate::cancelled::Cancelled;
 use crate::file::FileError;
 use crate::index::{Hit, Refused, Slot, SlotFilter, Top};
+use crate::words::has_words;
 use fxhash::{FxHashMap, FxHashSet};
 use serde_json::{Map, Value};
 use std::ops::ControlFlow;
@@ -18,13 +19,13 @@ use std::sync::Arc;
 pub struct Query<'q> {
     /// The question's vector.
     pub vector: &'q [f32],
-    /// The question, if its words are searched too.
+    /// The question, if its words are searched too. Ignored if it has no word.
     pub words: Option<&'q str>,
     /// Number of documents wanted.
     pub k: usize,
     /// Required values of metadata fields; an array accepts any of its values.
     pub filters: &'q Map<String, Value>,
-    /// The caller's cancellation. A cancelled search finds no further document.
+    /// The caller's cancellation. A cancelled search ends with its current stage and finds no further document.
     pub cancelled: Option<&'q Cancelled>,
 }
 
@@ -62,9 +63,11 @@ impl Collection {
         let keep =
             |slot: Slot| !is_cancelled() && !self.is_deleted(slot) && self.passes(slot, &wanted);
         let keep: &SlotFilter<'_> = &keep;
-        let worded = query.words.map(|words| {
+        let words = query.words.filter(|words| has_words(words));
+        let worded = words.map(|words| {
             let depth = (DEPTH * query.k).max(LEAST_DEPTH);
-            (depth, self.words.search(words, depth, keep))
+            let found = self.words.search(words, depth, keep, &is_cancelled);
+            (depth, found)
         });
         let depth = worded.as_ref().map_or(query.k, |(depth, _)| *depth);
         let mut search = self.index.search(&self.vectors, &vector, depth, keep);
@@ -72,7 +75,7 @@ impl Collection {
             Some((_, by_words)) => joined(&[top, by_words], query.k),
             None => top.to_vec(),
         };
-        while search.advance() {
+        while !is_cancelled() && search.advance() {
             if stage(&best(search.top())).is_break() {
                 break;
             }

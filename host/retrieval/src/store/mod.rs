@@ -26,7 +26,7 @@ use std::ops::ControlFlow;
 pub struct Ask {
     /// The question's vector.
     pub vector: Vec<f32>,
-    /// The question, if its words are searched too. Stores without word search ignore it.
+    /// The question, if its words are searched too. Ignored if it has no word, and by stores without word search.
     pub words: Option<String>,
     /// Number of documents wanted.
     pub k: usize,
@@ -84,4 +84,9 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// Returns [`StoreError::Unavailable`] when the store cannot be reached.
     fn embedder(&self) -> Result<Option<String>, StoreError>;
+
+    /// Returns a fault in spite of which the store answers, for the log. Each fault is returned once.
+    fn take_warning(&self) -> Option<String> {
+        None
+    }
 }

@@ -6,8 +6,9 @@
 //! ```
 //!
 //! The whole search is one stage, without words. A connection is opened on first use, and again after it was lost;
-//! searches use it one at a time. TLS is not supported: run the database on the same machine or network, or put a proxy
-//! in between.
+//! searches use it one at a time. If the server stops answering while its machine still acknowledges data, one search
+//! waits until it answers or closes the connection, and the others fail after `TURN_TIMEOUT`. TLS is not supported:
+//! run the database on the same machine or network, or put a proxy in between.
 
 use super::{Ask, Stage, Store, StoreError, StoreUrlError};
 use crate::Document;
@@ -31,6 +32,15 @@ pub struct Pgvector {
 }
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time that a search waits for the connection while another search uses it.
+const TURN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time after which a connection is lost if the server's machine does not acknowledge data.
+const ACKNOWLEDGE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time without data after which the server's machine is probed, and the time between probes.
+const PROBE_AFTER: Duration = Duration::from_secs(10);
+const PROBE_INTERVAL: Duration = Duration::from_secs(5);
+/// Unanswered probes after which a connection is lost.
+const PROBES: u32 = 2;
 /// Time after which PostgreSQL aborts a search.
 const STATEMENT_TIMEOUT: &str = "-c statement_timeout=5000";
 
@@ -43,8 +53,15 @@ impl Pgvector {
     /// Returns [`StoreUrlError::Postgres`] when `url` is invalid.
     pub fn new(url: &str, table: &str, metric: Metric) -> Result<Self, StoreUrlError> {
         let mut config = url.parse::<Config>().map_err(StoreUrlError::Postgres)?;
-        config.connect_timeout(CONNECT_TIMEOUT);
-        config.options(STATEMENT_TIMEOUT);
+        config
+            .connect_timeout(CONNECT_TIMEOUT)
+            .tcp_user_timeout(ACKNOWLEDGE_TIMEOUT)
+            .keepalives_idle(PROBE_AFTER)
+            .keepalives_interval(PROBE_INTERVAL)
+            .keepalives_retries(PROBES);
+        let given = config.get_options().unwrap_or_default();
+        let options = format!("{given} {STATEMENT_TIMEOUT}");
+        config.options(options.trim_start());
         let parts: Vec<String> = table.split('.').map(quoted).collect();
         Ok(Self {
             config,
@@ -59,7 +76,8 @@ impl Pgvector {
         &self,
         work: impl Fn(&mut Client) -> Result<T, postgres::Error>,
     ) -> Result<T, StoreError> {
-        let mut place = self.client.lock();
+        let busy = || StoreError::Unavailable("PostgreSQL: busy with an earlier search".to_owned());
+        let mut place = self.client.try_lock_for(TURN_TIMEOUT).ok_or_else(busy)?;
         let had = place.as_ref().is_some_and(|client| !client.is_closed());
         loop {
             let is_new = place.as_ref().is_none_or(Client::is_closed);
@@ -70,7 +88,9 @@ impl Pgvector {
                 return Err(StoreError::Unavailable("no connection".to_owned()));
             };
             match work(client) {
-                Err(error) if error.is_closed() && had && !is_new => *place = None,
+                Err(error) if (error.is_closed() || client.is_closed()) && had && !is_new => {
+                    *place = None;
+                }
                 outcome => return outcome.map_err(|error| told(&error)),
             }
         }
@@ -182,4 +202,25 @@ fn literal(vector: &[f32]) -> String {
 /// Quotes a name for SQL.
 fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_options_of_the_url_are_kept() {
+        let options = |url: &str| {
+            let store = Pgvector::new(url, "t", Metric::L2).unwrap();
+            store.config.get_options().map(str::to_owned)
+        };
+        assert_eq!(
+            options("postgres://u@h/d?options=-c%20search_path%3Dbooks").as_deref(),
+            Some("-c search_path=books -c statement_timeout=5000")
+        );
+        assert_eq!(
+            options("postgres://u@h/d").as_deref(),
+            Some("-c statement_timeout=5000")
+        );
+    }
 }

@@ -1,9 +1,11 @@
 //! An index file as a store: opened on the first request, and again when the file has been replaced.
 //!
-//! If the new file is missing or damaged, the store continues to serve the previous one, which stays mapped.
+//! If the new file is missing or damaged, the store continues to serve the previous one, which stays mapped. A damaged
+//! file is read once.
 
 use super::{Ask, Stage, Store, StoreError};
 use crate::collection::{Collection, Query, ScoredDocument};
+use crate::file::FileError;
 use crate::index::{Hit, Slot};
 use fxhash::FxHashMap;
 use parking_lot::Mutex;
@@ -16,7 +18,17 @@ use std::sync::Arc;
 /// A store for the index file at a path, which it opens again when the file has been replaced.
 pub struct Shelf {
     path: PathBuf,
-    open: Mutex<Option<Open>>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The last file that could be read.
+    open: Option<Open>,
+    /// The last file that is no index or damaged, and the error.
+    refused: Option<(Stamp, String)>,
+    /// The error of a file that was refused while a previous one is served, until it is taken for the log.
+    warning: Option<String>,
 }
 
 #[derive(Clone)]
@@ -49,7 +61,7 @@ impl Shelf {
     pub fn new(path: PathBuf) -> Self {
         Self {
             path,
-            open: Mutex::default(),
+            state: Mutex::default(),
         }
     }
 
@@ -63,7 +75,12 @@ impl Shelf {
 
     fn open(&self) -> Result<Open, StoreError> {
         // Concurrent callers wait while the file is opened, so that only one opens it.
-        let mut open = self.open.lock();
+        let mut state = self.state.lock();
+        let State {
+            open,
+            refused,
+            warning,
+        } = &mut *state;
         let stamp = std::fs::metadata(&self.path).map(|file| Stamp::of(&file));
         if let (Some(known), Ok(stamp)) = (&*open, &stamp)
             && known.stamp == *stamp
@@ -71,12 +88,22 @@ impl Shelf {
             return Ok(known.clone());
         }
         let read = match stamp {
-            Ok(stamp) => match Collection::open(&self.path) {
-                Ok(collection) => Ok(Open {
-                    stamp,
-                    collection: Arc::new(collection),
-                }),
-                Err(error) => Err(error.to_string()),
+            Ok(stamp) => match refused.as_ref().filter(|(seen, _)| *seen == stamp) {
+                Some((_, reason)) => Err(reason.clone()),
+                None => Collection::open(&self.path)
+                    .map(|collection| Open {
+                        stamp,
+                        collection: Arc::new(collection),
+                    })
+                    .map_err(|error| {
+                        let reason = error.to_string();
+                        // The system's errors may pass, while a damaged file stays so until it is replaced.
+                        if !matches!(error, FileError::Io { .. }) {
+                            *refused = Some((stamp, reason.clone()));
+                            *warning = open.is_some().then(|| reason.clone());
+                        }
+                        reason
+                    }),
             },
             Err(error) => Err(format!("{}: {error}", self.path.display())),
         };
@@ -154,6 +181,10 @@ impl Store for Shelf {
     fn embedder(&self) -> Result<Option<String>, StoreError> {
         Ok(Some(self.collection()?.spec().embedder.clone()))
     }
+
+    fn take_warning(&self) -> Option<String> {
+        self.state.lock().warning.take()
+    }
 }
 
 #[cfg(test)]
@@ -228,9 +259,22 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         assert_eq!(best(&shelf, "train").unwrap(), "the train");
         std::fs::write(&path, "rubbish").unwrap();
+        assert_eq!(shelf.take_warning(), None);
         assert_eq!(best(&shelf, "ferry").unwrap(), "the ferry");
-        let fresh = Shelf::new(path);
-        let damaged = best(&fresh, "ferry").unwrap_err().to_string();
-        assert!(damaged.contains("no index of Foreword"), "{damaged}");
+        let warning = shelf.take_warning().unwrap();
+        assert!(warning.contains("no index of Foreword"), "{warning}");
+        // Reading it again would be another warning.
+        assert_eq!(best(&shelf, "ferry").unwrap(), "the ferry");
+        assert_eq!(shelf.take_warning(), None);
+        let fresh = Shelf::new(path.clone());
+        for _ in 0..2 {
+            let damaged = best(&fresh, "ferry").unwrap_err().to_string();
+            assert!(damaged.contains("no index of Foreword"), "{damaged}");
+            assert_eq!(fresh.take_warning(), None);
+        }
+        save(&path, &["a ferry at noon", "the train"]);
+        for shelf in [shelf, fresh] {
+            assert_eq!(best(&shelf, "ferry").unwrap(), "a ferry at noon");
+        }
     }
 }

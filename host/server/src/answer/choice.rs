@@ -129,8 +129,7 @@ impl<'m> ChoiceStream<'m> {
         self.decoded_characters += text.chars().count() as u32;
         let (text, met) = self.stops.push(&text);
         self.settled_bytes += text.len();
-        let settled = self.settled_bytes;
-        let logprobs = self.settle(|start| start < settled);
+        let logprobs = self.settle(self.settled_bytes);
         let parts = self.parts(&text);
         if met || self.is_last_call() {
             return Some(self.end(index, parts, logprobs, FinishReason::Stop));
@@ -147,15 +146,14 @@ impl<'m> ChoiceStream<'m> {
     /// Returns the last piece, after the generation has ended.
     pub(super) fn finish(&mut self, index: usize, reason: FinishReason) -> Piece {
         let (mut text, met) = self.stops.push(&self.decoder.finish());
-        if met {
+        let (settled, reason) = if met {
             self.settled_bytes += text.len();
-            let settled = self.settled_bytes;
-            let logprobs = self.settle(|start| start < settled);
-            let parts = self.parts(&text);
-            return self.end(index, parts, logprobs, FinishReason::Stop);
-        }
-        text.push_str(&self.stops.finish());
-        let logprobs = self.settle(|_| true);
+            (self.settled_bytes, FinishReason::Stop)
+        } else {
+            text.push_str(&self.stops.finish());
+            (usize::MAX, reason)
+        };
+        let logprobs = self.settle(settled);
         let parts = self.parts(&text);
         self.end(index, parts, logprobs, reason)
     }
@@ -212,10 +210,10 @@ impl<'m> ChoiceStream<'m> {
         }
     }
 
-    /// Takes the tokens for whose start offsets `settled` is true, oldest first.
-    fn settle(&mut self, settled: impl Fn(usize) -> bool) -> Vec<Scored> {
+    /// Takes the tokens that start before byte `settled` of the answer, oldest first.
+    fn settle(&mut self, settled: usize) -> Vec<Scored> {
         let mut tokens = Vec::new();
-        while let Some((_, scored)) = self.unsettled.pop_front_if(|(start, _)| settled(*start)) {
+        while let Some((_, scored)) = self.unsettled.pop_front_if(|(start, _)| *start < settled) {
             tokens.push(scored);
         }
         tokens

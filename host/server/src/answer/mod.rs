@@ -216,7 +216,7 @@ impl<'m> Answer<'m> {
         Ok(None)
     }
 
-    /// Returns the prompt's tokens from the second on with log-probabilities; `None` without `prompt_logprobs`.
+    /// Returns the prompt's tokens with log-probabilities; `None` without `prompt_logprobs`.
     pub fn prompt(&self) -> Option<Vec<PromptToken>> {
         let prompt = self
             .prompt

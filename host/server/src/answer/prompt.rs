@@ -26,9 +26,9 @@ pub struct Echo {
 }
 
 /// A token of a prompt and the likeliest tokens at its position.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct PromptToken {
-    /// The token itself, then the others, likeliest first.
+    /// The token itself, then the others, likeliest first; none where the token was not scored.
     pub candidates: Vec<Candidate>,
 }
 
@@ -55,7 +55,12 @@ impl PromptReading {
                 .is_some_and(|echo| echo.logprobs.is_some())
     }
 
-    /// Returns the tokens from the second on with their alternatives, given the engine's log-probabilities `found`.
+    /// Returns the number of leading tokens without log-probabilities, given the engine's: at least the first token.
+    fn unscored(&self, found: &[Logprobs]) -> usize {
+        self.tokens.len().saturating_sub(found.len())
+    }
+
+    /// Returns the tokens with their alternatives, given the engine's log-probabilities `found`, of the last ones.
     pub(super) fn scored(&self, model: &Model, found: &[Logprobs]) -> Vec<PromptToken> {
         let count = self.logprobs.unwrap_or(0) as usize;
         let candidate = |id, logprob, rank| Candidate {
@@ -64,18 +69,19 @@ impl PromptReading {
             logprob,
             rank,
         };
-        let tokens = self.tokens.iter().skip(1).zip(found);
-        tokens
-            .map(|(&id, logprobs)| {
-                let top = logprobs.top.iter().take(count).zip(1..);
-                let others = top.filter(|((other, _), _)| *other != id);
-                let others = others.map(|((id, logprob), rank)| candidate(*id, *logprob, rank));
-                let own = candidate(id, logprobs.chosen, logprobs.rank);
-                PromptToken {
-                    candidates: std::iter::once(own).chain(others).collect(),
-                }
-            })
-            .collect()
+        let unscored = self.unscored(found);
+        let (without, with) = self.tokens.split_at(unscored);
+        let without = without.iter().map(|_| PromptToken::default());
+        let with = with.iter().zip(found).map(|(&id, logprobs)| {
+            let top = logprobs.top.iter().take(count).zip(1..);
+            let others = top.filter(|((other, _), _)| *other != id);
+            let others = others.map(|((id, logprob), rank)| candidate(*id, *logprob, rank));
+            let own = candidate(id, logprobs.chosen, logprobs.rank);
+            PromptToken {
+                candidates: std::iter::once(own).chain(others).collect(),
+            }
+        });
+        without.chain(with).collect()
     }
 
     /// Returns the prompt's text, and its tokens if their log-probabilities were requested; `None` without `echo`.
@@ -88,10 +94,11 @@ impl PromptReading {
         let bytes = |id| model.bytes_of(id).unwrap_or_default();
         let mut decoder = model.tokenizer().decoder();
         let (mut text, mut characters) = (String::new(), 0);
+        let unscored = self.unscored(found);
         let mut scored = Vec::new();
         for (at, &id) in self.tokens.iter().enumerate() {
             if let Some(count) = echo.logprobs {
-                let own = at.checked_sub(1).and_then(|at| found.get(at));
+                let own = at.checked_sub(unscored).and_then(|at| found.get(at));
                 let top = own.map_or(&[][..], |own| &own.top);
                 let top = top.iter().take(count as usize);
                 scored.push(Scored {

@@ -281,6 +281,15 @@ async fn with_documents(
         deadline: time.deadline().into_std(),
     });
     let plain = Value::Object(wanted.body.clone()).to_string();
+    let without = |plain: String, retrieved| WithDocuments {
+        body: plain.into(),
+        path: None,
+        guessed: None,
+        retrieved,
+    };
+    if wanted.is_wordless {
+        return Ok(Some(without(plain, HeaderValue::from(0))));
+    }
     let started = Instant::now();
     let found = pipeline
         .run(wanted.body, chat.options.cache_salt, wanted.asked)
@@ -296,12 +305,7 @@ async fn with_documents(
         },
         Err(failure @ Failure::Retriever { .. }) if wanted.does_without => {
             failure.log();
-            WithDocuments {
-                body: plain.into(),
-                path: None,
-                guessed: None,
-                retrieved: HeaderValue::from_static("failed"),
-            }
+            without(plain, HeaderValue::from_static("failed"))
         }
         Err(failure) => return Err(failure),
     }))

@@ -53,8 +53,8 @@ pub(super) fn completion(tokens: &[Scored]) -> Value {
     })
 }
 
-/// Returns vLLM's `prompt_logprobs`, given the prompt's tokens from the second on: null for the first token, and for
-/// each other one an object by token id, whose first entry is the token itself.
+/// Returns vLLM's `prompt_logprobs`, given the prompt's tokens: for each one an object by token id, whose first entry is
+/// the token itself, or null where it was not scored.
 pub(super) fn prompt(tokens: &[PromptToken]) -> Value {
     let entry = |candidate: &Candidate| {
         let entry = json!({
@@ -64,9 +64,11 @@ pub(super) fn prompt(tokens: &[PromptToken]) -> Value {
         });
         (candidate.id.to_string(), entry)
     };
-    let token = |token: &PromptToken| token.candidates.iter().map(entry).collect();
-    let tokens = tokens.iter().map(|one| Value::Object(token(one)));
-    std::iter::once(Value::Null).chain(tokens).collect()
+    let token = |token: &PromptToken| match token.candidates.is_empty() {
+        true => Value::Null,
+        false => Value::Object(token.candidates.iter().map(entry).collect()),
+    };
+    tokens.iter().map(token).collect()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -137,6 +139,6 @@ mod tests {
             "1": {"logprob": -0.5, "rank": 1, "decoded_token": "b"},
         }]);
         assert_eq!(prompt(&[token]), expected);
-        assert_eq!(prompt(&[]), json!([null]));
+        assert_eq!(prompt(&[]), json!([]));
     }
 }

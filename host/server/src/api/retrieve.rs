@@ -46,11 +46,17 @@ fn answer(app: &App, body: &[u8], cancelled: Cancelled) -> Result<Value, Failure
     let mut asked = Retrieve::parse(body)?;
     asked.asked.ask.cancelled = cancelled;
     let retriever = &app.retriever;
+    // Read before the search: if the index is replaced meanwhile, the old version may be returned with new documents,
+    // never the new version with old ones, which a client would cache.
+    let version = retriever.version();
     let started = Instant::now();
-    let found = retriever.search(asked.asked, &mut |_| ControlFlow::Continue(()));
-    let counted = found.as_ref().ok().map(Vec::len);
+    let found = version.and_then(|version| {
+        let found = retriever.search(asked.asked, &mut |_| ControlFlow::Continue(()))?;
+        Ok((version, found))
+    });
+    let counted = found.as_ref().ok().map(|(_, found)| found.len());
     app.metrics.retrieved(counted, started.elapsed());
-    let found = found?;
+    let (version, found) = found?;
     let ordered = match (asked.order, app.model.get()) {
         (true, Some(model)) => {
             let known: Vec<Known<'_>> = found.iter().map(known).collect();
@@ -77,7 +83,7 @@ fn answer(app: &App, body: &[u8], cancelled: Cancelled) -> Result<Value, Failure
     });
     Ok(json!({
         "object": "list",
-        "version": retriever.version()?,
+        "version": version,
         "data": placed.collect::<Vec<_>>(),
         "matched": ordered.matched,
     }))

@@ -13,11 +13,11 @@
 //! | `/healthz`, `/readyz`, `/metrics` | GET | no |
 //!
 //! The sender of a copy neither waits for nor reads a response, so errors in a copy are counted, not reported. Copies
-//! of requests without documents are discarded unread. The others are rendered and tokenised, one at a time per core; a
-//! bounded number of copies waits for that.
+//! of requests with documents are rendered and tokenised, one at a time per core; a bounded number of copies waits for
+//! that. The others are discarded unread, unless the engine may not report salts: then they are searched for one.
 
 use super::metrics::Metrics;
-use super::prompts::{Prompts, Reading};
+use super::prompts::{Prompts, Reading, has_salt};
 use super::residency::Residency;
 use crate::api::admit::through;
 use crate::api::{EXHAUSTED_AFTER, body, refusals};
@@ -96,22 +96,25 @@ pub(super) fn internal(app: Arc<App>) -> Router {
 async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<StatusCode, Failure> {
     let Some(path) = request.headers().get(PATH_HEADER).cloned() else {
         app.metrics.placements.count(Placement::Absent);
-        app.metrics.copy("no_documents");
-        body::discard(request).await;
-        return Ok(StatusCode::NO_CONTENT);
+        return Ok(other(State(app), request).await);
     };
+    let (body, pass) = arrived(&app, request).await?;
+    // Its pass keeps the server from closing before it is done.
+    tokio::spawn(follow(app, pass, Some(path), body));
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn arrived(app: &App, request: Request) -> Result<(Bytes, Pass), Failure> {
     let bounds = body::Bounds {
         max_bytes: app.max_body_bytes,
         time: app.body_time,
     };
-    let (body, pass) = through(&app.gate, request, bounds, Instant::now()).await?;
-    // Its pass keeps the server from closing before it is done.
-    tokio::spawn(follow(app, pass, path, body));
-    Ok(StatusCode::NO_CONTENT)
+    through(&app.gate, request, bounds, Instant::now()).await
 }
 
-/// Tokenises the copy's prompt on a blocking thread, and reports it to the residency state.
-async fn follow(app: Arc<App>, mut pass: Pass, path: HeaderValue, body: Bytes) {
+/// Searches the copy for a salt and, if it has a path header, tokenises its prompt, on a blocking thread. Reports both to
+/// the residency state.
+async fn follow(app: Arc<App>, mut pass: Pass, path: Option<HeaderValue>, body: Bytes) {
     let permit = tokio::select! {
         permit = Arc::clone(&app.preparing).acquire_owned() => permit,
         () = pass.cut() => return,
@@ -119,7 +122,13 @@ async fn follow(app: Arc<App>, mut pass: Pass, path: HeaderValue, body: Bytes) {
     let reader = Arc::clone(&app);
     let read = move || {
         let _permit = permit;
-        reader.prompts.read(&path, &body)
+        if reader.residency.needs_salts() && has_salt(&body) {
+            reader.residency.note_salt();
+        }
+        match path {
+            Some(path) => reader.prompts.read(&path, &body),
+            None => Ok(Reading::NoDocuments),
+        }
     };
     let outcome = match tokio::task::spawn_blocking(read).await {
         Ok(Ok(Reading::Prompt(prompt))) => {
@@ -141,10 +150,17 @@ async fn follow(app: Arc<App>, mut pass: Pass, path: HeaderValue, body: Bytes) {
     app.metrics.copy(outcome);
 }
 
-/// Counts and discards a copy of another request than a chat, since only chats' documents can be found.
+/// Takes a copy of a request without documents, or of another request than a chat, since only chats' documents can be
+/// found. Only its salt matters, and only if the engine may not report salts.
 async fn other(State(app): State<Arc<App>>, request: Request) -> StatusCode {
-    app.metrics.copy("no_documents");
-    body::discard(request).await;
+    if !app.residency.needs_salts() {
+        app.metrics.copy("no_documents");
+        body::discard(request).await;
+    } else if let Ok((body, pass)) = arrived(&app, request).await {
+        tokio::spawn(follow(app, pass, None, body));
+    } else {
+        app.metrics.copy("no_documents");
+    }
     StatusCode::NO_CONTENT
 }
 

@@ -11,6 +11,7 @@
 //! | `foreword_bridge_connections_total`, `foreword_bridge_replays_total` | counter | |
 //! | `foreword_bridge_connected` | gauge | 1 while the engine's events arrive |
 //! | `foreword_bridge_blocks`, `foreword_bridge_waiting_prompts` | gauge | |
+//! | `foreword_bridge_salted` | gauge | 1 if a salted request ended reporting, since the engine does not report salts |
 
 use super::residency::Residency;
 use crate::connections;
@@ -157,6 +158,11 @@ impl Collector for Known {
                 "bridge_waiting_prompts",
                 "Prompts that wait for the engine's blocks",
                 counts.prompts,
+            ),
+            (
+                "bridge_salted",
+                "Whether a salted request ended reporting, since the engine does not report salts",
+                counts.is_silent.into(),
             ),
         ] {
             let metric = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));

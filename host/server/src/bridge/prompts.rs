@@ -51,6 +51,16 @@ pub(super) enum Reading {
     OtherModel,
 }
 
+/// Returns whether the body of a request to any route has a salt.
+pub(super) fn has_salt(body: &[u8]) -> bool {
+    let fields: Result<serde_json::Map<String, serde_json::Value>, _> =
+        serde_json::from_slice(body);
+    fields.is_ok_and(|fields| {
+        let salt = fields.get("cache_salt").and_then(|salt| salt.as_str());
+        salt.is_some_and(|salt| !salt.is_empty())
+    })
+}
+
 impl Prompts {
     /// Reads template and tokenizer from `folder`; the engine serves the model under `names`.
     ///
@@ -119,5 +129,23 @@ impl Prompts {
             salt: chat.cache_salt.into(),
             documents,
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_salt_is_found_in_the_body_of_any_route() {
+        for (body, expected) in [
+            (r#"{"prompt": "a", "cache_salt": "s"}"#, true),
+            (r#"{"prompt": "a", "cache_salt": ""}"#, false),
+            (r#"{"input": {"cache_salt": "s"}}"#, false),
+            (r#"{"cache_salt": null}"#, false),
+            ("not JSON", false),
+        ] {
+            assert_eq!(has_salt(body.as_bytes()), expected, "{body}");
+        }
     }
 }

@@ -34,6 +34,16 @@ impl Residency {
         self.change(|blocks| blocks.prompt(prompt.tokens, prompt.salt, prompt.documents));
     }
 
+    /// Returns whether [`Self::note_salt`] must be told of requests with a salt.
+    pub(super) fn needs_salts(&self) -> bool {
+        self.blocks.lock().needs_salts()
+    }
+
+    /// Records that the engine gets a request with a salt, whatever its prompt.
+    pub(super) fn note_salt(&self) {
+        self.change(Blocks::note_salt);
+    }
+
     /// Applies the engine's events.
     pub(super) fn events(&self, events: Vec<BlockEvent>) {
         self.change(|blocks| events.into_iter().for_each(|event| blocks.event(event)));
@@ -44,7 +54,7 @@ impl Residency {
         self.change(Blocks::forget);
     }
 
-    /// Returns the number of known blocks and of waiting prompts.
+    /// Returns the number of known blocks and of waiting prompts, and whether salts ended reporting.
     pub(super) fn counts(&self) -> Counts {
         self.blocks.lock().counts()
     }

@@ -4,12 +4,15 @@
 //!   after batch 7:   8 is next · 0 to 7 are known · 9 is a gap · 0 to 7 with a later time than 7: a restart
 //! ```
 //!
-//! Numbers begin at 0 whenever an engine starts. A batch's exact time tells a restarted engine's batch 7 from the old.
+//! Numbers begin at 0 whenever an engine starts. A batch's exact time tells a restarted engine's batch 7 from the old; the
+//! hash of its bytes does if it cannot be read.
 
 /// The last batch that a subscriber received.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sequence {
     last: Option<BatchStamp>,
+    /// Hash of the last batch's bytes if it could not be read: it has no time that identifies it.
+    skipped: Option<u64>,
 }
 
 /// Number and time of a batch, which together identify it.
@@ -52,18 +55,24 @@ impl Sequence {
 
     /// Records the batch as received.
     pub(super) fn advance(&mut self, batch: BatchStamp) {
-        self.last = Some(batch);
+        *self = Self {
+            last: Some(batch),
+            skipped: None,
+        };
     }
 
-    /// Records the batch `number` as received although it could not be read.
-    pub(super) fn skip(&mut self, number: u64) {
+    /// Records the batch `number` as received although it could not be read; `hash` is that of its bytes.
+    pub(super) fn skip(&mut self, number: u64, hash: u64) {
         let seconds = self.last.map_or(0.0, |last| last.seconds);
-        self.last = Some(BatchStamp { number, seconds });
+        *self = Self {
+            last: Some(BatchStamp { number, seconds }),
+            skipped: Some(hash),
+        };
     }
 
     /// Forgets the position, as if no batch had been received.
     pub(super) fn reset(&mut self) {
-        self.last = None;
+        *self = Self::default();
     }
 
     /// Returns whether no batch was received since the last reset.
@@ -79,9 +88,15 @@ impl Sequence {
 
     /// Returns whether a batch replayed from [`Sequence::from`] is the very batch received last, by number and time.
     pub(super) fn confirms(&self, batch: BatchStamp) -> bool {
-        self.last.is_some_and(|last| {
-            last.number == batch.number && last.seconds.to_bits() == batch.seconds.to_bits()
-        })
+        self.skipped.is_none()
+            && self.last.is_some_and(|last| {
+                last.number == batch.number && last.seconds.to_bits() == batch.seconds.to_bits()
+            })
+    }
+
+    /// Returns whether an unreadable batch is the one received last, by number and hash.
+    pub(super) fn confirms_skipped(&self, number: u64, hash: u64) -> bool {
+        self.skipped == Some(hash) && self.last.is_some_and(|last| last.number == number)
     }
 }
 
@@ -125,13 +140,18 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_that_was_passed_over_is_followed_by_the_next_and_confirms_nothing() {
+    fn a_batch_that_was_passed_over_is_followed_by_the_next_and_known_by_its_bytes() {
         let mut sequence = Sequence::default();
         sequence.advance(mark(3, 1.5));
-        sequence.skip(4);
+        assert!(!sequence.confirms_skipped(3, 77));
+        sequence.skip(4, 77);
+        assert!(sequence.confirms_skipped(4, 77));
+        assert!(!sequence.confirms_skipped(4, 78) && !sequence.confirms_skipped(3, 77));
         assert_eq!(sequence.classify(mark(5, 1.7)), BatchKind::Next);
         assert_eq!(sequence.classify(mark(3, 1.5)), BatchKind::Known);
-        assert!(!sequence.confirms(mark(4, 1.6)));
+        assert!(!sequence.confirms(mark(4, 1.6)) && !sequence.confirms(mark(4, 1.5)));
+        sequence.advance(mark(5, 1.7));
+        assert!(sequence.confirms(mark(5, 1.7)) && !sequence.confirms_skipped(5, 77));
     }
 
     #[test]

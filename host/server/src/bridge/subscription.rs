@@ -22,6 +22,7 @@ use crate::zmtp::{Peer, Received, Socket};
 use anyhow::{Context, bail};
 use axum::body::Bytes;
 use std::convert::Infallible;
+use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
@@ -199,8 +200,12 @@ impl Subscription {
                 return Ok(ReplayResult::All);
             }
             if !is_confirmed {
-                let seconds = read::batch(payload).map_or(f64::NAN, |batch| batch.seconds);
-                is_confirmed = self.sequence.confirms(BatchStamp { number, seconds });
+                is_confirmed = match read::batch(payload) {
+                    Ok(read::Batch { seconds, .. }) => {
+                        self.sequence.confirms(BatchStamp { number, seconds })
+                    }
+                    Err(_) => self.sequence.confirms_skipped(number, hash_of(payload)),
+                };
                 if !is_confirmed {
                     return Ok(ReplayResult::Another);
                 }
@@ -216,15 +221,20 @@ impl Subscription {
         }
     }
 
-    /// Reads the batch `number`. If it is malformed, its content is unknown, so the known content is discarded: `None`.
+    /// Reads the batch `number`. If it is malformed, its content is unknown, so the known content is discarded, once:
+    /// `None`.
     fn read(&mut self, number: u64, payload: &[u8]) -> Option<read::Batch> {
         match read::batch(payload) {
             Ok(batch) => Some(batch),
+            Err(_) if self.sequence.confirms_skipped(number, hash_of(payload)) => {
+                self.metrics.batch("known");
+                None
+            }
             Err(error) => {
                 tracing::warn!(number, %error, "a batch of the engine's cannot be read");
                 self.metrics.batch("unreadable");
                 self.forget(ResetCause::Unreadable);
-                self.sequence.skip(number);
+                self.sequence.skip(number, hash_of(payload));
                 None
             }
         }
@@ -252,6 +262,12 @@ impl Subscription {
         self.metrics.forgotten(lost);
         self.residency.forget();
     }
+}
+
+fn hash_of(payload: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(payload);
+    hasher.finish()
 }
 
 /// Connects a socket of kind `socket` to `endpoint`, `tcp://HOST:PORT`.
@@ -345,6 +361,43 @@ mod tests {
         assert!(error.contains("begun anew 4 times"), "{error}");
         assert_eq!(subscription.metrics.replays.get(), 8);
         asked.abort();
+    }
+
+    #[tokio::test]
+    async fn an_unreadable_last_batch_is_forgotten_for_and_replayed_once() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let good = write::batch(&[CacheEvent::Cleared], 1.0, Encoding::Map);
+        let batches = [good.unwrap().unwrap(), b"garbage".to_vec()];
+        let engine = tokio::spawn(async move {
+            let mut sent = 0;
+            for _ in 0..3 {
+                let (stream, _) = listener.accept().await.unwrap();
+                let mut peer = Peer::meet(stream, Socket::Router, 1024).await.unwrap();
+                let Received::Message(frames) = peer.receive().await.unwrap() else {
+                    panic!("no request");
+                };
+                let from = u64::from_be_bytes(frames.last().unwrap()[..].try_into().unwrap());
+                for (number, batch) in (0..).zip(&batches).skip(from as usize) {
+                    let number = u64::to_be_bytes(number);
+                    peer.send(&[b"", &number, batch]).await.unwrap();
+                    sent += 1;
+                }
+                peer.send(&[b"", &END.to_be_bytes(), b""]).await.unwrap();
+            }
+            sent
+        });
+        let mut subscription = subscription(address);
+        for _ in 0..3 {
+            subscription.catch_up().await.unwrap();
+        }
+        let metrics = subscription.metrics.encode().unwrap();
+        assert_eq!(
+            (subscription.metrics.replays.get(), engine.await.unwrap()),
+            (3, 4)
+        );
+        let forgotten = "foreword_bridge_forgotten_total{cause=\"unreadable\"} 1";
+        assert!(metrics.contains(forgotten), "{metrics}");
     }
 
     #[tokio::test]

@@ -9,7 +9,8 @@
 //!
 //! With `accept: text/event-stream` the response is a stream of server-sent events, each a batch with the id
 //! `EPOCH-NEXT`; `last-event-id` resumes there. Batches have the format of [`foreword_ordering::feed`]. A batch with
-//! `reset` is a full snapshot, whatever `limit` says.
+//! `reset` is a full snapshot, whatever `limit` says. Other batches end at about 1 MiB, and a snapshot omits what exceeds
+//! about 3 MiB, since gateways refuse bodies of more than 4 MiB.
 //!
 //! With a feed key, hashes in batches are sealed, that is, encrypted ([`foreword_ordering::feed::FeedKey`]), and so is
 //! `tenant`. Without one, anyone who has a document can learn whether the engine holds it, so the feed is then served
@@ -188,7 +189,7 @@ impl Reader {
         loop {
             progress.mark_unchanged();
             let news = feed.documents_since(self.since, self.limit);
-            let mut batch = wire::batch(&news, model, self.tenant);
+            let mut batch = wire::bounded_batch(&news, model, self.tenant);
             self.since = Some(wire::position(batch.epoch, batch.next));
             if batch.reset {
                 return Ok(batch);

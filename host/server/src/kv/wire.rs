@@ -10,6 +10,29 @@ use std::sync::Arc;
 
 /// Returns the document events of `news` as a batch of the feed; with `tenant`, only that tenant's.
 pub fn batch(news: &News, model: &str, tenant: Option<TenantKey>) -> Batch {
+    batch_within(usize::MAX, news, model, tenant)
+}
+
+/// Returns a batch as [`batch`] does, but bounded, since gateways refuse bodies of more than 4 MiB: the events beyond
+/// about 1 MiB of JSON are left for the next batch, and a snapshot omits what exceeds about 3 MiB. Its reader then knows
+/// less than is held.
+pub fn bounded_batch(news: &News, model: &str, tenant: Option<TenantKey>) -> Batch {
+    let most = match news.reset {
+        false => MAX_BATCH_BYTES,
+        true => MAX_SNAPSHOT_BYTES,
+    };
+    batch_within(most, news, model, tenant)
+}
+
+/// Most bytes of a batch's events in JSON; a single event may have more.
+const MAX_BATCH_BYTES: usize = 1 << 20;
+/// Most bytes of a snapshot's events in JSON.
+const MAX_SNAPSHOT_BYTES: usize = 3 << 20;
+/// Most bytes in JSON of an event without its path, and of a document in a path: those of a sealed feed.
+const EVENT_BYTES: usize = 160;
+const DOCUMENT_BYTES: usize = 48;
+
+fn batch_within(most: usize, news: &News, model: &str, tenant: Option<TenantKey>) -> Batch {
     let mut keys: HashMap<Arc<str>, TenantKey> = HashMap::new();
     let mut key = |salt: &Arc<str>| match keys.get(salt) {
         Some(key) => *key,
@@ -17,8 +40,10 @@ pub fn batch(news: &News, model: &str, tenant: Option<TenantKey>) -> Batch {
             .entry(Arc::clone(salt))
             .or_insert_with(|| TenantKey::of(salt)),
     };
-    let mut events = Vec::new();
-    for event in &news.events {
+    let mut events: Vec<Event> = Vec::new();
+    let mut bytes = 0;
+    let mut next = news.next;
+    for (position, event) in (news.from..).zip(&news.events) {
         let event = match event {
             CacheEvent::DocumentsStored { salt, scope, path } => Event::Stored {
                 tenant: key(salt),
@@ -42,14 +67,25 @@ pub fn batch(news: &News, model: &str, tenant: Option<TenantKey>) -> Batch {
         };
         let is_asked_for =
             tenant.is_none_or(|tenant| event.tenant().is_none_or(|whose| whose == tenant));
-        if is_asked_for {
-            push(&mut events, event);
+        if !is_asked_for {
+            continue;
         }
+        let replaced = events.pop_if(|last| includes(&event, last));
+        let all = bytes + size(&event) - replaced.as_ref().map_or(0, size);
+        if all > most && bytes > 0 {
+            events.extend(replaced);
+            if !news.reset {
+                next = position;
+            }
+            break;
+        }
+        bytes = all;
+        events.push(event);
     }
     Batch {
         epoch: Epoch(news.epoch),
         from: news.from,
-        next: news.next,
+        next,
         reset: news.reset,
         model: model.to_owned(),
         pages: Pages {
@@ -61,27 +97,35 @@ pub fn batch(news: &News, model: &str, tenant: Option<TenantKey>) -> Batch {
     }
 }
 
-/// Adds an event, replacing the last if its path only extends that one's: documents are stored one by one.
-fn push(events: &mut Vec<Event>, event: Event) {
-    if let (
-        Some(Event::Stored {
-            tenant,
-            scope,
-            path,
-        }),
-        Event::Stored {
-            tenant: other_tenant,
-            scope: other_scope,
-            path: longer,
-        },
-    ) = (events.last_mut(), &event)
-        && (&*tenant, &*scope) == (other_tenant, other_scope)
-        && longer.starts_with(path)
-    {
-        path.clone_from(longer);
-    } else {
-        events.push(event);
-    }
+/// Returns the most bytes that an event can have in JSON.
+fn size(event: &Event) -> usize {
+    let documents = match event {
+        Event::Stored { path, .. } => path.len(),
+        Event::Removed { path, .. } => path.len(),
+        Event::Cleared => 0,
+    };
+    EVENT_BYTES + documents * DOCUMENT_BYTES
+}
+
+/// Returns whether `event` says all that `last`, the one before it, says: documents are stored one by one, the first of
+/// a path first, and removed one by one, the last first.
+fn includes(event: &Event, last: &Event) -> bool {
+    let whose = |event: &Event| match event {
+        Event::Stored { tenant, scope, .. } | Event::Removed { tenant, scope, .. } => {
+            Some((*tenant, *scope))
+        }
+        Event::Cleared => None,
+    };
+    let goes_on = match (last, event) {
+        (Event::Stored { path, .. }, Event::Stored { path: longer, .. }) => {
+            longer.starts_with(path)
+        }
+        (Event::Removed { path, .. }, Event::Removed { path: shorter, .. }) => {
+            path.starts_with(shorter)
+        }
+        _ => false,
+    };
+    goes_on && whose(last) == whose(event)
 }
 
 /// Converts a reader's position to one in the engine's feed.
@@ -96,6 +140,7 @@ pub fn position(epoch: Epoch, since: u64) -> Position {
 mod tests {
     use super::*;
     use foreword_engine::engine::feed::Feed;
+    use foreword_ordering::feed::FeedKey;
 
     fn stored(salt: &str, path: &[u64]) -> CacheEvent {
         CacheEvent::DocumentsStored {
@@ -105,10 +150,19 @@ mod tests {
         }
     }
 
+    fn removed(salt: &str, path: &[u64]) -> CacheEvent {
+        CacheEvent::DocumentsRemoved {
+            salt: salt.into(),
+            scope: 1,
+            path: path.iter().map(|&document| (document, 10)).collect(),
+        }
+    }
+
     fn paths(batch: &Batch) -> Vec<usize> {
         let length = |event: &Event| match event {
             Event::Stored { path, .. } => path.len(),
-            Event::Removed { .. } | Event::Cleared => 0,
+            Event::Removed { path, .. } => path.len(),
+            Event::Cleared => 0,
         };
         batch.events.iter().map(length).collect()
     }
@@ -133,5 +187,58 @@ mod tests {
         let one = batch(&news, "m", Some(TenantKey::of("salt")));
         assert_eq!((paths(&one), one.next), (vec![3], 5));
         assert!(!serde_json::to_string(&all).unwrap().contains("salt"));
+    }
+
+    #[test]
+    fn a_path_that_shrinks_is_told_once() {
+        let feed = Feed::new();
+        let events = [("", 4), ("salt", 3)].map(|(salt, count)| {
+            let path = [1, 2, 3, 4];
+            (1..=count).map(move |count| stored(salt, &path[..count]))
+        });
+        feed.publish(events.into_iter().flatten().collect());
+        let start = feed.documents_since(None, 0);
+        feed.publish(vec![
+            removed("", &[1, 2, 3, 4]),
+            removed("", &[1, 2, 3]),
+            removed("salt", &[1, 2, 3]),
+            removed("", &[1, 2]),
+            removed("", &[1]),
+        ]);
+        let since = position(Epoch(start.epoch), start.next);
+        let all = batch(&feed.documents_since(Some(since), 9), "m", None);
+        assert_eq!(paths(&all), [3, 3, 1]);
+        assert_eq!(all.next, start.next + 5);
+    }
+
+    #[test]
+    fn batches_and_snapshots_are_bounded_in_bytes() {
+        const MIB: usize = 1 << 20;
+        let feed = Feed::new();
+        let start = feed.documents_since(None, 0);
+        let path = |number: u64| (number * 100..number * 100 + 50).collect::<Vec<_>>();
+        let salts = ["", "salt"];
+        let stored = (0..4_000).map(|number| stored(salts[number % 2], &path(number as u64)));
+        feed.publish(stored.collect());
+        let key = FeedKey::new(&[7; 32]);
+        let bytes = |batch: &Batch| serde_json::to_vec(&batch.wire(Some(&key))).unwrap().len();
+
+        let news = feed.documents_since(None, 0);
+        let snapshot = bounded_batch(&news, "m", None);
+        assert!(snapshot.reset && snapshot.next == 4_000);
+        assert!((2 * MIB..4 * MIB).contains(&bytes(&snapshot)));
+        assert_eq!(batch(&news, "m", None).events.len(), 4_000);
+
+        let mut since = position(Epoch(start.epoch), start.next);
+        let (mut batches, mut events) = (0, 0);
+        while since.next < 4_000 {
+            let news = feed.documents_since(Some(since), 4_096);
+            let batch = bounded_batch(&news, "m", Some(TenantKey::of("salt")));
+            assert!(batch.from == since.next && batch.next > batch.from);
+            assert!(bytes(&batch) < 2 * MIB);
+            since = position(batch.epoch, batch.next);
+            (batches, events) = (batches + 1, events + batch.events.len());
+        }
+        assert_eq!((batches, events), (5, 2_000));
     }
 }

@@ -24,27 +24,18 @@ pub enum Format {
 impl Format {
     pub(super) fn take(fields: &mut Fields) -> Result<Self, Failure> {
         let guided = take_guided(fields)?;
-        let Some(format) = fields.object("response_format")? else {
-            return Ok(
-                guided.map_or(Self::Text, |(field, schema)| Self::JsonSchema {
-                    schema,
-                    field,
-                }),
-            );
-        };
+        let format = fields.object("response_format")?;
+        let format = format.unwrap_or_else(|| json!({"type": "text"}));
         match (format["type"].as_str(), guided) {
-            (Some("text"), Some((field, schema))) => return Ok(Self::JsonSchema { schema, field }),
+            (Some("text"), None) => Ok(Self::Text),
+            (Some("text"), Some((field, schema))) => Ok(Self::JsonSchema { schema, field }),
             (_, Some((field, _))) => {
                 let message = format!("{field} and response_format exclude each other");
-                return Err(Failure::invalid(field, message));
+                Err(Failure::invalid(field, message))
             }
-            (_, None) => {}
-        }
-        match format["type"].as_str() {
-            Some("text") => Ok(Self::Text),
-            Some("json_object") => Ok(Self::JsonObject),
-            Some("json_schema") => Self::schema(&format["json_schema"]),
-            _ => {
+            (Some("json_object"), None) => Ok(Self::JsonObject),
+            (Some("json_schema"), None) => Self::schema(&format["json_schema"]),
+            (_, None) => {
                 let wanted = "\"text\", \"json_object\" or \"json_schema\"";
                 Err(wrong_value("response_format.type", wanted, &format["type"]))
             }

@@ -25,6 +25,8 @@ pub struct Options {
     pub top_logprobs: Option<u32>,
     /// Number of alternatives reported for each of the prompt's tokens; `None` for no log-probabilities of the prompt.
     pub prompt_logprobs: Option<u32>,
+    /// Number of the prompt's last tokens that `prompt_logprobs` reports; `None` for the whole prompt.
+    pub prompt_logprobs_last: Option<u32>,
     /// The required form of each answer.
     pub format: Format,
     /// Texts that end the answer; none is empty.
@@ -62,6 +64,11 @@ impl Options {
     ) -> Result<Self, Failure> {
         refuse_unsupported(fields)?;
         let prompt_logprobs = fields.count("prompt_logprobs", 0..=MAX_PROMPT_LOGPROBS)?;
+        let prompt_logprobs_last = fields.count("prompt_logprobs_last", 1..=i64::from(u32::MAX))?;
+        if prompt_logprobs_last.is_some() && prompt_logprobs.is_none() {
+            let message = "prompt_logprobs_last says how many prompt_logprobs there are, but there is no prompt_logprobs";
+            return Err(Failure::invalid("prompt_logprobs_last", message));
+        }
         let least = i64::from(prompt_logprobs.is_none() && !echo);
         let tokens = least..=i64::from(u32::MAX);
         let max_tokens = fields.count("max_tokens", tokens.clone())?;
@@ -74,6 +81,7 @@ impl Options {
             choices: fields.count("n", 1..=MAX_CHOICES)?.unwrap_or(1),
             top_logprobs,
             prompt_logprobs,
+            prompt_logprobs_last,
             format: Format::take(fields)?,
             stop: take_stop(fields)?,
             stop_tokens: take_stop_tokens(fields)?,

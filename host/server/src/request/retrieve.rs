@@ -34,6 +34,8 @@ pub struct Retrieving {
     pub asked: SearchQuery,
     /// True if the chat is answered without documents if retrieval is unavailable.
     pub does_without: bool,
+    /// True if nothing can be searched for: the question is the last user message, and that has no letter or digit.
+    pub is_wordless: bool,
 }
 
 impl Retrieve {
@@ -85,8 +87,12 @@ impl Retrieving {
         }
         let inside = |failure: Failure| failure.renamed(&INSIDE);
         let mut asked = take_asked(&mut fields).map_err(inside)?;
+        let mut is_wordless = false;
         if asked.query.is_none() {
             asked.query = last_question(&body);
+            is_wordless = asked.ask.vector.is_empty()
+                && (asked.query.as_ref())
+                    .is_some_and(|question| !question.contains(char::is_alphanumeric));
         }
         if asked.query.is_none() && asked.ask.vector.is_empty() {
             let message = "query is missing, and there is no user message with text";
@@ -107,6 +113,7 @@ impl Retrieving {
             body,
             asked,
             does_without,
+            is_wordless,
         }))
     }
 }
@@ -209,11 +216,11 @@ fn take_asked(fields: &mut Fields) -> Result<SearchQuery, Failure> {
     })
 }
 
-/// Returns the text of the last user message; `None` if it has none.
+/// Returns the text of the last user message, at most [`MAX_QUERY_BYTES`] of it; `None` if it has none.
 fn last_question(body: &Map<String, Value>) -> Option<String> {
     let messages = body.get("messages")?.as_array()?;
     let is_users = |message: &&Value| message.get("role").and_then(Value::as_str) == Some("user");
-    let text = match messages.iter().rev().find(is_users)?.get("content")? {
+    let mut text = match messages.iter().rev().find(is_users)?.get("content")? {
         Value::String(text) => text.clone(),
         Value::Array(parts) => {
             let texts = parts.iter().filter_map(|part| part.get("text")?.as_str());
@@ -221,6 +228,7 @@ fn last_question(body: &Map<String, Value>) -> Option<String> {
         }
         _ => return None,
     };
+    text.truncate(text.floor_char_boundary(MAX_QUERY_BYTES));
     Some(text).filter(|text| !text.is_empty())
 }
 
@@ -261,6 +269,25 @@ mod tests {
                 .unwrap()
                 .is_none()
         );
+    }
+
+    #[test]
+    fn a_long_message_is_cut_and_one_without_words_is_no_question() {
+        let take = |content: &str, retrieval: Value| {
+            let body =
+                json!({"messages": [{"role": "user", "content": content}], "retrieval": retrieval});
+            Retrieving::take(body.to_string().as_bytes())
+                .unwrap()
+                .unwrap()
+        };
+        let long = take(&format!("a{}", "é".repeat(MAX_QUERY_BYTES)), json!(true));
+        let question = long.asked.query.unwrap();
+        assert_eq!(question.len(), MAX_QUERY_BYTES - 1);
+        assert_eq!(long.asked.ask.words, Some(question));
+        assert!(!long.is_wordless);
+        assert!(take("\u{1f44d}", json!(true)).is_wordless);
+        assert!(!take("\u{1f44d}", json!({"query": "?!"})).is_wordless);
+        assert!(!take("\u{1f44d}", json!({"embedding": [1]})).is_wordless);
     }
 
     #[test]

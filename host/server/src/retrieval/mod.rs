@@ -169,7 +169,7 @@ impl Retriever {
     }
 
     /// Embeds the question unless the query has a vector, and returns the best documents, best first. Calls `stage`
-    /// with the best documents so far whenever they change.
+    /// with the best documents so far whenever they change. Returns no document if the query was cancelled before.
     ///
     /// # Errors
     /// Returns [`Failure::Retriever`] if embedder or store are not available, and [`Failure::Invalid`] if they do not
@@ -181,6 +181,9 @@ impl Retriever {
     ) -> Result<Vec<ScoredDocument>, Failure> {
         let store = self.store()?;
         let SearchQuery { query, mut ask } = asked;
+        if ask.cancelled.get() {
+            return Ok(Vec::new());
+        }
         if let Some(query) = query.filter(|_| ask.vector.is_empty()) {
             let holds = store.embedder().map_err(refused)?;
             let embedder = self.embedder()?;
@@ -193,7 +196,11 @@ impl Retriever {
             }
             ask.vector = self.embed("query", &[&query])?.remove(0).vector;
         }
-        store.search(&ask, stage).map_err(refused)
+        let found = store.search(&ask, stage).map_err(refused);
+        if let Some(warning) = store.take_warning() {
+            tracing::warn!(warning, "the previous index is still searched");
+        }
+        found
     }
 
     fn store(&self) -> Result<&Arc<dyn Store>, Failure> {
@@ -212,6 +219,27 @@ fn refused(error: StoreError) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use foreword_retrieval::{Ask, Shelf};
+    use std::ops::ControlFlow;
+
+    #[test]
+    fn a_cancelled_search_needs_neither_embedder_nor_index() {
+        let missing = PathBuf::from("missing");
+        let retriever = Retriever::new(Config {
+            embedder: EmbedderSource::Folder(missing.clone()),
+            store: Some(Arc::new(Shelf::new(missing))),
+            ..Config::default()
+        });
+        let asked = || SearchQuery {
+            query: Some("When?".to_owned()),
+            ask: Ask::default(),
+        };
+        let search = |asked| retriever.search(asked, &mut |_| ControlFlow::Continue(()));
+        assert!(search(asked()).is_err());
+        let cancelled = asked();
+        drop(cancelled.ask.cancelled.on_drop());
+        assert!(search(cancelled).is_ok_and(|found| found.is_empty()));
+    }
 
     #[test]
     fn an_embedder_is_named_in_one_word() {

@@ -11,7 +11,8 @@
 //! questions show the same difference, and no answer is generated. The first right answer is forced, the same one under
 //! every arm.
 //!
-//! The fields are vLLM's, which Foreword's host also supports. The answer's tokens are the last ones of the prompt.
+//! The fields are vLLM's, which Foreword's host also supports, but for `prompt_logprobs_last`: the host then computes what
+//! its cache lacks, and scores the prompt's end alone. Others ignore it. The answer's tokens are the last ones of the prompt.
 //! Their texts are compared with the answer, from its end, by the visible ASCII characters, since tokenizers report
 //! spaces and parts of characters differently.
 
@@ -45,7 +46,7 @@ pub(super) struct Forced {
     pub(super) url: String,
 }
 
-/// A prompt's tokens from the second on, with their log-probabilities.
+/// A prompt's last tokens, with their log-probabilities.
 #[derive(Debug)]
 pub(super) struct ScoredPrompt(Vec<ScoredToken>);
 
@@ -59,6 +60,9 @@ struct ScoredToken {
 struct Response {
     prompt_logprobs: Option<Vec<Option<Map<String, Value>>>>,
 }
+
+/// Tokens that are scored before an answer, which has at most as many tokens as bytes: one can begin before it.
+const BEFORE: usize = 8;
 
 impl Forced {
     /// Returns the request that forces `answer` on the chat in `body`.
@@ -80,6 +84,7 @@ impl Forced {
         for (field, value) in [
             ("max_tokens", json!(1)),
             ("prompt_logprobs", json!(0)),
+            ("prompt_logprobs_last", json!(answer.len() + BEFORE)),
             ("add_generation_prompt", json!(false)),
             ("continue_final_message", json!(true)),
         ] {
@@ -106,7 +111,8 @@ pub(super) fn read(mut body: impl BufRead) -> Result<ScoredPrompt, Broken> {
     let Some(tokens) = response.prompt_logprobs else {
         return Err(unusable("it has no prompt_logprobs".to_owned()));
     };
-    let tokens = tokens.into_iter().skip(1).map(|token| {
+    let unscored = tokens.iter().position(Option::is_some).unwrap_or(1);
+    let tokens = tokens.into_iter().skip(unscored).map(|token| {
         // With 0 alternatives, only the token itself is reported.
         let only = token.and_then(|token| token.into_iter().next());
         let token = only.map(|(_, token)| serde_json::from_value(token));
@@ -238,7 +244,7 @@ mod tests {
         let forced = Forced::new(asked.to_string().as_bytes(), " So. ", "u").unwrap();
         let body: Value = serde_json::from_slice(&forced.body).unwrap();
         let expected = json!({
-            "model": "m", "temperature": 0, "max_tokens": 1, "prompt_logprobs": 0,
+            "model": "m", "temperature": 0, "max_tokens": 1, "prompt_logprobs": 0, "prompt_logprobs_last": 11,
             "messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}],
             "add_generation_prompt": false, "continue_final_message": true,
         });

@@ -251,7 +251,7 @@ fn a_sequence_that_is_not_kept_leaves_nothing_and_one_that_does_not_read_finds_n
     let mut device = Device::new(20);
     let salt: Arc<str> = "".into();
     let prompt = tokens(0, 14);
-    let mut run = |reads: bool, keeps: bool| {
+    let mut run = |reads: u32, keeps: bool| {
         let cache_use = CacheUse { reads, keeps };
         let opening = device
             .cache
@@ -266,10 +266,11 @@ fn a_sequence_that_is_not_kept_leaves_nothing_and_one_that_does_not_read_finds_n
         device.cache.check([]);
         (cached, device.cache.stats().cached)
     };
-    assert_eq!(run(true, false), (0, 0));
-    assert_eq!(run(true, true), (0, 4));
+    assert_eq!(run(u32::MAX, false), (0, 0));
+    assert_eq!(run(u32::MAX, true), (0, 4));
     // The sequence computes the pages that are already there, and its own pages are released.
-    assert_eq!(run(false, true), (0, 4));
-    assert_eq!(run(false, false), (0, 4));
-    assert_eq!(run(true, false), (13, 4));
+    assert_eq!(run(0, true), (0, 4));
+    assert_eq!(run(0, false), (0, 4));
+    assert_eq!(run(u32::MAX, false), (13, 4));
+    assert_eq!(run(9, false), (9, 4));
 }

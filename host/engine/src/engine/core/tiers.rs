@@ -95,10 +95,10 @@ impl Core {
     /// Starts to read a request's pages that are on disk, and returns `None`: [`Core::queue_fetched`] queues the
     /// request later. If no page is on disk or the request does not read the cache, returns it for the caller to queue.
     pub(super) fn fetch(&mut self, sequence: Sequence) -> Option<Sequence> {
-        if !sequence.cache_use.reads {
+        if sequence.cache_use.reads == 0 {
             return Some(sequence);
         }
-        let Some(fetch) = self.cache.fetch(&sequence.salt, &sequence.tokens) else {
+        let Some(fetch) = self.cache.fetch(&sequence.salt, sequence.readable()) else {
             return Some(sequence);
         };
         self.fetching.push(Fetching {

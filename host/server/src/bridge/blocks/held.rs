@@ -12,6 +12,9 @@ pub(super) struct HeldBlocks {
     blocks: HashMap<BlockHash, Block>,
     /// The known blocks behind each block, which need not be held itself. `None`: blocks that begin a sequence.
     children: HashMap<Option<BlockHash>, HashSet<BlockHash>>,
+    /// Number of blocks compared with a prompt or visited for a removal.
+    #[cfg(test)]
+    pub(super) visits: std::cell::Cell<usize>,
 }
 
 #[derive(Debug)]
@@ -22,6 +25,9 @@ struct Block {
     keys: Option<Vec<Key>>,
     /// Whether the block is held on the device, in host memory, and elsewhere, in this order.
     places: [bool; 3],
+    /// Whether a prompt matched the block. All blocks before a matched one are matched too, and only matched blocks have
+    /// marks, or prompts that wait behind them.
+    is_matched: bool,
     marks: Vec<DocumentEnd>,
 }
 
@@ -64,6 +70,7 @@ impl HeldBlocks {
             tokens: tokens.into(),
             keys: keys.map(<[Key]>::to_vec),
             places: [false; 3],
+            is_matched: false,
             marks: Vec::new(),
         });
         let was_there = std::mem::replace(&mut block.places[tier as usize], true);
@@ -76,7 +83,7 @@ impl HeldBlocks {
     }
 
     /// Records that `tier` dropped a block; returns whether it held it. If no tier [holds](Self::contains) the block
-    /// now, the caller must take its marks and those of the blocks [behind](Self::below) it, and then
+    /// now, the caller must [`unmatch`](Self::unmatch) it, take the marks of the blocks returned, and then
     /// [`forget`](Self::forget) it.
     pub(super) fn take(&mut self, hash: BlockHash, tier: Tier) -> bool {
         let block = self.blocks.get_mut(&hash);
@@ -95,15 +102,27 @@ impl HeldBlocks {
         }
     }
 
-    /// Returns a block and all known blocks behind it, each after its parent.
-    pub(super) fn below(&self, top: BlockHash) -> Vec<BlockHash> {
-        let mut found = vec![top];
-        // An engine's reports could form a cycle.
-        let mut seen = HashSet::from([top]);
+    /// Records that a prompt matched a block.
+    pub(super) fn match_block(&mut self, hash: BlockHash) {
+        if let Some(block) = self.blocks.get_mut(&hash) {
+            block.is_matched = true;
+        }
+    }
+
+    /// Records that a block and those behind it are no longer matched. Returns those that were, each after its parent.
+    /// Visits no block behind one that was not matched, so removing a chain from its root costs `O(blocks)` in all.
+    pub(super) fn unmatch(&mut self, top: BlockHash) -> Vec<BlockHash> {
+        let mut was_matched = |hash: &BlockHash| {
+            #[cfg(test)]
+            self.visits.update(|visits| visits + 1);
+            let block = self.blocks.get_mut(hash);
+            block.is_some_and(|block| std::mem::take(&mut block.is_matched))
+        };
+        let mut found: Vec<_> = std::iter::once(top).filter(&mut was_matched).collect();
         let mut at = 0;
         while let Some(hash) = found.get(at) {
             let children = self.children.get(&Some(*hash)).into_iter().flatten();
-            found.extend(children.filter(|child| seen.insert(**child)));
+            found.extend(children.copied().filter(&mut was_matched));
             at += 1;
         }
         found
@@ -119,14 +138,26 @@ impl HeldBlocks {
     ) -> Option<(BlockHash, usize)> {
         let candidates = self.children.get(&at)?.iter();
         candidates
-            .filter_map(|hash| {
-                let block = self.blocks.get(hash)?;
-                let fits = tokens.starts_with(&block.tokens)
-                    && (at.is_some() || is_whose(block.keys.as_deref()));
-                fits.then_some((*hash, block.tokens.len()))
-            })
+            .filter_map(|&hash| Some((hash, self.size_if_behind(hash, at, tokens, &is_whose)?)))
             // Among blocks with the same tokens, the choice is always the same.
             .min()
+    }
+
+    /// Returns the block's number of tokens if [`Self::behind`] may choose it.
+    pub(super) fn size_if_behind(
+        &self,
+        hash: BlockHash,
+        at: Option<BlockHash>,
+        tokens: &[TokenId],
+        is_whose: impl Fn(Option<&[Key]>) -> bool,
+    ) -> Option<usize> {
+        #[cfg(test)]
+        self.visits.update(|visits| visits + 1);
+        let block = self.blocks.get(&hash)?;
+        let fits = block.parent == at
+            && tokens.starts_with(&block.tokens)
+            && (at.is_some() || is_whose(block.keys.as_deref()));
+        fits.then_some(block.tokens.len())
     }
 
     /// Adds a mark to a block; returns false if the mark was there or the block is full or unknown.

@@ -41,8 +41,12 @@ pub struct Blocks {
     next: u64,
     /// Groups of layers whose blocks are skipped, since they hold only a part of the sequence.
     partial: HashSet<i64>,
-    /// True if any prompt so far had a salt.
+    /// True if any request so far had a salt.
     salted: bool,
+    /// Whether the last block that began a sequence came with keys; `None` before the first one.
+    reports_keys: Option<bool>,
+    /// True if the log has the warning that nothing is reported.
+    has_warned: bool,
     log: Vec<CacheEvent>,
 }
 
@@ -64,6 +68,8 @@ pub struct Counts {
     pub blocks: usize,
     /// Number of prompts that wait for blocks.
     pub prompts: usize,
+    /// True if no documents are reported, because a request had a salt and the engine does not report salts.
+    pub is_silent: bool,
 }
 
 impl Blocks {
@@ -77,6 +83,8 @@ impl Blocks {
             next: 0,
             partial: HashSet::new(),
             salted: false,
+            reports_keys: None,
+            has_warned: false,
             log: Vec::new(),
         }
     }
@@ -86,6 +94,7 @@ impl Blocks {
         Counts {
             blocks: self.held.len(),
             prompts: self.waiting.len(),
+            is_silent: self.is_silent(),
         }
     }
 
@@ -96,20 +105,47 @@ impl Blocks {
 
     /// Records a prompt that was or will be sent to the engine.
     pub fn prompt(&mut self, tokens: Vec<TokenId>, salt: Arc<str>, documents: DocumentPath) {
-        let is_first_salt = !salt.is_empty() && !std::mem::replace(&mut self.salted, true);
-        if is_first_salt && self.held.has_first_without_keys() {
-            self.forget();
+        if !salt.is_empty() {
+            self.note_salt();
         }
         let id = self.next;
         self.next += 1;
         self.walk(Prompt {
             id,
             tokens,
+            tenant: TenantKey::of(&salt).to_string(),
             salt,
             documents,
             matched: 0,
             at: None,
         });
+    }
+
+    /// Returns whether [`Self::note_salt`] must be told of requests with a salt: not after the first one, nor while the
+    /// engine reports salts.
+    pub fn needs_salts(&self) -> bool {
+        !self.salted && self.reports_keys != Some(true)
+    }
+
+    /// Records that a request with a salt was or will be sent to the engine, whether or not its prompt is known.
+    pub fn note_salt(&mut self) {
+        let is_first = !std::mem::replace(&mut self.salted, true);
+        if is_first && self.held.has_first_without_keys() {
+            self.forget();
+        }
+        self.warn_if_silent();
+    }
+
+    fn is_silent(&self) -> bool {
+        self.salted && self.reports_keys == Some(false)
+    }
+
+    fn warn_if_silent(&mut self) {
+        if self.is_silent() && !std::mem::replace(&mut self.has_warned, true) {
+            tracing::warn!(
+                "a request had a cache_salt, and the engine does not report salts: no documents are reported any more"
+            );
+        }
     }
 
     /// Applies one of the engine's events.
@@ -169,6 +205,8 @@ impl Blocks {
         *self = Self {
             next: self.next,
             salted: self.salted,
+            reports_keys: self.reports_keys,
+            has_warned: self.has_warned,
             log,
             ..Self::new(self.limits)
         };
@@ -185,9 +223,15 @@ impl Blocks {
         if self.held.len() >= self.limits.blocks && !self.held.contains(hash) {
             return self.forget();
         }
+        // A LoRA adapter is a key that an engine without keys reports too.
+        if parent.is_none() && keys != Some(&[Key::Other]) {
+            self.reports_keys = Some(keys.is_some());
+            self.warn_if_silent();
+        }
         let Some(tokens) = self.held.put(hash, parent, tokens, keys, tier) else {
             return;
         };
+        let next = Some((hash, tokens.len()));
         self.log.push(CacheEvent::Stored {
             hash: PageHash(hash.0),
             parent: parent.map(|parent| PageHash(parent.0)),
@@ -195,9 +239,11 @@ impl Blocks {
             salt: "".into(),
             tier,
         });
-        // Continue prompts that waited for this block.
-        for prompt in self.waiting.take_behind(parent) {
-            self.walk(prompt);
+        // Continue prompts that waited for this block. The others do not match any block behind `parent`.
+        let (held, salted) = (&self.held, self.salted);
+        let is_next = |prompt: &Prompt| is_next(held, hash, prompt, salted);
+        for prompt in self.waiting.take_behind_if(parent, is_next) {
+            self.walk_from(prompt, next);
         }
     }
 
@@ -212,7 +258,7 @@ impl Blocks {
         if self.held.contains(hash) {
             return;
         }
-        let below = self.held.below(hash);
+        let below = self.held.unmatch(hash);
         for hash in below.iter().rev() {
             let marks = self.held.unmark(*hash).into_iter().rev();
             let removed = marks.map(|mark| CacheEvent::DocumentsRemoved {
@@ -234,11 +280,18 @@ impl Blocks {
 
     /// Matches a prompt with blocks as far as possible, marks the ends of its documents, and keeps it waiting if blocks
     /// are missing.
-    fn walk(&mut self, mut prompt: Prompt) {
+    fn walk(&mut self, prompt: Prompt) {
+        let next = self.behind(&prompt);
+        self.walk_from(prompt, next);
+    }
+
+    /// Walks as [`Self::walk`] does; `next` is the first block and its number of tokens.
+    fn walk_from(&mut self, mut prompt: Prompt, mut next: Option<(BlockHash, usize)>) {
         let documents = &prompt.documents.documents;
         let ends = documents.iter().map(|document| document.end as usize);
         let last = ends.max().unwrap_or(0);
-        while let Some((hash, size)) = self.behind(&prompt) {
+        while let Some((hash, size)) = next {
+            self.held.match_block(hash);
             prompt.matched += size;
             prompt.at = Some(hash);
             let sizes = prompt.documents.sizes();
@@ -263,6 +316,7 @@ impl Blocks {
             if prompt.matched + size > last {
                 return;
             }
+            next = self.behind(&prompt);
         }
         if last > 0 {
             self.waiting.push(prompt);
@@ -272,21 +326,30 @@ impl Blocks {
     /// Returns the held block that continues the prompt's match, and its number of tokens; `None` if there is none.
     fn behind(&self, prompt: &Prompt) -> Option<(BlockHash, usize)> {
         let rest = prompt.tokens.get(prompt.matched..)?;
-        let is_whose = |keys: Option<&[Key]>| self.is_whose(keys, &prompt.salt);
+        let is_whose = |keys: Option<&[Key]>| is_whose(keys, prompt, self.salted);
         self.held.behind(prompt.at, rest, is_whose)
     }
+}
 
-    /// Returns whether a first block with these keys can belong to a request with this salt and no other key, such as a
-    /// LoRA or an image. vLLM reports the salt, our own engine the tenant key.
-    fn is_whose(&self, keys: Option<&[Key]>, salt: &str) -> bool {
-        match keys {
-            None => salt.is_empty() && !self.salted,
-            Some([]) => salt.is_empty(),
-            Some([Key::Text(text)]) if !salt.is_empty() => {
-                text == salt || *text == TenantKey::of(salt).to_string()
-            }
-            Some(_) => false,
+/// Returns whether block `hash` continues the prompt's match.
+fn is_next(held: &HeldBlocks, hash: BlockHash, prompt: &Prompt, salted: bool) -> bool {
+    let rest = prompt.tokens.get(prompt.matched..).unwrap_or_default();
+    let is_whose = |keys: Option<&[Key]>| is_whose(keys, prompt, salted);
+    let size = held.size_if_behind(hash, prompt.at, rest, is_whose);
+    size.is_some()
+}
+
+/// Returns whether a first block with these keys can belong to this prompt's request, which has no other key than its
+/// salt, such as a LoRA or an image. vLLM reports the salt, our own engine the tenant key. `salted` is true if any
+/// request had a salt.
+fn is_whose(keys: Option<&[Key]>, prompt: &Prompt, salted: bool) -> bool {
+    match keys {
+        None => prompt.salt.is_empty() && !salted,
+        Some([]) => prompt.salt.is_empty(),
+        Some([Key::Text(text)]) if !prompt.salt.is_empty() => {
+            *text == *prompt.salt || *text == prompt.tenant
         }
+        Some(_) => false,
     }
 }
 

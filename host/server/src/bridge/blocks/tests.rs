@@ -185,9 +185,31 @@ fn where_salts_are_not_told_a_salted_prompt_ends_what_was_believed() {
         blocks.prompt(tokens.clone(), salt.into(), documents(&[4]));
     }
     assert_eq!(told(&mut blocks), []);
+    assert!(blocks.counts().is_silent && !blocks.needs_salts());
     // Reported documents stay reported.
     blocks.event(stored(&[2], None, &tokens, &["a"]));
     assert_eq!(told(&mut blocks).len(), 1);
+}
+
+#[test]
+fn a_salted_request_of_unknown_prompt_ends_what_was_believed_too() {
+    let tokens: Vec<u32> = (0..4).collect();
+    for keys in [None, Some(vec![])] {
+        let is_told = keys.is_some();
+        let mut event = stored(&[1], None, &tokens, &[]);
+        if let BlockEvent::Stored(stored) = &mut event {
+            stored.keys = keys;
+        }
+        let mut blocks = Blocks::new(LIMITS);
+        assert!(blocks.needs_salts());
+        blocks.event(event.clone());
+        assert_eq!(blocks.needs_salts(), !is_told);
+        blocks.note_salt();
+        blocks.event(event);
+        blocks.prompt(tokens.clone(), "".into(), documents(&[4]));
+        assert_eq!(told(&mut blocks).len(), usize::from(is_told));
+        assert_eq!(blocks.counts().is_silent, !is_told);
+    }
 }
 
 #[test]
@@ -240,7 +262,8 @@ fn what_is_remembered_is_bounded() {
         blocks.counts(),
         Counts {
             blocks: 0,
-            prompts: 0
+            prompts: 0,
+            is_silent: false,
         }
     );
 }
@@ -254,6 +277,48 @@ fn a_circle_of_blocks_ends() {
     blocks.prompt(vec![0; 40], "".into(), documents(&[40]));
     blocks.event(removed(&[1, 3]));
     assert_eq!(told(&mut blocks), []);
+}
+
+#[test]
+fn a_new_block_is_compared_with_each_waiting_prompt_once() {
+    let mut blocks = Blocks::new(LIMITS);
+    let tokens = |number: u32| vec![number; 2 * SIZE];
+    for number in 0..100 {
+        blocks.event(stored(
+            &[number.into()],
+            None,
+            &tokens(number)[..SIZE],
+            &["a"],
+        ));
+    }
+    for number in 200..300 {
+        blocks.prompt(tokens(number), "a".into(), documents(&[8]));
+    }
+    blocks.held.visits.set(0);
+    blocks.event(stored(&[100], None, &tokens(100)[..SIZE], &["a"]));
+    assert_eq!(blocks.held.visits.take(), 100);
+    // One of them matches, and then looks for the block behind.
+    blocks.event(stored(&[200], None, &tokens(200)[..SIZE], &["a"]));
+    assert_eq!(blocks.held.visits.take(), 100);
+    blocks.event(stored(&[201], Some(200), &tokens(200)[SIZE..], &[]));
+    assert_eq!(blocks.held.visits.take(), 1);
+    assert_eq!(told(&mut blocks), [(true, vec![1])]);
+    assert_eq!(blocks.counts().prompts, 99);
+}
+
+#[test]
+fn removing_a_chain_from_its_root_visits_each_block_a_few_times() {
+    let tokens: Vec<u32> = (0..400).collect();
+    let numbers: Vec<u64> = (1..=100).collect();
+    let mut blocks = Blocks::new(LIMITS);
+    blocks.event(stored(&numbers, None, &tokens, &[]));
+    blocks.prompt(tokens.clone(), "".into(), documents(&[4, 200, 400]));
+    assert_eq!(told(&mut blocks).len(), 3);
+    blocks.held.visits.set(0);
+    blocks.event(removed(&numbers));
+    assert!(blocks.held.visits.take() <= 300);
+    assert_eq!(told(&mut blocks).len(), 3);
+    assert_eq!(blocks.counts().blocks, 0);
 }
 
 /// Random blocks, evicted in any order, and prompts, against the obvious model: a document is resident while all blocks

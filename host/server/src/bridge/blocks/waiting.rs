@@ -27,6 +27,8 @@ pub(super) struct Prompt {
     pub(super) id: u64,
     pub(super) tokens: Vec<TokenId>,
     pub(super) salt: Arc<str>,
+    /// The tenant key of the salt, in the form in which our own engine reports it.
+    pub(super) tenant: String,
     pub(super) documents: DocumentPath,
     /// Number of tokens at the prompt's start that matched blocks cover.
     pub(super) matched: usize,
@@ -61,8 +63,26 @@ impl WaitingPrompts {
 
     /// Removes and returns the prompts that wait behind `at`.
     pub(super) fn take_behind(&mut self, at: Option<BlockHash>) -> Vec<Prompt> {
-        let ids = self.behind.remove(&at).into_iter().flatten();
-        ids.filter_map(|id| self.prompts.remove(&id))
+        self.take_behind_if(at, |_| true)
+    }
+
+    /// Removes and returns those prompts that wait behind `at` for which `is_taken` is true.
+    pub(super) fn take_behind_if(
+        &mut self,
+        at: Option<BlockHash>,
+        is_taken: impl Fn(&Prompt) -> bool,
+    ) -> Vec<Prompt> {
+        let Some(ids) = self.behind.get_mut(&at) else {
+            return Vec::new();
+        };
+        let prompts = &self.prompts;
+        let taken = ids.extract_if(|id| prompts.get(id).is_none_or(&is_taken));
+        let taken: Vec<u64> = taken.collect();
+        if ids.is_empty() {
+            self.behind.remove(&at);
+        }
+        (taken.iter())
+            .filter_map(|id| self.prompts.remove(id))
             .inspect(|prompt| self.tokens -= prompt.tokens.len())
             .collect()
     }
@@ -107,6 +127,7 @@ mod tests {
             id,
             tokens: vec![id as u32; 8],
             salt: "".into(),
+            tenant: String::new(),
             documents: DocumentPath::default(),
             matched: 0,
             at: None,

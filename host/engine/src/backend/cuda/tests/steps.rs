@@ -1,6 +1,7 @@
 //! Times steps of a whole model, for `tests/gpu.sh`: one line of JSON for each, printed as soon as it is measured.
 //!
-//! `FOREWORD_STEPS` names the model's `config.json`; without it the model is small, so that the suite runs this as well.
+//! `FOREWORD_STEPS` names the model's `config.json`; without it the model is small, so that the suite runs this as well. With
+//! `FOREWORD_PROFILED` there are few steps, for a profiler that times each kernel.
 
 use super::{devices, is_emulated};
 use crate::backend::cuda::ceilings::ceilings;
@@ -44,6 +45,15 @@ const LARGE: Sizes = Sizes {
     runs: 7,
 };
 
+const PROFILED: Sizes = Sizes {
+    prompts: &[4096],
+    batches: &[1, 2, 32],
+    context: 1024,
+    long: 1024,
+    max_step_tokens: 8192,
+    runs: 1,
+};
+
 const TINY: &str = r#"{"model_type":"qwen2","hidden_size":64,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":64,
     "intermediate_size":128,"num_hidden_layers":2,"vocab_size":96,"max_position_embeddings":2048}"#;
 
@@ -59,6 +69,7 @@ fn steps_are_timed() {
     };
     let (emulated, sizes) = match is_emulated(&*device) {
         true => (true, SMALL),
+        false if std::env::var_os("FOREWORD_PROFILED").is_some() => (false, PROFILED),
         false => (false, LARGE),
     };
     let context = u64::from(sizes.context + PAGE_TOKENS);
@@ -151,10 +162,6 @@ fn host_memory(bench: &mut Bench, tokens: u32) {
         // Waits until the last page has landed.
         bench.backend.host_page(stores.last().unwrap().to).unwrap();
     });
-    let load = bench.time(&Step {
-        loads: loads.clone(),
-        ..Step::default()
-    });
     let segments = vec![segment(tokens, 1, 0, Output::Last)];
     let resident = bench.time(&Step {
         segments: segments.clone(),
@@ -163,7 +170,7 @@ fn host_memory(bench: &mut Bench, tokens: u32) {
     let loaded = bench.time(&Step { loads, segments });
     let computed = bench.median(|bench| bench.prefill(0, tokens, 0));
     tell(json!({
-        "step": "host", "tokens": tokens, "bytes": bytes, "store_s": store, "load_s": load, "question_s": resident,
+        "step": "host", "tokens": tokens, "bytes": bytes, "store_s": store, "question_s": resident,
         "question_with_loads_s": loaded, "computed_s": computed,
     }));
 }

@@ -3,6 +3,8 @@
 //!
 //! Tolerance, as where the CPU backend rounds activations to bf16: 2e-2 of a row's deviation as the root mean square,
 //! and five times that for a single logit. Both double where the weights, f16 or f32 in their files, are rounded too.
+//! Prompts that only a card computes are hundreds of tokens long: there it is what `transformers` itself strays in bf16, 3.3e-2
+//! at least (309 tokens on an H200, 3.3e-2 to 4.5e-2 by family; `gpu_peer.py` prints it).
 
 use super::fixtures::{deviation, families, json, prompts, strays};
 use super::{devices, is_emulated};
@@ -13,6 +15,7 @@ use crate::models::Checkpoint;
 use std::path::Path;
 
 const TOLERANCE: f32 = 2e-2;
+const LONG_TOLERANCE: f32 = 3.3e-2;
 const PAGE_TOKENS: u32 = 16;
 /// Tokens in a step, fewer than the longest prompt has.
 const STEP: u32 = 700;
@@ -23,7 +26,7 @@ const EMULATED: usize = 16;
 fn logits_agree_with_transformers() {
     for folder in families() {
         let checkpoint = Checkpoint::open(&folder).unwrap();
-        let tolerance = TOLERANCE * if is_bf16(&folder) { 1.0 } else { 2.0 };
+        let rounded = if is_bf16(&folder) { 1.0 } else { 2.0 };
         let config = CudaConfig {
             ordinal: 0,
             pages: PoolSize::Pages(100),
@@ -52,6 +55,10 @@ fn logits_agree_with_transformers() {
                     continue;
                 }
                 compared += 1;
+                let tolerance = match prompt.tokens.len() > EMULATED {
+                    true => rounded * LONG_TOLERANCE,
+                    false => rounded * TOLERANCE,
+                };
                 let rows = logits(&mut backend, &prompt.tokens);
                 let width = prompt.last.len();
                 let last = &rows[rows.len() - width..];
