@@ -138,7 +138,7 @@ mod tests {
             "3": {"logprob": -9999.0, "rank": 9, "decoded_token": "d"},
             "1": {"logprob": -0.5, "rank": 1, "decoded_token": "b"},
         }]);
-        assert_eq!(prompt(&[token]), expected);
+        assert_eq!(prompt(&[PromptToken::default(), token]), expected);
         assert_eq!(prompt(&[]), json!([]));
     }
 }
