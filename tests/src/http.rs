@@ -120,7 +120,11 @@ impl Response {
 /// Sends one request on a new connection and returns the response.
 pub fn exchange(address: SocketAddr, request: &[u8]) -> Result<Response> {
     let mut client = Client::connect(address)?;
-    client.send(request)?;
+    if let Err(error) = client.send(request) {
+        // A server may answer and close before it has read everything.
+        let status = client.response().map(|response| response.status);
+        return Err(error.context(format!("the answer before that: {status:?}")));
+    }
     client.response()
 }
 

@@ -129,8 +129,9 @@ orders() {
 
 profile() {
     FOREWORD_PROFILED=1 FOREWORD_STEPS=$work/slice/config.json "$ncu" --clock-control none --graph-profiling node --csv \
-        --metrics gpu__time_duration.sum "$work/tests" --exact backend::cuda::tests::steps::steps_are_timed --nocapture >"$found/kernels.csv"
-    tail -n +1 "$found/kernels.csv" | grep -c gpu__time_duration
+        --metrics gpu__time_duration.sum "$work/tests" --exact backend::cuda::tests::steps::steps_are_timed --nocapture \
+        >"$found/kernels.csv" || return
+    grep -c gpu__time_duration "$found/kernels.csv"
 }
 
 sanitizer() {

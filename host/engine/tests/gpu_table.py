@@ -20,19 +20,27 @@ def lines(path):
 
 
 def kernels(path):
-    """By number of rows, the microseconds of each kernel in the last step of so many rows that embeds them all."""
+    """The microseconds of each kernel in a step, by its name: the first greedy decode of so many rows, and the last
+    prefill. Steps between them, which copy or answer with logits, are left out."""
     text = path.read_text(errors="replace") if path.exists() else ""
-    steps, step = {}, None
+    steps = []
     for line in csv.DictReader(text[text.find('"ID"') :].splitlines()):
         if line.get("Metric Name") != "gpu__time_duration.sum":
             continue
         if line["Kernel Name"] == "embed_rows":
             rows = int(re.match(r"\D*(\d+)", line["Grid Size"])[1])
-            step = steps[rows] = collections.Counter()
-        if step is not None:
+            steps.append((rows, collections.Counter()))
+        if steps:
+            step = steps[-1][1]
             unit = {"ns": 1e-3, "nsecond": 1e-3, "us": 1, "usecond": 1, "ms": 1e3, "msecond": 1e3}[line["Metric Unit"]]
             step[line["Kernel Name"].split("<")[0]] += float(line["Metric Value"].replace(",", "")) * unit
-    return steps
+    named = {}
+    for rows, step in steps:
+        if "sample_rows" in step:
+            named.setdefault(f"decode of {rows} rows", step)
+        elif rows > 256:
+            named[f"prefill of {rows} rows"] = step
+    return named
 
 
 def main():
@@ -115,8 +123,8 @@ def main():
         row("greedy tokens equal to the CPU's", f"{last['tokens_equal']} of {last['tokens']}")
         behind, allowed = last["furthest_behind"], last["behind_allowed"]
         row("  the others behind, of a deviation", f"{behind:.3f}", f"<= {allowed:.1f}", behind <= allowed)
-    for count, step in sorted(kernels(out / "kernels.csv").items()):
-        row(f"kernels of a step of {count} rows, 2 layers", f"{sum(step.values()):.0f} us")
+    for name, step in kernels(out / "kernels.csv").items():
+        row(f"kernels of a {name}, 2 layers", f"{sum(step.values()):.0f} us")
         for name, microseconds in step.most_common(8):
             row(f"  {name[:60]}", f"{microseconds:.0f} us")
     widths = [max(len(row[column]) for row in rows) for column in range(4)] if rows else []

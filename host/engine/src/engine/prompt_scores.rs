@@ -6,10 +6,10 @@
 //!   row         r0   r1   r2   r3        r0 scores t1, r1 scores t2, r2 scores t3; r3 chooses the first token after t3
 //! ```
 //!
-//! A cached position has no row, so such a request computes its prompt from the first row that scores a token on; rows
-//! before it need no logits. A row is as wide as the vocabulary: a step
-//! computes at most [`MAX_SCORED_LOGITS`] for all its scored segments, and the rows are reduced to log-probabilities before
-//! the next step. Only a [`Logprobs`] per position is stored.
+//! A cached position has no row, so such a request computes its prompt starting at the first row that scores a token;
+//! earlier rows need no logits. A row is as wide as the vocabulary: a step computes at most [`MAX_SCORED_LOGITS`] for all
+//! its scored segments, and the rows are reduced to log-probabilities before the next step. Only a [`Logprobs`] per
+//! position is stored.
 
 use crate::TokenId;
 use crate::sampling::{Logprobs, SamplingError};

@@ -206,6 +206,14 @@ impl Caller {
                             && self.tokens.is_empty()
                             && (cached_tokens as usize) < self.request.prompt.len()
                     );
+                    if self.request.prompt_logprobs.is_some() {
+                        let rows = self.request.prompt.len() - 1;
+                        let last = self
+                            .request
+                            .scored_tokens
+                            .map_or(rows, |last| last as usize);
+                        assert!(cached_tokens as usize <= rows.saturating_sub(last));
+                    }
                     self.started = true;
                 }
                 Event::Prompt(found) => {

@@ -6,6 +6,7 @@ use crate::kv::vllm::read::BlockEvent;
 use foreword_engine::engine::feed::Feed;
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The known content of the engine's cache.
 #[derive(Debug)]
@@ -13,6 +14,8 @@ pub(super) struct Residency {
     /// A panic under the lock could only leave documents unreported: the feed knows less than is held, never more.
     blocks: Mutex<Blocks>,
     feed: Arc<Feed>,
+    /// [`Blocks::needs_salts`] after the last change, for callers that must not wait.
+    needs_salts: AtomicBool,
 }
 
 impl Residency {
@@ -21,6 +24,7 @@ impl Residency {
         Self {
             blocks: Mutex::new(Blocks::new(limits)),
             feed: Arc::new(Feed::new()),
+            needs_salts: AtomicBool::new(true),
         }
     }
 
@@ -36,7 +40,7 @@ impl Residency {
 
     /// Returns whether [`Self::note_salt`] must be told of requests with a salt.
     pub(super) fn needs_salts(&self) -> bool {
-        self.blocks.lock().needs_salts()
+        self.needs_salts.load(Ordering::Relaxed)
     }
 
     /// Records that the engine gets a request with a salt, whatever its prompt.
@@ -63,6 +67,8 @@ impl Residency {
     fn change(&self, change: impl FnOnce(&mut Blocks)) {
         let mut blocks = self.blocks.lock();
         change(&mut blocks);
+        self.needs_salts
+            .store(blocks.needs_salts(), Ordering::Relaxed);
         self.feed.publish(blocks.take_events());
     }
 }

@@ -205,7 +205,6 @@ impl Blocks {
         *self = Self {
             next: self.next,
             salted: self.salted,
-            reports_keys: self.reports_keys,
             has_warned: self.has_warned,
             log,
             ..Self::new(self.limits)
@@ -223,8 +222,10 @@ impl Blocks {
         if self.held.len() >= self.limits.blocks && !self.held.contains(hash) {
             return self.forget();
         }
-        // A LoRA adapter is a key that an engine without keys reports too.
-        if parent.is_none() && keys != Some(&[Key::Other]) {
+        // A LoRA adapter's number and name are keys that an engine without keys reports too.
+        let is_adapter =
+            keys.is_some_and(|keys| !keys.is_empty() && keys.iter().all(|key| *key == Key::Other));
+        if parent.is_none() && !is_adapter {
             self.reports_keys = Some(keys.is_some());
             self.warn_if_silent();
         }

@@ -196,11 +196,17 @@ fn a_salted_request_of_unknown_prompt_ends_what_was_believed_too() {
     let tokens: Vec<u32> = (0..4).collect();
     for keys in [None, Some(vec![])] {
         let is_told = keys.is_some();
+        let adapter = Some(vec![Key::Other, Key::Other]);
         let mut event = stored(&[1], None, &tokens, &[]);
         if let BlockEvent::Stored(stored) = &mut event {
             stored.keys = keys;
         }
         let mut blocks = Blocks::new(LIMITS);
+        let mut other = stored(&[9], None, &tokens, &[]);
+        if let BlockEvent::Stored(stored) = &mut other {
+            stored.keys = adapter;
+        }
+        blocks.event(other);
         assert!(blocks.needs_salts());
         blocks.event(event.clone());
         assert_eq!(blocks.needs_salts(), !is_told);

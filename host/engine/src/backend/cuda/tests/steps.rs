@@ -180,7 +180,14 @@ fn prefill(bench: &mut Bench, sizes: &Sizes, model: &ModelConfig) {
     for &tokens in sizes.prompts {
         for cached in [0, tokens / 4 * 3, tokens - 32] {
             let seconds = bench.median(|bench| bench.prefill(cached, tokens - cached, 0));
-            let flops = model.flops(cached.into(), (tokens - cached).into(), 1);
+            // Behind its keys and values, the last layer is computed for the last row alone.
+            let (new, heads) = (tokens - cached, model.heads + 2 * model.kv_heads);
+            let others = ModelConfig {
+                layers: model.layers - 1,
+                ..model.clone()
+            };
+            let projected = 2 * model.hidden * heads * model.head_dim * new as usize;
+            let flops = others.flops(cached.into(), new.into(), 1) + projected as f64;
             tell(json!({
                 "step": "prefill", "tokens": tokens, "cached": cached, "seconds": seconds, "tflops": flops / seconds / 1e12,
             }));
