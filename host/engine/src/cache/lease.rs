@@ -39,6 +39,15 @@ pub struct CacheUse {
     pub keeps: bool,
 }
 
+impl CacheUse {
+    /// Returns the beginning of a sequence to look up: one token more than may be read, since the last one is always
+    /// computed.
+    pub fn readable(self, tokens: &[TokenId]) -> &[TokenId] {
+        let most = (self.reads as usize).saturating_add(1);
+        &tokens[..tokens.len().min(most)]
+    }
+}
+
 impl Default for CacheUse {
     fn default() -> Self {
         Self {

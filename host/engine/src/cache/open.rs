@@ -50,8 +50,8 @@ impl PrefixCache {
         documents: Option<&DocumentPath>,
         cache_use: CacheUse,
     ) -> Option<Opening> {
-        let read = all_but_last(tokens);
-        let mut walk = (self.tree).walk(salt, &read[..read.len().min(cache_use.reads as usize)]);
+        let read = all_but_last(cache_use.readable(tokens));
+        let mut walk = self.tree.walk(salt, read);
         let near = self.on_device(&walk);
         let needed = self.pages_for(tokens.len()) - near as u32;
         // The pages that were found must not be evicted to make room for the rest.

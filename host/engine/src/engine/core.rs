@@ -697,10 +697,9 @@ impl Sequence {
         self.tokens.len() as u32
     }
 
-    /// Returns the tokens before whose last one the computed positions may come from the cache.
+    /// Returns the beginning to look up in the cache.
     fn readable(&self) -> &[TokenId] {
-        let most = (self.cache_use.reads as usize).saturating_add(1);
-        &self.tokens[..self.tokens.len().min(most)]
+        self.cache_use.readable(&self.tokens)
     }
 
     /// Returns whether the sequence is as long as it may become.

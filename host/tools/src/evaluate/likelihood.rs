@@ -11,9 +11,9 @@
 //! questions show the same difference, and no answer is generated. The first right answer is forced, the same one under
 //! every arm.
 //!
-//! The fields are vLLM's, which Foreword's host also supports, but for `prompt_logprobs_last`: the host then computes what
-//! its cache lacks, and scores the prompt's end alone. Others ignore it. The answer's tokens are the last ones of the prompt.
-//! Their texts are compared with the answer, from its end, by the visible ASCII characters, since tokenizers report
+//! The request uses vLLM's fields, which Foreword's host also supports. One more, `prompt_logprobs_last`, is the host's own
+//! and ignored by vLLM: it limits scoring to the prompt's end, so that the rest can come from the cache. The answer's tokens
+//! are the last ones of the prompt. Their texts are compared with the answer, from its end, by the visible ASCII characters, since tokenizers report
 //! spaces and parts of characters differently.
 
 use super::stream::Broken;

@@ -43,7 +43,7 @@ pub struct Blocks {
     partial: HashSet<i64>,
     /// True if any request so far had a salt.
     salted: bool,
-    /// Whether the last block that began a sequence came with keys; `None` before the first one.
+    /// True if the engine reports salts with the first block of each sequence; `None` if no such block has arrived yet.
     reports_keys: Option<bool>,
     /// True if the log has the warning that nothing is reported.
     has_warned: bool,
@@ -336,8 +336,8 @@ impl Blocks {
 fn is_next(held: &HeldBlocks, hash: BlockHash, prompt: &Prompt, salted: bool) -> bool {
     let rest = prompt.tokens.get(prompt.matched..).unwrap_or_default();
     let is_whose = |keys: Option<&[Key]>| is_whose(keys, prompt, salted);
-    let size = held.size_if_behind(hash, prompt.at, rest, is_whose);
-    size.is_some()
+    held.size_if_behind(hash, prompt.at, rest, is_whose)
+        .is_some()
 }
 
 /// Returns whether a first block with these keys can belong to this prompt's request, which has no other key than its
