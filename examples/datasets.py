@@ -343,8 +343,8 @@ def xquad_chats(options):
     for first in range(0, max(map(len, asked), default=0) - 1, 2):
         for at in order:
             drawn = asked[at][first : first + 2]
-            turns = [{"question": q, "documents": passages.best(q, options.k), "answers": answers} for q, answers in drawn]
-            if len(turns) == 2:
+            if len(drawn) == 2:
+                turns = [{"question": q, "documents": passages.best(q, options.k), "answers": answers} for q, answers in drawn]
                 yield {"id": f"p{at}-{first // 2}", "turns": turns}
 
 

@@ -251,7 +251,7 @@ impl House {
             max_prefill_batch,
             ..EngineConfig::default()
         };
-        let model = Model::load(model, "m".to_owned(), &device, &tiers, engine)?;
+        let model = Model::load(model, None, "m".to_owned(), &device, &tiers, engine)?;
         let server = Server::bind(Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             internal: None,

@@ -38,7 +38,7 @@ fn load(path: &Path) {
     if let Ok(tokenizer) = Tokenizer::load(path) {
         let _ = tokenizer.encode("The cellar holds 12 barrels.", true);
     }
-    let _ = ChatTemplate::load(path);
+    let _ = ChatTemplate::load(path, None);
     let Ok(checkpoint) = Checkpoint::open(path) else {
         return;
     };

@@ -85,10 +85,7 @@ const VALUES: [&[&str]; 5] = [
         "engines[1].address=vllm-1.vllm",
         "engines[1].port=8000",
     ],
-    &[
-        "gateway.module.image=registry.example.com/foreword/filter:0.1.0@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
-        "gateway.module.configMap=",
-    ],
+    &["gateway.module.image=", "gateway.module.claim=modules"],
     &[
         "gateway.plugin.routes={/v1/chat/completions,/v2/chat}",
         "gateway.openPaths={/v1/models,/v2/models}",
@@ -192,8 +189,19 @@ fn a_value_that_cannot_be_is_refused_by_its_name() {
         ("host.image=foreword/host@sha256:12", "/host/image"),
         ("gateway.module.image=filter:0.1.0", "/gateway/module/image"),
         ("host.gpus=-1", "/host/gpus"),
-        ("gateway.module.configMap=", "/gateway/module"),
+        ("gateway.module.image=", "/gateway/module"),
+        ("gateway.module.configMap=filter", "configMap"),
         ("engines[0].address=vllm", "port"),
+        ("engines[0].address=http://vllm", "/engines/0/address"),
+        ("host.resources=null", "resources"),
+        (
+            "gateway.plugin.engines[0].name=a,gateway.plugin.engines[1].name=b",
+            "gateway.plugin.engines",
+        ),
+        (
+            "gateway.plugin.retrieval.cluster=retriever",
+            "gateway.plugin.retrieval.cluster",
+        ),
         ("monitoring.namespace=A_b", "/monitoring/namespace"),
         ("gateway.plugin.max_body_bytes=0", "max_body_bytes"),
         ("gateway.plugin.routes={v1}", "/gateway/plugin/routes"),
@@ -209,6 +217,75 @@ fn a_value_that_cannot_be_is_refused_by_its_name() {
             "{value}: {error}"
         );
     }
+}
+
+/// Kubernetes refuses numbers and booleans where it expects names, and YAML reads bare `123` and `true` as such.
+#[test]
+fn names_of_digits_and_texts_with_yamls_signs_stay_texts() {
+    let values = "host.keySecret=1,host.feedKeySecret=true,host.model.claim=123,host.model.name=a: b #c,host.model.path=a: b,\
+                  monitoring.namespace=1234,gateway.secrets[0].env=NO,gateway.secrets[0].secret=12,gateway.secrets[0].key=1";
+    let Some(output) = helm(&["template", "--set-string", values, "--namespace", "2024"]) else {
+        return;
+    };
+    let objects = objects(&String::from_utf8(output.stdout).unwrap());
+    assert_eq!(
+        objects.len(),
+        9,
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    for object in &objects {
+        assert_eq!(faults(object), [""; 0], "{}", object["kind"]);
+    }
+    assert!(has_argument(&objects, "--name=a: b #c"));
+    assert!(has_argument(&objects, "--model=/models/a: b"));
+}
+
+#[test]
+fn a_release_name_that_no_service_may_have_is_refused() {
+    for name in ["1st", "foreword.prod"] {
+        let helm = repository().join(".tools/helm");
+        if !helm.is_file() {
+            return;
+        }
+        let output = Command::new(helm)
+            .args(["template", name, "gateway-config/helm/foreword"])
+            .current_dir(repository())
+            .output()
+            .unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            !output.status.success() && error.contains("the release's name"),
+            "{name}: {error}"
+        );
+    }
+}
+
+/// A ConfigMap holds 1 MiB, in whole.
+#[test]
+fn the_gateways_module_fits_into_what_it_is_mounted_from() {
+    let module = fs::metadata(filter_module().unwrap()).unwrap().len();
+    for values in VALUES {
+        let objects = rendered(values).map_or_else(plain, |text| objects(&text));
+        let volumes = &deployment(&objects, "gateway")["spec"]["template"]["spec"]["volumes"];
+        let mut volumes = volumes.as_array().unwrap().iter();
+        let volume = volumes.find(|volume| volume["name"] == "module").unwrap();
+        assert!(
+            volume["configMap"].is_null() || module <= 1 << 20,
+            "{values:?}: {volume}, and the module has {module} bytes"
+        );
+    }
+}
+
+/// Envoy ends at once on SIGTERM, and breaks off every stream: the pod has to wait before.
+#[test]
+fn a_gateway_that_is_replaced_serves_its_streams_first() {
+    let gateway = plain();
+    let pod = &deployment(&gateway, "gateway")["spec"]["template"]["spec"];
+    let waits = pod["containers"][0].pointer("/lifecycle/preStop/sleep/seconds");
+    let waits = waits.and_then(Value::as_u64).unwrap();
+    let grace = pod["terminationGracePeriodSeconds"].as_u64().unwrap();
+    assert!((60..grace).contains(&waits), "{waits} of {grace} seconds");
 }
 
 #[test]

@@ -90,13 +90,8 @@ impl Built {
 
 /// Builds the filter and returns its path.
 pub(crate) fn filter(workspace: &Workspace) -> Result<PathBuf> {
-    module(
-        workspace,
-        "filter",
-        "foreword-filter",
-        FILTER_TARGET,
-        "wasm",
-    )
+    let package = "foreword-filter";
+    module(workspace, "filter", package, FILTER_TARGET, "wasm")
 }
 
 /// Builds a package as a Wasm module, and returns its path. The same source gives the same bytes on every machine: the
@@ -108,25 +103,15 @@ pub(crate) fn module(
     target: &str,
     profile: &str,
 ) -> Result<PathBuf> {
-    let inlined = if profile == "wasm-small" {
-        SMALLEST
-    } else {
-        &[]
+    let inlined = match profile {
+        "wasm-small" => SMALLEST,
+        _ => &[],
     };
     let remap = remapped(target, &sources()?, inlined);
-    let arguments = [
-        "build",
-        "--locked",
-        "--profile",
-        profile,
-        "--target",
-        target,
-        "--package",
-        package,
-        "--config",
-        &*remap,
-    ];
-    Step::cargo(name, workspace.root(), &arguments).run()?;
+    let build = format!("build --locked --profile {profile} --target {target} --package {package}");
+    Step::cargo(name, workspace.root(), &build)
+        .args(["--config", &remap])
+        .run()?;
     let file = package.replace('-', "_") + ".wasm";
     built(workspace.artifacts_for(target, profile).join(file))
 }
@@ -161,15 +146,15 @@ fn remapped(target: &str, folders: &[PathBuf], more: &[&str]) -> String {
 
 /// Builds the filter as a dynamic module and returns its path.
 fn dynamic(workspace: &Workspace, profile: &str) -> Result<PathBuf> {
-    let target = ["--package", "foreword-dynamic", "--lib"];
-    native(workspace, "dynamic module", profile, &target)?;
+    let target = "--package foreword-dynamic --lib";
+    native(workspace, "dynamic module", profile, target)?;
     built(workspace.artifacts(profile).join("libforeword_dynamic.so"))
 }
 
 /// Builds the host and returns its path.
 pub(crate) fn host(workspace: &Workspace, profile: &str) -> Result<PathBuf> {
-    let target = ["--package", "foreword", "--bin", "foreword"];
-    native(workspace, "host", profile, &target)?;
+    let target = "--package foreword --bin foreword";
+    native(workspace, "host", profile, target)?;
     built(workspace.artifacts(profile).join("foreword"))
 }
 
@@ -181,19 +166,15 @@ pub(crate) fn ext_proc(workspace: &Workspace, profile: &str) -> Result<PathBuf> 
 /// Builds a program that `foreword` runs, and returns its path.
 fn native_program(workspace: &Workspace, profile: &str, program: Program) -> Result<PathBuf> {
     let name = program.name;
-    native(
-        workspace,
-        name,
-        profile,
-        &["--package", name, "--bin", name],
-    )?;
+    let target = format!("--package {name} --bin {name}");
+    native(workspace, name, profile, &target)?;
     built(workspace.artifacts(profile).join(name))
 }
 
 /// Builds for this machine.
-fn native(workspace: &Workspace, name: &str, profile: &str, target: &[&str]) -> Result<()> {
-    let arguments = [&["build", "--locked", "--profile", profile], target].concat();
-    Step::cargo(name, workspace.root(), &arguments).run()
+fn native(workspace: &Workspace, name: &str, profile: &str, target: &str) -> Result<()> {
+    let build = format!("build --locked --profile {profile} {target}");
+    Step::cargo(name, workspace.root(), &build).run()
 }
 
 /// The native programs of a release.
@@ -221,17 +202,9 @@ pub(crate) fn for_release(workspace: &Workspace) -> Result<Shipped> {
         .collect();
     let programs = PROGRAMS.map(|program| program.name);
     for package in ["foreword-dynamic", "foreword"].into_iter().chain(programs) {
-        let arguments = [
-            "build",
-            "--locked",
-            "--profile",
-            PROFILE,
-            "--package",
-            package,
-            "--config",
-            &*remap,
-        ];
-        Step::cargo(package, workspace.root(), &arguments)
+        let build = format!("build --locked --profile {PROFILE} --package {package}");
+        Step::cargo(package, workspace.root(), &build)
+            .args(["--config", &remap])
             .env("CFLAGS", &flags.join(" "))
             .run()?;
     }

@@ -74,12 +74,8 @@ fn module(file: &str) -> Option<Module> {
     if parts.iter().any(|part| part == "tests") {
         return None;
     }
-    if parts
-        .last()
-        .is_some_and(|last| ["mod", "lib", "main"].contains(&last.as_str()))
-    {
-        parts.pop();
-    }
+    let names_folder = |last: &mut String| ["mod", "lib", "main"].contains(&last.as_str());
+    parts.pop_if(names_folder);
     Some(parts)
 }
 

@@ -29,10 +29,8 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let (documents, questions) = (handbook.documents.len(), handbook.questions.len());
     println!("{documents} documents, {questions} questions");
     for depth in [5, TOP] {
-        println!(
-            "recall@{depth:<2} {:.3}",
-            recall(handbook, &retrieved, depth)
-        );
+        let recall = recall(handbook, &retrieved, depth);
+        println!("recall@{depth:<2} {recall:.3}");
     }
     let path = handbook.retrieved_path();
     if options.check {
@@ -67,13 +65,10 @@ struct Job<'a> {
 }
 
 fn retrieve(workspace: &Workspace, handbook: &Handbook) -> Result<Vec<Retrieved>> {
+    let queries = handbook.questions.iter().map(|question| &*question.text);
     let job = Job {
         documents: &handbook.documents,
-        queries: handbook
-            .questions
-            .iter()
-            .map(|question| question.text.as_str())
-            .collect(),
+        queries: queries.collect(),
         top: TOP,
     };
     let mut ranker = cargo()
@@ -114,11 +109,8 @@ fn recall(handbook: &Handbook, retrieved: &[Retrieved], depth: usize) -> f64 {
             continue;
         }
         let first = &line.documents[..depth.min(line.documents.len())];
-        let found = question
-            .answered_by
-            .iter()
-            .filter(|id| first.contains(id))
-            .count();
+        let labels = question.answered_by.iter();
+        let found = labels.filter(|id| first.contains(id)).count();
         sum += found as f64 / question.answered_by.len() as f64;
         counted += 1;
     }

@@ -11,7 +11,6 @@
 //!   fuzz/found/TARGET           inputs that violate an assertion; the ordinary tests include them
 //! ```
 
-use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,6 +18,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
+use crate::build::host_triple;
 use crate::step::Step;
 use crate::workspace::Workspace;
 
@@ -57,38 +57,14 @@ fn build(workspace: &Workspace) -> Result<PathBuf> {
         "libFuzzer needs a C++ compiler, and `c++` is not there (Debian: g++)"
     );
     // Without an explicit target, build scripts and macros would get the flags, too.
-    let machine = machine()?;
-    let arguments = [
-        "build",
-        "--locked",
-        "-p",
-        "foreword-fuzz",
-        "--features",
-        "libfuzzer",
-        "--profile",
-        PROFILE,
-        "--target",
-        &machine,
-    ];
-    Step::cargo("fuzz targets", workspace.root(), &arguments)
+    let machine = host_triple()?;
+    let build = "build --locked -p foreword-fuzz --features libfuzzer";
+    Step::cargo("fuzz targets", workspace.root(), build)
+        .args(["--profile", PROFILE, "--target", &machine])
         .env("RUSTFLAGS", COVERAGE)
         .run()?;
-    Ok(workspace
-        .artifacts_for(&machine, PROFILE)
-        .join("foreword-fuzz"))
-}
-
-/// Returns this machine's target triple.
-fn machine() -> Result<String> {
-    let output = Command::new("rustc")
-        .arg("-vV")
-        .output()
-        .context("rustc cannot be started")?;
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let machine = said.lines().find_map(|line| line.strip_prefix("host: "));
-    machine
-        .map(str::to_owned)
-        .context("rustc -vV names no host")
+    let built = workspace.artifacts_for(&machine, PROFILE);
+    Ok(built.join("foreword-fuzz"))
 }
 
 /// Returns the requested targets; if none, all of the program's.
@@ -100,10 +76,9 @@ fn chosen(program: &Path, asked: &[String]) -> Result<Vec<String>> {
     if let Some(unknown) = asked.iter().find(|name| !known.contains(name)) {
         bail!("{unknown} is no target, they are {}", known.join(", "));
     }
-    Ok(if asked.is_empty() {
-        known
-    } else {
-        asked.to_vec()
+    Ok(match asked {
+        [] => known,
+        asked => asked.to_vec(),
     })
 }
 
@@ -153,38 +128,22 @@ fn fuzz(
 fn summary(said: &str) -> String {
     let figure = |name: &str| {
         let mut lines = said.lines().rev();
-        lines.find_map(|line| {
-            Some(
-                line.strip_prefix("stat::")?
-                    .strip_prefix(name)?
-                    .trim()
-                    .to_owned(),
-            )
-        })
+        lines.find_map(|line| Some(line.strip_prefix("stat::")?.strip_prefix(name)?.trim()))
     };
-    let edges = said
-        .lines()
-        .rev()
-        .find_map(|line| line.split_once(" cov: ")?.1.split(' ').next());
-    let mut summary = String::new();
+    let mut lines = said.lines().rev();
+    let edges = lines.find_map(|line| line.split_once(" cov: ")?.1.split(' ').next());
     let parts = [
         (figure("number_of_executed_units:"), "inputs"),
         (figure("average_exec_per_sec:"), "a second"),
-        (edges.map(str::to_owned), "edges"),
+        (edges, "edges"),
     ];
-    for (value, unit) in parts {
-        let _ = write!(
-            summary,
-            "{:>12} {unit}",
-            value.unwrap_or_else(|| "?".to_owned())
-        );
-    }
-    let mut lines = said
-        .lines()
-        .skip_while(|line| !line.contains("panicked at"))
-        .skip(1);
-    if let Some(message) = lines.next() {
-        let _ = write!(summary, "  FOUND: {message}");
+    let parts = parts.map(|(value, unit)| format!("{:>12} {unit}", value.unwrap_or("?")));
+    let mut summary = parts.concat();
+    let mut lines = said.lines();
+    if lines.any(|line| line.contains("panicked at"))
+        && let Some(message) = lines.next()
+    {
+        summary += &format!("  FOUND: {message}");
     }
     summary
 }

@@ -8,7 +8,6 @@
 //!
 //! The programs have no symbols. Their kernels name source lines, for compute-sanitizer.
 
-use std::borrow::Cow;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -38,16 +37,8 @@ pub(crate) struct Options {
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     kernels::check(workspace, Lines::Kept)?;
     let foreword = build::host(workspace, "release")?;
-    let tests = tests(
-        workspace,
-        &[
-            "--profile",
-            "release",
-            "--package",
-            "foreword-engine",
-            "--lib",
-        ],
-    )?;
+    let engine = "--profile release --package foreword-engine --lib";
+    let tests = tests(workspace, &engine.split(' ').collect::<Vec<_>>())?;
     let model = fs::read(setup::smollm2(workspace)?)?;
     let output = workspace.root().join(&options.output);
     if output.is_dir() {
@@ -186,24 +177,21 @@ fn pack(
     let mut slice: Value = serde_json::from_str(&shape)?;
     slice["num_hidden_layers"] = 2.into();
     let mut entries = vec![
-        entry("smollm2.sum", sum.into_bytes(), 0o644),
-        entry("small/config.json", SMALL.as_bytes().to_vec(), 0o644),
-        entry("shape/config.json", shape.clone().into_bytes(), 0o644),
-        entry("slice/config.json", slice.to_string().into_bytes(), 0o644),
+        Entry::new("smollm2.sum", sum.into_bytes(), 0o644),
+        Entry::new("small/config.json", SMALL.as_bytes().to_vec(), 0o644),
+        Entry::new("shape/config.json", shape.clone().into_bytes(), 0o644),
+        Entry::new("slice/config.json", slice.to_string().into_bytes(), 0o644),
     ];
     for (name, program) in [("foreword", foreword), ("tests", tests)] {
         let stripped = folder.join(name);
-        let arguments = [
-            "-o",
-            &*stripped.to_string_lossy(),
-            &*program.to_string_lossy(),
-        ];
-        Step::program("strip", root, "strip".as_ref(), &arguments).run()?;
-        entries.push(entry(name, fs::read(&stripped)?, 0o755));
+        Step::program("strip", root, "strip", "-o")
+            .args([&stripped, program])
+            .run()?;
+        entries.push(Entry::new(name, fs::read(&stripped)?, 0o755));
         fs::remove_file(&stripped)?;
     }
     for name in ["gpu_answers.py", "gpu_peer.py", "gpu_table.py"] {
-        entries.push(entry(name, fs::read(scripts.join(name))?, 0o644));
+        entries.push(Entry::new(name, fs::read(scripts.join(name))?, 0o644));
     }
     let fixtures = root.join("host/engine/fixtures");
     for family in fs::read_dir(&fixtures)? {
@@ -214,7 +202,7 @@ fn pack(
         for file in fs::read_dir(&family)? {
             let file = file?.path();
             let name = Path::new("fixtures").join(file.strip_prefix(&fixtures)?);
-            entries.push(entry(&name.to_string_lossy(), fs::read(&file)?, 0o644));
+            entries.push(Entry::new(&name.to_string_lossy(), fs::read(&file)?, 0o644));
         }
     }
     fs::write(
@@ -222,12 +210,4 @@ fn pack(
         oci::compressed(&oci::archive(&entries)?)?,
     )?;
     Ok(())
-}
-
-fn entry(path: &str, bytes: Vec<u8>, mode: u32) -> Entry<'static> {
-    Entry {
-        path: path.to_owned(),
-        bytes: Cow::Owned(bytes),
-        mode,
-    }
 }

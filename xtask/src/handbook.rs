@@ -75,11 +75,8 @@ impl Handbook {
                 "two questions bear the id {}",
                 question.id
             );
-            if let Some(id) = question
-                .answered_by
-                .iter()
-                .find(|id| !ids.contains_key(id.as_str()))
-            {
+            let mut labels = question.answered_by.iter();
+            if let Some(id) = labels.find(|id| !ids.contains_key(id.as_str())) {
                 bail!(
                     "question {} is labelled with {id}, which is no document",
                     question.id

@@ -13,8 +13,6 @@
 //!   node        the driver, which NVIDIA's container toolkit or device plugin mounts
 //! ```
 
-use std::borrow::Cow;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -22,7 +20,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use crate::oci::{self, Entry, Image};
+use crate::oci::{self, Entry, Image, read};
 use crate::setup::{self, CublasLt};
 use crate::workspace::Workspace;
 use crate::{build, kernels};
@@ -54,9 +52,7 @@ enum Program {
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let (name, image) = match options.of {
         Program::Filter => {
-            let module = build::filter(workspace)?;
-            let module =
-                fs::read(&module).with_context(|| format!("cannot read {}", module.display()))?;
+            let module = read(&build::filter(workspace)?)?;
             ("filter", filter(&module)?)
         }
         Program::Host | Program::HostCuda => {
@@ -92,41 +88,23 @@ pub(crate) fn filter(module: &[u8]) -> Result<Image> {
             "org.opencontainers.image.version": env!("CARGO_PKG_VERSION"),
             "org.opencontainers.image.licenses": env!("CARGO_PKG_LICENSE"),
         }),
-        layers: vec![oci::archive(&[Entry {
-            path: "plugin.wasm".to_owned(),
-            bytes: Cow::Borrowed(module),
-            mode: 0o644,
-        }])?],
+        layers: vec![oci::archive(&[Entry::new("plugin.wasm", module, 0o644)])?],
     })
 }
 
 /// Returns the host's image, for this machine's processor, for which `program` was built. It includes the external
 /// processor, if there is one.
 pub(crate) fn host(program: &Path, ext_proc: Option<&Path>) -> Result<Image> {
+    let passwd = b"foreword:x:65532:65532::/:/usr/sbin/nologin\n";
     let mut entries = vec![
-        Entry {
-            path: "etc/group".to_owned(),
-            bytes: Cow::Borrowed(b"foreword:x:65532:\n"),
-            mode: 0o644,
-        },
-        Entry {
-            path: "etc/passwd".to_owned(),
-            bytes: Cow::Borrowed(b"foreword:x:65532:65532::/:/usr/sbin/nologin\n"),
-            mode: 0o644,
-        },
-        Entry {
-            path: "usr/local/bin/foreword".to_owned(),
-            bytes: read(program)?.into(),
-            mode: 0o755,
-        },
+        Entry::new("etc/group", b"foreword:x:65532:\n", 0o644),
+        Entry::new("etc/passwd", passwd, 0o644),
+        Entry::new("usr/local/bin/foreword", read(program)?, 0o755),
     ];
     let mut needed = libraries(program)?;
     if let Some(ext_proc) = ext_proc {
-        entries.push(Entry {
-            path: "usr/local/bin/foreword-gateway".to_owned(),
-            bytes: read(ext_proc)?.into(),
-            mode: 0o755,
-        });
+        let path = "usr/local/bin/foreword-gateway";
+        entries.push(Entry::new(path, read(ext_proc)?, 0o755));
         needed.extend(libraries(ext_proc)?);
     }
     add_libraries(&mut entries, needed)?;
@@ -157,17 +135,11 @@ pub(crate) fn host(program: &Path, ext_proc: Option<&Path>) -> Result<Image> {
 
 /// Adds a layer to the host's image with what it needs to compute on a GPU, except the driver.
 pub(crate) fn with_cuda(mut host: Image, cublas: &CublasLt) -> Result<Image> {
+    let library = "usr/local/cuda/lib64/libcublasLt.so.13";
+    let licence = "usr/share/doc/nvidia-cublas/License.txt";
     let mut entries = vec![
-        Entry {
-            path: "usr/local/cuda/lib64/libcublasLt.so.13".to_owned(),
-            bytes: read(&cublas.library)?.into(),
-            mode: 0o755,
-        },
-        Entry {
-            path: "usr/share/doc/nvidia-cublas/License.txt".to_owned(),
-            bytes: read(&cublas.licence)?.into(),
-            mode: 0o644,
-        },
+        Entry::new(library, read(&cublas.library)?, 0o755),
+        Entry::new(licence, read(&cublas.licence)?, 0o644),
     ];
     // The driver's library needs the same ones.
     add_libraries(&mut entries, libraries(&cublas.library)?)?;
@@ -193,17 +165,10 @@ fn add_libraries(entries: &mut Vec<Entry<'_>>, mut paths: Vec<String>) -> Result
     paths.sort();
     paths.dedup();
     for path in paths {
-        entries.push(Entry {
-            bytes: read(Path::new(&path))?.into(),
-            path: path.trim_start_matches('/').to_owned(),
-            mode: 0o755,
-        });
+        let bytes = read(Path::new(&path))?;
+        entries.push(Entry::new(path.trim_start_matches('/'), bytes, 0o755));
     }
     Ok(())
-}
-
-fn read(path: &Path) -> Result<Vec<u8>> {
-    fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
 /// Returns the paths of the loader and of the libraries that it would load for a program or a library.
@@ -221,21 +186,19 @@ fn libraries(program: &Path) -> Result<Vec<String>> {
         String::from_utf8_lossy(&output.stderr)
     );
     // `libm.so.6 => /lib/…/libm.so.6 (0x…)` or `/lib64/ld-linux-x86-64.so.2 (0x…)`; the kernel's own has no path.
-    let paths = text
-        .lines()
-        .filter_map(|line| {
-            let line = line.trim();
-            let path = line.split_once(" => ").map_or(line, |(_, path)| path);
-            let path = path.split(" (").next()?.trim();
-            path.starts_with('/').then(|| path.to_owned())
-        })
-        .collect();
-    Ok(paths)
+    let paths = text.lines().filter_map(|line| {
+        let line = line.trim();
+        let path = line.split_once(" => ").map_or(line, |(_, path)| path);
+        let path = path.split(" (").next()?.trim();
+        path.starts_with('/').then(|| path.to_owned())
+    });
+    Ok(paths.collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::io::Read;
 
     fn json(path: &Path) -> Value {

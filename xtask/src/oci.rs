@@ -7,6 +7,7 @@
 //!
 //! The same files give the same bytes, and so the same digest, on every machine: archives contain no time and no owner.
 
+use std::borrow::Cow;
 use std::fs;
 use std::path::Path;
 
@@ -29,8 +30,15 @@ pub(crate) struct Image {
 pub(crate) struct Entry<'a> {
     /// Path in the archive, without a leading `/`.
     pub(crate) path: String,
-    pub(crate) bytes: std::borrow::Cow<'a, [u8]>,
+    pub(crate) bytes: Cow<'a, [u8]>,
     pub(crate) mode: u32,
+}
+
+impl<'a> Entry<'a> {
+    pub(crate) fn new(path: &str, bytes: impl Into<Cow<'a, [u8]>>, mode: u32) -> Self {
+        let (path, bytes) = (path.to_owned(), bytes.into());
+        Self { path, bytes, mode }
+    }
 }
 
 impl Image {
@@ -41,11 +49,7 @@ impl Image {
     /// Returns an error if the folder cannot be written.
     pub(crate) fn write(self, folder: &Path, tag: &str) -> Result<String> {
         let blobs = folder.join("blobs/sha256");
-        if blobs.is_dir() {
-            fs::remove_dir_all(&blobs)
-                .with_context(|| format!("cannot clear {}", blobs.display()))?;
-        }
-        fs::create_dir_all(&blobs).with_context(|| format!("cannot create {}", blobs.display()))?;
+        cleared(&blobs)?;
 
         let (mut layers, mut uncompressed) = (Vec::new(), Vec::new());
         for layer in &self.layers {
@@ -124,7 +128,19 @@ fn blob(blobs: &Path, media_type: &str, bytes: &[u8]) -> Result<Value> {
     Ok(json!({"mediaType": media_type, "digest": digest, "size": bytes.len()}))
 }
 
-fn save(path: &Path, bytes: &[u8]) -> Result<()> {
+/// Empties `folder`, creating it if necessary.
+pub(crate) fn cleared(folder: &Path) -> Result<()> {
+    if folder.is_dir() {
+        fs::remove_dir_all(folder).with_context(|| format!("cannot clear {}", folder.display()))?;
+    }
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))
+}
+
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+pub(crate) fn save(path: &Path, bytes: &[u8]) -> Result<()> {
     fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
 }
 

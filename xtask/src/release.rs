@@ -13,7 +13,7 @@
 //! Two runs of the same commit give the same bytes: archives contain no time and no owner, the programs none of the
 //! builder's paths, and the lists of components no serial number.
 
-use std::borrow::Cow;
+use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use crate::oci::{self, Entry, Image};
+use crate::oci::{self, Entry, Image, read};
 use crate::step::Step;
 use crate::workspace::Workspace;
 use crate::{build, image, kernels, setup};
@@ -40,36 +40,32 @@ pub(crate) struct Options {
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     setup::for_demo(workspace)?;
     let folder = workspace.root().join(&options.output);
-    if folder.is_dir() {
-        fs::remove_dir_all(&folder)
-            .with_context(|| format!("cannot clear {}", folder.display()))?;
-    }
-    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    oci::cleared(&folder)?;
 
     kernels::embed(workspace)?;
     let filter = read(&build::filter(workspace)?)?;
-    let build::Shipped {
-        dynamic,
-        host,
-        programs,
-    } = build::for_release(workspace)?;
+    let shipped = build::for_release(workspace)?;
     let host_components = components(workspace, "host/daemon", &build::host_triple()?)?;
     let filter_components = components(workspace, "wasm-module/filter", build::FILTER_TARGET)?;
 
     let mut entries = vec![
-        file("foreword", read(&host)?, 0o755),
-        file("foreword.cdx.json", host_components.clone(), 0o644),
-        file("foreword_filter.wasm", filter.clone(), 0o644),
-        file("libforeword_dynamic.so", read(&dynamic)?, 0o755),
+        Entry::new("foreword", read(&shipped.host)?, 0o755),
+        Entry::new("foreword.cdx.json", host_components.clone(), 0o644),
+        Entry::new("foreword_filter.wasm", filter.clone(), 0o644),
+        Entry::new("libforeword_dynamic.so", read(&shipped.dynamic)?, 0o755),
     ];
-    for (program, path) in build::PROGRAMS.into_iter().zip(&programs) {
+    for (program, path) in build::PROGRAMS.into_iter().zip(&shipped.programs) {
         let list = components(workspace, program.folder, &build::host_triple()?)?;
-        entries.push(file(program.name, read(path)?, 0o755));
-        entries.push(file(&format!("{}.cdx.json", program.name), list, 0o644));
+        entries.push(Entry::new(program.name, read(path)?, 0o755));
+        entries.push(Entry::new(
+            &format!("{}.cdx.json", program.name),
+            list,
+            0o644,
+        ));
     }
     for path in documents(workspace)? {
         let bytes = read(&workspace.root().join(&path))?;
-        entries.push(file(&path, bytes, 0o644));
+        entries.push(Entry::new(&path, bytes, 0o644));
     }
     let arch = std::env::consts::ARCH;
     let name = format!("foreword-{VERSION}-{arch}-linux");
@@ -86,7 +82,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     release.add(&format!("{name}.tar.gz"), &archive)?;
     let name = format!("foreword-filter-{VERSION}.oci.tar");
     release.add(&name, &packed(image::filter(&filter)?)?)?;
-    let image = image::host(&host, Some(&programs[0]))?;
+    let image = image::host(&shipped.host, Some(&shipped.programs[0]))?;
     let name = format!("foreword-host-{VERSION}-{arch}.oci.tar");
     release.add(&name, &packed(image.clone())?)?;
     if setup::HAS_WHEELS {
@@ -113,8 +109,7 @@ struct Release<'a> {
 
 impl Release<'_> {
     fn add(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
-        let path = self.folder.join(name);
-        fs::write(&path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
+        oci::save(&self.folder.join(name), bytes)?;
         writeln!(self.sums, "{}  {name}", oci::sha256(bytes))?;
         Ok(())
     }
@@ -126,7 +121,7 @@ fn packed(image: Image) -> Result<Vec<u8>> {
     image.write(folder.path(), VERSION)?;
     let mut entries = Vec::new();
     for path in ["oci-layout", "index.json"] {
-        entries.push(file(path, read(&folder.path().join(path))?, 0o644));
+        entries.push(Entry::new(path, read(&folder.path().join(path))?, 0o644));
     }
     let mut blobs = Vec::new();
     for blob in fs::read_dir(folder.path().join("blobs/sha256"))? {
@@ -136,7 +131,7 @@ fn packed(image: Image) -> Result<Vec<u8>> {
     blobs.sort();
     for path in blobs {
         let bytes = read(&folder.path().join(&path))?;
-        entries.push(file(&path, bytes, 0o644));
+        entries.push(Entry::new(&path, bytes, 0o644));
     }
     oci::archive(&entries)
 }
@@ -145,14 +140,8 @@ fn packed(image: Image) -> Result<Vec<u8>> {
 fn documents(workspace: &Workspace) -> Result<Vec<String>> {
     let output = Command::new("git")
         .args(["ls-files", "-z", "--"])
-        .args([
-            "gateway-config",
-            "docs",
-            "LICENSE",
-            "*.md",
-            ":!:tests",
-            ":!:benches",
-        ])
+        .args(["gateway-config", "docs", "LICENSE", "*.md"])
+        .args([":!:tests", ":!:benches"])
         .current_dir(workspace.root())
         .output()
         .context("git cannot be started")?;
@@ -162,10 +151,8 @@ fn documents(workspace: &Workspace) -> Result<Vec<String>> {
         String::from_utf8_lossy(&output.stderr)
     );
     let names = String::from_utf8(output.stdout)?;
-    let names: Vec<String> = names
-        .split_terminator('\0')
-        .map(ToOwned::to_owned)
-        .collect();
+    let names = names.split_terminator('\0').map(ToOwned::to_owned);
+    let names: Vec<String> = names.collect();
     ensure!(
         names.iter().any(|name| name == "LICENSE"),
         "a release is made in a git checkout: git lists no LICENSE here"
@@ -178,26 +165,18 @@ fn components(workspace: &Workspace, folder: &str, target: &str) -> Result<Vec<u
     const NAME: &str = "foreword-components";
     let program = setup::cyclonedx(workspace)?;
     let manifest = workspace.root().join(folder).join("Cargo.toml");
-    let manifest = manifest.to_string_lossy();
-    let arguments = [
-        "cyclonedx",
-        "--quiet",
-        "--manifest-path",
-        &*manifest,
-        "--format",
-        "json",
-        "--no-build-deps",
-        "--target",
-        target,
-        "--spec-version",
-        "1.5",
-        "--override-filename",
-        NAME,
-    ];
     // With a given time, it writes that time and no random serial number.
-    let made = Step::program("components", workspace.root(), &program, &arguments)
-        .env("SOURCE_DATE_EPOCH", &commit_time(workspace)?)
-        .run();
+    let made = Step::program(
+        "components",
+        workspace.root(),
+        &program,
+        "cyclonedx --quiet",
+    )
+    .args([OsStr::new("--manifest-path"), manifest.as_os_str()])
+    .args(["--format", "json", "--no-build-deps", "--target", target])
+    .args(["--spec-version", "1.5", "--override-filename", NAME])
+    .env("SOURCE_DATE_EPOCH", &commit_time(workspace)?)
+    .run();
     let file = format!("{NAME}.json");
     let bytes = made.and_then(|()| read(&workspace.root().join(folder).join(&file)));
     // It writes a list next to each manifest of the workspace.
@@ -225,18 +204,6 @@ fn commit_time(workspace: &Workspace) -> Result<String> {
         "a release is made in a git checkout"
     );
     Ok(String::from_utf8(output.stdout)?.trim().to_owned())
-}
-
-fn file(path: &str, bytes: Vec<u8>, mode: u32) -> Entry<'static> {
-    Entry {
-        path: path.to_owned(),
-        bytes: Cow::Owned(bytes),
-        mode,
-    }
-}
-
-fn read(path: &Path) -> Result<Vec<u8>> {
-    fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! A step is a named command that is printed, run and timed. If it fails, the error is the command line that repeats
 //! it.
 
-use std::fmt::Write as _;
+use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -20,36 +20,42 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// Returns a step that runs a cargo command.
-    pub(crate) fn cargo(name: &str, root: &Path, arguments: &[&str]) -> Self {
+    /// Returns a step that runs a cargo command. Its arguments are separated by spaces; see also [`Step::args`].
+    pub(crate) fn cargo(name: &str, root: &Path, arguments: &str) -> Self {
         Self::new(name, root, "cargo", cargo(), arguments)
     }
 
-    /// Returns a step that runs a program on the path or with a full path.
-    pub(crate) fn program(name: &str, root: &Path, program: &Path, arguments: &[&str]) -> Self {
-        let shown = program
-            .strip_prefix(root)
-            .unwrap_or(program)
-            .display()
-            .to_string();
+    /// Returns a step that runs a program on the path or with a full path, with arguments as in [`Step::cargo`].
+    pub(crate) fn program(
+        name: &str,
+        root: &Path,
+        program: impl AsRef<Path>,
+        arguments: &str,
+    ) -> Self {
+        let program = program.as_ref();
+        let shown = program.strip_prefix(root).unwrap_or(program);
+        let shown = shown.display().to_string();
         Self::new(name, root, &shown, Command::new(program), arguments)
     }
 
-    fn new(name: &str, root: &Path, shown: &str, mut command: Command, arguments: &[&str]) -> Self {
-        command
-            .args(arguments)
-            .current_dir(root)
-            .stdin(Stdio::null());
-        let mut line = shown.to_owned();
-        for argument in arguments {
-            line.push(' ');
-            line.push_str(&quoted(argument));
-        }
-        Self {
+    fn new(name: &str, root: &Path, shown: &str, mut command: Command, arguments: &str) -> Self {
+        command.current_dir(root).stdin(Stdio::null());
+        let step = Self {
             name: name.to_owned(),
-            line,
+            line: shown.to_owned(),
             command,
+        };
+        step.args(arguments.split_ascii_whitespace())
+    }
+
+    /// Adds arguments, which may contain spaces.
+    pub(crate) fn args(mut self, arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Self {
+        for argument in arguments {
+            self.command.arg(&argument);
+            self.line.push(' ');
+            self.line += &quoted(&argument.as_ref().to_string_lossy());
         }
+        self
     }
 
     /// Returns the step's name.
@@ -90,14 +96,10 @@ impl Step {
 
 /// Formats a duration: `0.4 s`, `12.0 s`, `3 min 05 s`.
 pub(crate) fn seconds(duration: Duration) -> String {
-    let mut text = String::new();
-    let whole = duration.as_secs();
-    let written = if whole < 60 {
-        write!(text, "{:.1} s", duration.as_secs_f64())
-    } else {
-        write!(text, "{} min {:02} s", whole / 60, whole % 60)
-    };
-    written.map(|()| text).unwrap_or_default()
+    match duration.as_secs() {
+        0..60 => format!("{:.1} s", duration.as_secs_f64()),
+        whole => format!("{} min {:02} s", whole / 60, whole % 60),
+    }
 }
 
 /// Quotes an argument for a POSIX shell.
@@ -116,7 +118,8 @@ mod tests {
 
     #[test]
     fn a_failed_step_names_itself_and_the_line_that_repeats_it() {
-        let step = Step::program("doomed", Path::new("/"), Path::new("sh"), &["-c", "exit 3"])
+        let step = Step::program("doomed", Path::new("/"), Path::new("sh"), "-c")
+            .args(["exit 3"])
             .env("MARK", "a b");
         let error = step.run().unwrap_err().to_string();
         assert!(
@@ -132,7 +135,7 @@ mod tests {
             "missing",
             Path::new("/"),
             Path::new("no-such-program-here"),
-            &[],
+            "",
         );
         assert!(format!("{:#}", step.run().unwrap_err()).contains("no-such-program-here"));
     }

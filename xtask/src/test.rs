@@ -31,13 +31,10 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     plan.cargo("clippy, filter", CLIPPY_FILTER)?;
     plan.cargo("clippy, browser", CLIPPY_BROWSER)?;
     // What is only built for tests would not miss its users.
-    plan.step(linted("build, with clippy", workspace, "build", &[]))?;
-    plan.step(linted(
-        "tests and benches, built with clippy",
-        workspace,
-        "test",
-        &["--all-targets", "--no-run"],
-    ))?;
+    plan.step(linted("build, with clippy", workspace, "build"))?;
+    let tests_and_benches = "test --all-targets --no-run";
+    let name = "tests and benches, built with clippy";
+    plan.step(linted(name, workspace, tests_and_benches))?;
     plan.step(rustdoc(workspace)?)?;
 
     let mut filter = PathBuf::new();
@@ -51,7 +48,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         host: workspace.artifacts("dev").join("foreword"),
         workspace: Some(workspace.artifacts("dev")),
     };
-    let tests = linted("tests", workspace, "test", &[]).env(CASES, "1");
+    let tests = linted("tests", workspace, "test").env(CASES, "1");
     plan.step(built.given_to(tests))?;
     plan.task("gpu.sh", || gpu_bundle::check(workspace))?;
     plan.step(built.given_to(gateway_as(workspace, "dynamic module", "dynamic")))?;
@@ -62,12 +59,13 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     })?;
     plan.task("corpus is as ranked", || corpus::check(workspace))?;
 
-    plan.step(deny(
-        workspace,
-        &["--offline", "check", "licenses", "bans", "sources"],
-    ))?;
+    let dependencies = "--offline check licenses bans sources";
+    plan.step(deny(workspace, "dependencies", dependencies))?;
     match fetch_advisories(workspace) {
-        Ok(()) => plan.step(deny(workspace, &["check", "--disable-fetch", "advisories"]))?,
+        Ok(()) => {
+            let advisories = "check --disable-fetch advisories";
+            plan.step(deny(workspace, "advisories", advisories))?;
+        }
         Err(reason) => plan.skip("advisories", &format!("no RustSec database: {reason}")),
     }
 
@@ -86,9 +84,10 @@ const CLIPPY_BROWSER: &str = "clippy --locked -p foreword-ordering -p foreword-s
 /// Runs cargo's `command` on the workspace with clippy's compiler, which compiles as rustc does and lints: `cargo clippy` would
 /// check all dependencies first, which the tests then build again. The compiler is named by an option and not by a
 /// variable, which the builds that tests begin would inherit.
-fn linted(name: &str, workspace: &Workspace, command: &str, arguments: &[&str]) -> Step {
-    let all = [command, "--locked", "--workspace", "--config", LINTED];
-    Step::cargo(name, workspace.root(), &[&all, arguments].concat()).env(DENIED.0, DENIED.1)
+fn linted(name: &str, workspace: &Workspace, command: &str) -> Step {
+    let (command, options) = command.split_once(' ').unwrap_or((command, ""));
+    let all = format!("{command} --locked --workspace --config {LINTED} {options}");
+    Step::cargo(name, workspace.root(), &all).env(DENIED.0, DENIED.1)
 }
 
 /// Writes the libraries' documentation from the tests' build: `cargo doc` would check all dependencies. Cargo gives the
@@ -97,12 +96,7 @@ fn linted(name: &str, workspace: &Workspace, command: &str, arguments: &[&str]) 
 fn rustdoc(workspace: &Workspace) -> Result<Step> {
     let program = env::current_exe().context("this program's path")?;
     let instead = format!("build.rustdoc='{}'", program.display());
-    let step = linted(
-        "rustdoc",
-        workspace,
-        "test",
-        &["--doc", "--config", &instead],
-    );
+    let step = linted("rustdoc", workspace, "test --doc").args(["--config", &instead]);
     Ok(step.env(DOCUMENT, &workspace.artifacts("doc").to_string_lossy()))
 }
 
@@ -136,53 +130,28 @@ pub(crate) fn document() -> Option<ExitCode> {
 /// Runs the gateway's tests with another shell of the filter; they have run with the Wasm filter. The package is named
 /// within the workspace, so that the tests keep the features of their build.
 fn gateway_as(workspace: &Workspace, name: &str, shell: &str) -> Step {
-    linted(
-        &format!("gateway, {name}"),
-        workspace,
-        "test",
-        &["--test", "gateway"],
-    )
-    .env("FOREWORD_SHELL", shell)
+    let name = format!("gateway, {name}");
+    linted(&name, workspace, "test --test gateway").env("FOREWORD_SHELL", shell)
 }
 
 /// Runs the core's unit tests as 32-bit Wasm, in Node's V8: the Wasm modules of Envoy and of pages have other integer
 /// widths than this machine. The filter's own tests would need a proxy; `tests/tests/artefact.rs` runs its module
 /// instead.
 fn core_as_wasm(workspace: &Workspace) -> Step {
-    let arguments = [
-        "test",
-        "--locked",
-        "--target",
-        "wasm32-wasip1",
-        "-p",
-        "foreword-ordering",
-        "-p",
-        "foreword-similarity",
-        "-p",
-        "foreword-simulation",
-        "--lib",
-    ];
+    let tests = "test --locked --target wasm32-wasip1 \
+        -p foreword-ordering -p foreword-similarity -p foreword-simulation --lib";
     let script = workspace.root().join("tests/node/wasi.mjs");
     let runner = format!("node --no-warnings {}", script.display());
-    Step::cargo("core as Wasm", workspace.root(), &arguments)
+    Step::cargo("core as Wasm", workspace.root(), tests)
         .env(CASES, "1")
         .env("CARGO_TARGET_WASM32_WASIP1_RUNNER", &runner)
         // Unoptimised, they run for a minute.
         .env("CARGO_PROFILE_DEV_OPT_LEVEL", "1")
 }
 
-fn deny(workspace: &Workspace, arguments: &[&str]) -> Step {
-    let name = if arguments.contains(&"advisories") {
-        "advisories"
-    } else {
-        "dependencies"
-    };
-    Step::program(
-        name,
-        workspace.root(),
-        &setup::deny_program(workspace),
-        arguments,
-    )
+fn deny(workspace: &Workspace, name: &str, arguments: &str) -> Step {
+    let program = setup::deny_program(workspace);
+    Step::program(name, workspace.root(), program, arguments)
 }
 
 /// Updates the advisory database; the error is the reason in one line.
@@ -226,8 +195,7 @@ impl<'a> Plan<'a> {
 
     /// Runs a cargo command, with its arguments separated by spaces.
     fn cargo(&mut self, name: &str, line: &str) -> Result<()> {
-        let arguments: Vec<&str> = line.split_ascii_whitespace().collect();
-        self.step(Step::cargo(name, self.workspace.root(), &arguments))
+        self.step(Step::cargo(name, self.workspace.root(), line))
     }
 
     fn step(&mut self, step: Step) -> Result<()> {

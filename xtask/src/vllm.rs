@@ -48,12 +48,15 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let xquad = options.xquad.canonicalize();
     let xquad = xquad.with_context(|| format!("there is no {}", options.xquad.display()))?;
     setup::for_demo(workspace)?;
-    let mut arguments = vec!["bench", "-p", "foreword-benches", "--", "vllm"];
-    arguments.extend(options.arguments.iter().map(String::as_str));
-    Step::cargo("vllm", workspace.root(), &arguments)
-        .env("FOREWORD_VLLM_PYTHON", &python.to_string_lossy())
-        .env("FOREWORD_XQUAD", &xquad.to_string_lossy())
-        .run()
+    Step::cargo(
+        "vllm",
+        workspace.root(),
+        "bench -p foreword-benches -- vllm",
+    )
+    .args(&options.arguments)
+    .env("FOREWORD_VLLM_PYTHON", &python.to_string_lossy())
+    .env("FOREWORD_XQUAD", &xquad.to_string_lossy())
+    .run()
 }
 
 /// Returns a Python with vLLM in its own environment. An incomplete installation is repeated.
@@ -64,25 +67,21 @@ fn install(workspace: &Workspace) -> Result<PathBuf> {
     if finished.exists() {
         return Ok(python);
     }
-    let step = |program: &Path, arguments: &[&str]| {
-        Step::program("vllm", workspace.root(), program, arguments).run()
+    let step = |program: &Path, line: &str| Step::program("vllm", workspace.root(), program, line);
+    step("python3".as_ref(), "-m venv --clear")
+        .args([&home])
+        .run()?;
+    let pip = || {
+        step(
+            &python,
+            "-m pip install --quiet --disable-pip-version-check",
+        )
     };
-    step(
-        "python3".as_ref(),
-        &["-m", "venv", "--clear", &home.to_string_lossy()],
-    )?;
-    let pip = [
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-    ];
-    step(&python, &[&pip[..], &["--no-deps", VLLM]].concat())?;
+    pip().args(["--no-deps", VLLM]).run()?;
     let requirements = home.join("requirements.txt");
     let file = requirements.to_string_lossy();
-    step(&python, &["-c", REQUIREMENTS, &file])?;
-    step(&python, &[&pip[..], &["--requirement", &file]].concat())?;
+    step(&python, "-c").args([REQUIREMENTS, &file]).run()?;
+    pip().args(["--requirement", &file]).run()?;
     fs::write(&finished, "").with_context(|| format!("writing {}", finished.display()))?;
     Ok(python)
 }

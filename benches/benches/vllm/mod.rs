@@ -301,7 +301,7 @@ struct Reader {
 impl Reader {
     fn new(model: &Path) -> Result<Self> {
         Ok(Self {
-            template: ChatTemplate::load(model)?.context("a chat template")?,
+            template: ChatTemplate::load(model, None)?.context("a chat template")?,
             tokenizer: Tokenizer::load(model)?,
             locator: Locator::new(Config::default()),
         })

@@ -70,7 +70,7 @@ fn texts_become_the_recorded_tokens_and_come_back() {
 fn conversations_become_the_recorded_prompts() {
     for (folder, reference) in checkpoints() {
         let tokenizer = Tokenizer::load(&folder).unwrap();
-        let template = ChatTemplate::load(&folder).unwrap().unwrap();
+        let template = ChatTemplate::load(&folder, None).unwrap().unwrap();
         for case in cases(&reference, "chat") {
             let rendered = template
                 .render(&case["messages"], case.get("tools"), case.get("documents"))
@@ -88,7 +88,7 @@ fn conversations_become_the_recorded_prompts() {
 #[test]
 fn the_recorded_template_speaks_for_itself() {
     let (folder, _) = checkpoints().swap_remove(0);
-    let template = ChatTemplate::load(&folder).unwrap().unwrap();
+    let template = ChatTemplate::load(&folder, None).unwrap().unwrap();
     let messages = serde_json::json!([{"role": "oracle", "content": "hm"}]);
     let error = template.render(&messages, None, None).unwrap_err();
     assert_eq!(error.to_string(), "chat template: unknown role oracle");

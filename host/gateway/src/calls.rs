@@ -57,17 +57,14 @@ impl Clusters {
         body: &[u8],
         limit_ms: u64,
     ) -> Result<Call, HostError> {
-        let refused = |status| HostError {
-            call: "call",
-            status,
-        };
+        let call = "call";
+        let refused = |status| HostError { call, status };
         let address = self.addresses.get(cluster).ok_or(refused(NO_CLUSTER))?;
         let pseudo = |name| headers.iter().find(|(known, _)| *known == name);
         let path = pseudo(":path").map_or("/", |(_, path)| *path);
         let method = pseudo(":method").map_or("GET", |(_, method)| *method);
-        let uri: Uri = format!("http://{address}{path}")
-            .parse()
-            .map_err(|_| refused(BAD_CALL))?;
+        let uri = format!("http://{address}{path}").parse::<Uri>();
+        let uri = uri.map_err(|_| refused(BAD_CALL))?;
         let mut request = Request::new(Full::new(Bytes::copy_from_slice(body)));
         *request.uri_mut() = uri;
         *request.method_mut() = method.parse::<Method>().map_err(|_| refused(BAD_CALL))?;
@@ -127,10 +124,8 @@ impl Clusters {
                 let response = response.await.ok()?;
                 let status = response.status().as_u16();
                 // A body that breaks off counts as no response; one that is too long does not.
-                let body = match Limited::new(response.into_body(), max_bytes)
-                    .collect()
-                    .await
-                {
+                let body = Limited::new(response.into_body(), max_bytes).collect();
+                let body = match body.await {
                     Ok(body) => Some(body.to_bytes()),
                     Err(error) if error.is::<http_body_util::LengthLimitError>() => None,
                     Err(_) => return None,

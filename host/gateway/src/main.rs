@@ -3,6 +3,7 @@
 //! Exit codes: 0 after a graceful stop, 1 for a failure or a stop that cut streams short, 2 for bad arguments.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -99,10 +100,8 @@ fn place(text: &str) -> Result<Place, String> {
     if let Some(path) = text.strip_prefix("unix:") {
         return Ok(Place::Unix(path.into()));
     }
-    let address = text.parse().map_err(
-        |_| "it must be an IP address with a port, as 127.0.0.1:9002 is, or unix: and a path",
-    )?;
-    Ok(Place::Tcp(address))
+    let words = "it must be an IP address with a port, as 127.0.0.1:9002 is, or unix: and a path";
+    text.parse().map(Place::Tcp).map_err(|_| words.to_owned())
 }
 
 fn metrics_path(text: &str) -> Result<MetricsPath, String> {
@@ -123,10 +122,8 @@ fn share(text: &str) -> Result<f64, String> {
 fn cluster(text: &str) -> Result<(String, String), String> {
     let parts = text.split_once('=');
     let is_address = |address: &str| {
-        let port = address
-            .rsplit_once(':')
-            .map(|(host, port)| (host, port.parse::<u16>()));
-        matches!(port, Some((host, Ok(1..))) if !host.is_empty())
+        let parts = address.rsplit_once(':');
+        parts.is_some_and(|(host, port)| !host.is_empty() && port.parse::<NonZeroU16>().is_ok())
     };
     match parts {
         Some((name, address)) if !name.is_empty() && is_address(address) => {

@@ -15,7 +15,7 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Metric, Registry};
 
 /// All metrics of a process.
 pub struct Metrics {
@@ -50,6 +50,17 @@ pub struct Metrics {
     pub(crate) shed: Counter,
 }
 
+/// Registers the processor's own metrics.
+struct Own<'r>(&'r mut Registry);
+
+impl Own<'_> {
+    fn metric<M: Metric + Clone + Default>(&mut self, name: &str, help: &str) -> M {
+        let (name, metric) = (format!("foreword_ext_proc_{name}"), M::default());
+        self.0.register(name, help, metric.clone());
+        metric
+    }
+}
+
 /// The metrics that the filter defines.
 struct FilterMetrics {
     registry: Registry,
@@ -67,65 +78,36 @@ impl Metrics {
     /// Returns the processor's own metrics. The filter defines its metrics later.
     pub(crate) fn new() -> Self {
         let mut registry = Registry::default();
-        let counter = |registry: &mut Registry, name: &str, help: &str| {
-            let counter = Counter::default();
-            registry.register(format!("foreword_ext_proc_{name}"), help, counter.clone());
-            counter
-        };
-        let gauge = |registry: &mut Registry, name: &str, help: &str| {
-            let gauge = Gauge::default();
-            registry.register(format!("foreword_ext_proc_{name}"), help, gauge.clone());
-            gauge
-        };
-        let own = registry.sub_registry_with_prefix("foreword_ext_proc");
+        let connections = registry.sub_registry_with_prefix("foreword_ext_proc");
+        let connections = Counts::registered(connections);
+        let mut own = Own(&mut registry);
         Self {
-            connections: Counts::registered(own),
-            open_streams: gauge(&mut registry, "open_streams", "Streams that are open"),
-            streams: counter(&mut registry, "streams", "Streams accepted"),
-            refused_streams: counter(
-                &mut registry,
+            connections,
+            open_streams: own.metric("open_streams", "Streams that are open"),
+            streams: own.metric("streams", "Streams accepted"),
+            refused_streams: own.metric(
                 "refused_streams",
                 "Streams refused because too many were open",
             ),
-            failed_streams: counter(
-                &mut registry,
-                "failed_streams",
-                "Streams that ended with an error",
-            ),
-            held_bytes: gauge(
-                &mut registry,
-                "held_bytes",
-                "Bytes of requests' bodies that are held",
-            ),
-            reloads: counter(&mut registry, "reloads", "Configurations reloaded"),
-            refused_configurations: counter(
-                &mut registry,
-                "refused_configurations",
-                "Configurations refused",
-            ),
-            endpoints: gauge(&mut registry, "endpoints", "Endpoints in the picker's pool"),
-            endpoint_changes: counter(
-                &mut registry,
-                "endpoint_changes",
-                "Changes of the picker's endpoints",
-            ),
-            refused_endpoint_lists: counter(
-                &mut registry,
+            failed_streams: own.metric("failed_streams", "Streams that ended with an error"),
+            held_bytes: own.metric("held_bytes", "Bytes of requests' bodies that are held"),
+            reloads: own.metric("reloads", "Configurations reloaded"),
+            refused_configurations: own.metric("refused_configurations", "Configurations refused"),
+            endpoints: own.metric("endpoints", "Endpoints in the picker's pool"),
+            endpoint_changes: own.metric("endpoint_changes", "Changes of the picker's endpoints"),
+            refused_endpoint_lists: own.metric(
                 "refused_endpoint_lists",
                 "Lists of endpoints that could not be read; the old endpoints stay",
             ),
-            failed_scrapes: counter(
-                &mut registry,
+            failed_scrapes: own.metric(
                 "failed_scrapes",
                 "Scrapes of endpoints' metrics that told nothing",
             ),
-            no_endpoint: counter(
-                &mut registry,
+            no_endpoint: own.metric(
                 "no_endpoint",
                 "Requests answered with 503, since no endpoint could take them",
             ),
-            shed: counter(
-                &mut registry,
+            shed: own.metric(
                 "shed",
                 "Sheddable requests answered with 429, since all endpoints were saturated",
             ),

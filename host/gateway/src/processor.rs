@@ -127,8 +127,7 @@ impl Processor {
         match loaded {
             Ok(plugin) => {
                 plugin.wake_with(waker(&self.woken));
-                let mut place = self.plugin.write();
-                *place = Arc::new(plugin);
+                *self.plugin.write() = Arc::new(plugin);
                 self.metrics.reloads.inc();
                 Ok(())
             }
@@ -141,8 +140,7 @@ impl Processor {
 
     /// Returns the current plugin, which a new stream uses to its end.
     pub(crate) fn plugin(&self) -> Arc<Plugin> {
-        let plugin = self.plugin.read();
-        Arc::clone(&plugin)
+        Arc::clone(&self.plugin.read())
     }
 
     /// Reloads the configuration when the file's content changes or SIGHUP arrives on `asked`. Runs until dropped. It
@@ -164,9 +162,7 @@ impl Processor {
             seen = now;
             match self.reload() {
                 Ok(()) => tracing::info!(file = %self.file.display(), "configuration reloaded"),
-                Err(error) => {
-                    tracing::error!("the old configuration goes on: {error:#}");
-                }
+                Err(error) => tracing::error!("the old configuration goes on: {error:#}"),
             }
         }
     }
@@ -310,8 +306,8 @@ impl Processor {
                         if !asked.insert(endpoint) {
                             continue;
                         }
-                        let page = (self.clusters)
-                            .page(endpoint.metrics, path, SCRAPE, scrape::MAX_BYTES);
+                        let most = scrape::MAX_BYTES;
+                        let page = self.clusters.page(endpoint.metrics, path, SCRAPE, most);
                         under_way.spawn(async move {
                             let at = Instant::now();
                             let page = page.await;

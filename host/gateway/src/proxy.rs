@@ -154,20 +154,17 @@ impl Host for Proxy<'_> {
     }
 
     fn set_request_header(&self, name: &str, value: &str) -> Result<(), HostError> {
-        let mut state = self.state("set_request_header")?;
-        state.request.set(name, value);
+        (self.state("set_request_header")?.request).set(name, value);
         Ok(())
     }
 
     fn remove_request_header(&self, name: &str) -> Result<(), HostError> {
-        let mut state = self.state("remove_request_header")?;
-        state.request.remove(name);
+        (self.state("remove_request_header")?.request).remove(name);
         Ok(())
     }
 
     fn set_response_header(&self, name: &str, value: &str) -> Result<(), HostError> {
-        let mut state = self.state("set_response_header")?;
-        state.response.set(name, value);
+        (self.state("set_response_header")?.response).set(name, value);
         Ok(())
     }
 
@@ -250,10 +247,10 @@ impl Host for Proxy<'_> {
             return Ok(Some(address.as_bytes().to_vec()));
         }
         let kind = match path {
-            ["metadata", "filter_metadata", namespace, rest @ ..] => state
-                .metadata
-                .get(*namespace)
-                .and_then(|it| within(it, rest)),
+            ["metadata", "filter_metadata", namespace, rest @ ..] => {
+                let found = state.metadata.get(*namespace);
+                found.and_then(|it| within(it, rest))
+            }
             _ => {
                 let name = path.join(".");
                 let mut found = state.attributes.iter();
@@ -278,9 +275,7 @@ impl Host for Proxy<'_> {
             return Err(refused("call", NO_PLUGIN));
         };
         let id = calls.last.get().wrapping_add(1);
-        let call = self
-            .clusters
-            .prepare(id.into(), cluster, headers, body, limit_ms)?;
+        let call = (self.clusters).prepare(id.into(), cluster, headers, body, limit_ms)?;
         calls.last.set(id);
         calls.asked.borrow_mut().push(call);
         Ok(id)
@@ -295,9 +290,7 @@ impl Host for Proxy<'_> {
     ) -> Result<u64, HostError> {
         let mut state = self.state("call")?;
         let id = state.calls + 1;
-        let call = self
-            .clusters
-            .prepare(id, cluster, headers, body, limit_ms)?;
+        let call = (self.clusters).prepare(id, cluster, headers, body, limit_ms)?;
         state.calls = id;
         state.asked.push(call);
         Ok(id)
@@ -349,11 +342,9 @@ impl Host for Proxy<'_> {
     }
 
     fn now_ns(&self) -> u64 {
-        SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .ok()
-            .and_then(|since| u64::try_from(since.as_nanos()).ok())
-            .unwrap_or_default()
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        let since = since.unwrap_or_default().as_nanos();
+        u64::try_from(since).unwrap_or_default()
     }
 
     fn log(&self, level: LogLevel, message: &str) {

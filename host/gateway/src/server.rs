@@ -119,9 +119,8 @@ impl Server {
         };
         let internal = match options.internal {
             Some(address) => {
-                let listener = TcpListener::bind(address)
-                    .await
-                    .with_context(|| format!("cannot listen on {address}"))?;
+                let listening = || format!("cannot listen on {address}");
+                let listener = TcpListener::bind(address).await.with_context(listening)?;
                 let address = listener.local_addr()?;
                 Some((listener, address))
             }
@@ -190,9 +189,8 @@ impl Server {
             // Gateways reset streams when clients disconnect, possibly many at once.
             .http2_max_pending_accept_reset_streams(Some(bounds.streams));
         if let Some(tls) = self.tls {
-            let mut config =
-                ServerTlsConfig::new().identity(Identity::from_pem(tls.certificate, tls.key));
-            config = config.timeout(HANDSHAKE);
+            let identity = Identity::from_pem(tls.certificate, tls.key);
+            let mut config = ServerTlsConfig::new().identity(identity).timeout(HANDSHAKE);
             if let Some(authority) = tls.client_authority {
                 config = config.client_ca_root(Certificate::from_pem(authority));
             }
@@ -208,16 +206,8 @@ impl Server {
         };
         let mut serving = tokio::spawn(async move {
             match self.incoming {
-                Incoming::Tcp(incoming) => {
-                    router
-                        .serve_with_incoming_shutdown(incoming, draining)
-                        .await
-                }
-                Incoming::Unix(incoming) => {
-                    router
-                        .serve_with_incoming_shutdown(incoming, draining)
-                        .await
-                }
+                Incoming::Tcp(tcp) => router.serve_with_incoming_shutdown(tcp, draining).await,
+                Incoming::Unix(unix) => router.serve_with_incoming_shutdown(unix, draining).await,
             }
         });
         let ticking = tokio::spawn(Arc::clone(&self.processor).tick());

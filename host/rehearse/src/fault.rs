@@ -2,12 +2,12 @@
 //! the place in the source is kept.
 
 use crate::limits::{Exited, HandedOver, MemoryExceeded};
-use std::fmt;
 use std::time::Duration;
 use wasmtime::Trap;
 
 /// A callback that failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{callback}: {kind}{}", panicked(.place))]
 pub struct Fault {
     /// Name of the callback in the ABI, such as `proxy_on_request_body`.
     pub callback: &'static str,
@@ -18,15 +18,19 @@ pub struct Fault {
 }
 
 /// Why a callback failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FaultKind {
     /// The module trapped: a panic, an access out of bounds, or a stack overflow. The text is wasmtime's.
+    #[error("{0}")]
     Trap(String),
     /// The callback executed more than this many instructions.
+    #[error("it did not end within {0} instructions: an endless loop?")]
     Fuel(u64),
     /// The callback took longer than this.
+    #[error("it did not end within {0:?}")]
     Deadline(Duration),
     /// The module exceeded its memory limit.
+    #[error("{}", MemoryExceeded { wanted: *.wanted, limit: *.limit })]
     Memory {
         /// Bytes requested.
         wanted: u64,
@@ -34,10 +38,13 @@ pub enum FaultKind {
         limit: u64,
     },
     /// The callback passed more than 256 MiB to the proxy.
+    #[error("{HandedOver}")]
     HandedOver,
     /// The module exited with this code, by WASI's `proc_exit`.
+    #[error("{}", Exited(*.0))]
     Exit(i32),
     /// The module paused the request, and no pending call could make it resume.
+    #[error("it holds the request, and no call is under way that could end that")]
     Held,
 }
 
@@ -57,42 +64,10 @@ impl FaultKind {
     }
 }
 
-impl fmt::Display for FaultKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Trap(reason) => f.write_str(reason),
-            Self::Fuel(limit) => {
-                write!(
-                    f,
-                    "it did not end within {limit} instructions: an endless loop?"
-                )
-            }
-            Self::Deadline(limit) => write!(f, "it did not end within {limit:?}"),
-            Self::Memory { wanted, limit } => MemoryExceeded {
-                wanted: *wanted,
-                limit: *limit,
-            }
-            .fmt(f),
-            Self::HandedOver => HandedOver.fmt(f),
-            Self::Exit(code) => Exited(*code).fmt(f),
-            Self::Held => {
-                f.write_str("it holds the request, and no call is under way that could end that")
-            }
-        }
-    }
+fn panicked(place: &Option<String>) -> String {
+    let place = place.as_ref().map(|place| format!(", panicked at {place}"));
+    place.unwrap_or_default()
 }
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.callback, self.kind)?;
-        match &self.place {
-            Some(place) => write!(f, ", panicked at {place}"),
-            None => Ok(()),
-        }
-    }
-}
-
-impl std::error::Error for Fault {}
 
 impl Fault {
     /// Converts wasmtime's error from a callback to a fault; `fuel` and `deadline` are the limits of the call.

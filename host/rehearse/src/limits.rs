@@ -28,7 +28,7 @@ impl Default for Limits {
 pub(crate) const HANDED_OVER: usize = 256 << 20;
 
 /// Limits the memory of a VM: the sum of its linear memories, and the entries of its tables.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct MemoryWatch {
     limit: u64,
     held: u64,
@@ -57,12 +57,8 @@ pub(crate) struct Exited(pub(crate) i32);
 
 impl MemoryWatch {
     pub(crate) fn new(limit: u64) -> Self {
-        Self {
-            limit,
-            held: 0,
-            table_entries: 0,
-            peak: 0,
-        }
+        let unused = Self::default();
+        Self { limit, ..unused }
     }
 }
 
@@ -76,12 +72,9 @@ impl ResourceLimiter for MemoryWatch {
         _maximum: Option<usize>,
     ) -> wasmtime::Result<bool> {
         let wanted = self.held + desired.saturating_sub(current) as u64;
-        if wanted > self.limit {
-            return Err(MemoryExceeded {
-                wanted,
-                limit: self.limit,
-            }
-            .into());
+        let limit = self.limit;
+        if wanted > limit {
+            return Err(MemoryExceeded { wanted, limit }.into());
         }
         self.held = wanted;
         self.peak = self.peak.max(wanted);

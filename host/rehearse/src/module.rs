@@ -64,10 +64,9 @@ impl Module {
             .filter(|name| name.starts_with("proxy_abi_version_"))
             .collect();
         if !versions.iter().any(|version| VERSIONS.contains(version)) {
-            let found = if versions.is_empty() {
-                "nothing".to_owned()
-            } else {
-                versions.join(", ")
+            let found = match &*versions {
+                [] => "nothing".to_owned(),
+                versions => versions.join(", "),
             };
             return Err(ModuleError::Abi { found });
         }

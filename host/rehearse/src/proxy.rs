@@ -212,13 +212,10 @@ impl<'m> Proxy<'m> {
             totals.add(vm);
         }
         let shared = self.shared.borrow();
-        let metrics = shared
-            .metrics()
-            .iter()
-            .filter(|metric| metric.value != 0 || metric.kind == MetricKind::Gauge);
-        totals.metrics = metrics
-            .map(|metric| (metric.name.clone(), metric.value))
-            .collect();
+        let metrics = shared.metrics().iter();
+        let metrics = metrics.filter(|it| it.value != 0 || it.kind == MetricKind::Gauge);
+        let metrics = metrics.map(|metric| (metric.name.clone(), metric.value));
+        totals.metrics = metrics.collect();
         Ok(totals)
     }
 }

@@ -66,6 +66,11 @@ impl Request {
     pub fn add(&mut self, name: &str, value: &str) {
         self.headers.push((name.into(), value.into()));
     }
+
+    /// Adds a property; the parts of its path are separated by a 0 byte.
+    pub(crate) fn add_property(&mut self, path: &str, value: &str) {
+        self.properties.push((path.into(), value.into()));
+    }
 }
 
 impl Answer {
@@ -84,7 +89,7 @@ impl Answer {
 }
 
 /// The result of playing a request through the module.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// The request that the engine received; `None` if it was not forwarded.
     pub forwarded: Option<Forwarded>,

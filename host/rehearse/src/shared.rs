@@ -115,12 +115,8 @@ impl Shared {
 
     /// Returns a queue whose VM must be called, as VM and queue id, and marks it as done; `None` if there is none.
     pub(crate) fn next_ready(&mut self) -> Option<(usize, u32)> {
-        let ready = self
-            .queues
-            .iter_mut()
-            .enumerate()
-            .find(|(_, queue)| queue.is_ready);
-        let (id, queue) = ready?;
+        let mut queues = self.queues.iter_mut().enumerate();
+        let (id, queue) = queues.find(|(_, queue)| queue.is_ready)?;
         queue.is_ready = false;
         Some((queue.vm, u32::try_from(id).ok()?))
     }

@@ -159,11 +159,8 @@ impl State {
         let Some((_, rest)) = line.split_once("panicked at ") else {
             return;
         };
-        let place = rest
-            .lines()
-            .next()
-            .unwrap_or_default()
-            .trim_end_matches(':');
+        let place = rest.lines().next().unwrap_or_default();
+        let place = place.trim_end_matches(':');
         // In Rust's older format, the panic's message follows in quotes.
         let is_place = place.len() <= PLACE_BYTES
             && !place.contains(['\'', '"', ' '])

@@ -9,11 +9,10 @@
 //! While callbacks pause, the proxy collects what arrives, and the next callback sees it all. Headers that were
 //! forwarded can no longer be read. The module's own response passes through its response callbacks, like an engine's.
 
-use crate::abi::Headers;
 use crate::fault::{Fault, FaultKind};
 use crate::request::{Answer, Forwarded, Outcome, Request};
 use crate::state::Stream;
-use crate::vm::{Action, Vm};
+use crate::vm::{Action, Vm, length};
 
 /// What a proxy does in response to the module.
 pub(crate) struct Around<'a> {
@@ -31,15 +30,7 @@ pub(crate) fn play(vm: &mut Vm, request: &Request, around: &Around<'_>) -> Outco
         properties: request.properties.iter().cloned().collect(),
         ..Stream::default()
     };
-    let mut outcome = Outcome {
-        forwarded: None,
-        local: None,
-        response_headers: Headers::new(),
-        response_body: Vec::new(),
-        fault: None,
-        fuel: 0,
-        calls: 0,
-    };
+    let mut outcome = Outcome::default();
     outcome.fault = way(vm, request, around, &mut outcome).err();
     let after = vm.store.data_mut();
     if outcome.local.is_none() {
@@ -87,7 +78,9 @@ fn request(
 ) -> Result<bool, Fault> {
     let is_body_empty = request.body.is_empty() && request.piece_bytes.is_none();
     let mut last = "proxy_on_request_headers";
-    let action = vm.request_headers(context, is_body_empty && request.trailers.is_empty())?;
+    let count = length(&vm.stream().request_headers);
+    let ends = is_body_empty && request.trailers.is_empty();
+    let action = vm.pass(last, context, count, ends)?;
     let mut held = is_held(vm, action, around, |stream| &mut stream.request_goes_on)?;
     if is_over(vm) {
         return Ok(false);
@@ -104,18 +97,17 @@ fn request(
     while let Some(piece) = pieces.next().or_else(|| empty.take()) {
         let end = pieces.peek().is_none() && request.trailers.is_empty();
         body.extend(piece);
+        let size = body.len();
         vm.stream().request_body = Some(std::mem::take(&mut body));
         last = "proxy_on_request_body";
-        let action = vm.request_body(context, end)?;
+        let action = vm.pass(last, context, size, end)?;
         let still_held = is_held(vm, action, around, |stream| &mut stream.request_goes_on)?;
         if is_over(vm) {
             return Ok(false);
         }
         body = vm.stream().request_body.take().unwrap_or_default();
         if !still_held {
-            if held {
-                let_go(vm, sent);
-            }
+            let_go(vm, sent);
             sent.body.append(&mut body);
         }
         held = still_held;
@@ -132,9 +124,7 @@ fn request(
         }
         body = vm.stream().request_body.take().unwrap_or_default();
         if !still_held {
-            if held {
-                let_go(vm, sent);
-            }
+            let_go(vm, sent);
             sent.body.append(&mut body);
         }
         held = still_held;
@@ -181,24 +171,24 @@ fn response(
     let (headers, body) = match &outcome.local {
         Some(local) => {
             let status = (b":status".to_vec(), local.status.to_string().into_bytes());
-            let headers = [status].into_iter().chain(local.headers.iter().cloned());
-            (headers.collect(), local.body.clone())
+            ([&[status], &*local.headers].concat(), local.body.clone())
         }
         None => (request.answer.headers.clone(), request.answer.body.clone()),
     };
     let mut last = "proxy_on_response_headers";
-    let stream = vm.stream();
-    stream.response_headers = Some(headers);
-    let action = vm.response_headers(context, body.is_empty())?;
+    let count = headers.len();
+    vm.stream().response_headers = Some(headers);
+    let action = vm.pass(last, context, count, body.is_empty())?;
     let mut held = is_held(vm, action, around, |stream| &mut stream.response_goes_on)?;
     if !held {
         let headers = vm.stream().response_headers.take();
         outcome.response_headers = headers.unwrap_or_default();
     }
     if !body.is_empty() {
+        let size = body.len();
         vm.stream().response_body = Some(body);
         last = "proxy_on_response_body";
-        let action = vm.response_body(context, true)?;
+        let action = vm.pass(last, context, size, true)?;
         held = is_held(vm, action, around, |stream| &mut stream.response_goes_on)?;
         let stream = vm.stream();
         outcome.response_body = stream.response_body.take().unwrap_or_default();

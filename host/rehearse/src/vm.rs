@@ -1,5 +1,6 @@
 //! One VM: an instance of the module, its plugin, and callbacks with limits on instructions and time.
 
+use crate::abi::Headers;
 use crate::fault::{Fault, FaultKind};
 use crate::limits::Limits;
 use crate::module::Module;
@@ -177,33 +178,20 @@ impl Vm {
         Ok(context)
     }
 
-    pub(crate) fn request_headers(&mut self, context: i32, end: bool) -> Result<Action, Fault> {
-        let count = length(&self.stream().request_headers);
-        let arguments = (context, count, i32::from(end));
-        self.decide("proxy_on_request_headers", context, arguments)
-    }
-
-    pub(crate) fn request_body(&mut self, context: i32, end: bool) -> Result<Action, Fault> {
-        let size = length(&self.stream().request_body);
-        let arguments = (context, size, i32::from(end));
-        self.decide("proxy_on_request_body", context, arguments)
+    /// Runs the callback `name` for headers or a piece of a body, of this number or size; `end`: nothing follows.
+    pub(crate) fn pass(
+        &mut self,
+        name: &'static str,
+        context: i32,
+        length: usize,
+        end: bool,
+    ) -> Result<Action, Fault> {
+        self.decide(name, context, (context, narrow(length), i32::from(end)))
     }
 
     pub(crate) fn request_trailers(&mut self, context: i32) -> Result<Action, Fault> {
-        let count = length(&self.stream().request_trailers);
+        let count = narrow(length(&self.stream().request_trailers));
         self.decide("proxy_on_request_trailers", context, (context, count))
-    }
-
-    pub(crate) fn response_headers(&mut self, context: i32, end: bool) -> Result<Action, Fault> {
-        let count = length(&self.stream().response_headers);
-        let arguments = (context, count, i32::from(end));
-        self.decide("proxy_on_response_headers", context, arguments)
-    }
-
-    pub(crate) fn response_body(&mut self, context: i32, end: bool) -> Result<Action, Fault> {
-        let size = length(&self.stream().response_body);
-        let arguments = (context, size, i32::from(end));
-        self.decide("proxy_on_response_body", context, arguments)
     }
 
     /// Ends a request: calls the module's log, done and delete callbacks.
@@ -229,14 +217,9 @@ impl Vm {
             let answered = answer(&call.cluster);
             let (headers, body) = (answered.headers.len(), answered.body.len());
             state.answer = Some(answered);
-            let arguments = (
-                call.context,
-                call.token.cast_signed(),
-                narrow(headers),
-                narrow(body),
-                0,
-            );
-            let done = self.run::<_, ()>(callback, call.context, arguments);
+            let (context, token) = (call.context, call.token.cast_signed());
+            let arguments = (context, token, narrow(headers), narrow(body), 0);
+            let done = self.run::<_, ()>(callback, context, arguments);
             self.store.data_mut().answer = None;
             done?;
         }
@@ -254,13 +237,12 @@ impl Vm {
         let state = self.store.data_mut();
         state.now_ns = state.now_ns.max(now_ns);
         let period_ns = u64::from(state.tick_ms) * 1_000_000;
-        let next = *self
-            .next_tick_ns
-            .get_or_insert(now_ns.saturating_add(period_ns));
+        let following = now_ns.saturating_add(period_ns);
+        let next = *self.next_tick_ns.get_or_insert(following);
         if period_ns == 0 || now_ns < next {
             return Ok(false);
         }
-        self.next_tick_ns = Some(now_ns.saturating_add(period_ns));
+        self.next_tick_ns = Some(following);
         self.tick()?;
         Ok(true)
     }
@@ -331,9 +313,9 @@ fn refuel(store: &mut Store<State>, fuel: u64, deadline_ticks: u64) {
     store.set_epoch_deadline(deadline_ticks);
 }
 
-/// Returns the number of headers, or of bytes of a body; 0 if it was forwarded.
-fn length<T>(items: &Option<Vec<T>>) -> i32 {
-    narrow(items.as_ref().map_or(0, Vec::len))
+/// Returns the number of headers; 0 if they were forwarded.
+pub(crate) fn length(headers: &Option<Headers>) -> usize {
+    headers.as_ref().map_or(0, Vec::len)
 }
 
 fn narrow(length: usize) -> i32 {

@@ -73,11 +73,8 @@ pub fn both_widths(words: &str, plot: impl Fn(Width) -> Result<String>) -> Resul
             "<div class=\"{class}\" role=\"img\" aria-label=\"{words}\">{svg}</div>"
         ))
     };
-    Ok(format!(
-        "{}\n{}",
-        drawn("desktop", Width::Desktop)?,
-        drawn("phone", Width::Phone)?
-    ))
+    let desktop = drawn("desktop", Width::Desktop)?;
+    Ok(desktop + "\n" + &drawn("phone", Width::Phone)?)
 }
 
 #[cfg(test)]

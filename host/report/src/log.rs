@@ -2,7 +2,7 @@
 //! reported by file, number and reason, and counted. Only one line is in memory at a time.
 
 use crate::progress;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use foreword_simulation::{BadLine, Lines};
 use indicatif::ProgressBar;
 use std::fs::File;
@@ -55,16 +55,6 @@ pub struct Place {
     pub number: u64,
 }
 
-/// A bad line with its place.
-#[derive(Debug, thiserror::Error)]
-#[error("{file}:{number}: {reason}")]
-struct Named {
-    file: String,
-    /// Number of the line, from 1.
-    number: u64,
-    reason: BadLine,
-}
-
 /// Why a line could not be processed.
 #[derive(Debug)]
 pub enum LineError {
@@ -85,10 +75,7 @@ impl From<BadLine> for LineError {
 /// # Errors
 /// Returns [`BadInput`] that names a pipe.
 pub fn check_rereadable(files: &[PathBuf]) -> Result<(), BadInput> {
-    let is_pipe = |path: &&PathBuf| {
-        path.metadata()
-            .is_ok_and(|metadata| metadata.file_type().is_fifo())
-    };
+    let is_pipe = |path: &&PathBuf| (path.metadata()).is_ok_and(|it| it.file_type().is_fifo());
     let Some(pipe) = files.iter().find(is_pipe) else {
         return Ok(());
     };
@@ -114,11 +101,11 @@ pub fn read<'n>(
         let opened = || -> Result<(BufReader<File>, ProgressBar)> {
             let file = File::open(path)?;
             let bytes = usize::try_from(file.metadata()?.len())?;
-            let bar = name.map_or_else(
-                || Ok(ProgressBar::hidden()),
-                |name| progress::bar(name, bytes),
-            );
-            Ok((BufReader::new(file), bar?))
+            let bar = name.map(|name| progress::bar(name, bytes)).transpose()?;
+            Ok((
+                BufReader::new(file),
+                bar.unwrap_or_else(ProgressBar::hidden),
+            ))
         };
         let failed = || format!("cannot read {}", path.display());
         let (file, bar) = opened().with_context(failed)?;
@@ -134,10 +121,8 @@ pub fn read<'n>(
                 Err(reason) => (&[][..], Some(reason)),
             };
             counts.lines += 1;
-            let place = Place {
-                file: index,
-                number,
-            };
+            let file = index;
+            let place = Place { file, number };
             let taken = too_long.map_or_else(|| each(place, bytes), |reason| Err(reason.into()));
             match taken {
                 Ok(()) => {}
@@ -162,14 +147,8 @@ impl Counts {
         on_bad: OnBad,
         bar: &ProgressBar,
     ) -> Result<()> {
-        let named = Named {
-            file: path.display().to_string(),
-            number,
-            reason,
-        };
-        if on_bad == OnBad::Stop {
-            return Err(named.into());
-        }
+        let named = format!("{}:{number}: {reason}", path.display());
+        ensure!(on_bad != OnBad::Stop, named);
         self.bad += 1;
         if on_bad == OnBad::Tell && self.bad <= NAMED {
             bar.suspend(|| eprintln!("skipped: {named}"));
@@ -199,10 +178,8 @@ impl Counts {
             eprintln!("skipped: … and {} more", self.bad - NAMED);
         }
         if self.bad > 0 {
-            eprintln!(
-                "{} of {} lines are bad and were skipped",
-                self.bad, self.lines
-            );
+            let Self { lines, bad } = self;
+            eprintln!("{bad} of {lines} lines are bad and were skipped");
         }
     }
 }
@@ -210,8 +187,6 @@ impl Counts {
 /// Returns the names of the files, with commas between them.
 #[must_use]
 pub fn names(files: &[PathBuf]) -> String {
-    let names: Vec<_> = (files.iter())
-        .map(|file| file.display().to_string())
-        .collect();
-    names.join(", ")
+    let names = files.iter().map(|file| file.display().to_string());
+    names.collect::<Vec<_>>().join(", ")
 }

@@ -16,29 +16,24 @@ pub enum Width {
 }
 
 impl Width {
+    /// Returns the value for this width.
+    pub fn choose<T>(self, desktop: T, phone: T) -> T {
+        match self {
+            Self::Desktop => desktop,
+            Self::Phone => phone,
+        }
+    }
+
     /// Returns the width in pixels.
     #[must_use]
     pub fn pixels(self) -> u32 {
-        match self {
-            Self::Desktop => 760,
-            Self::Phone => 360,
-        }
+        self.choose(760, 360)
     }
 
     /// Returns the height of a line plot in pixels.
     #[must_use]
     pub fn height(self) -> u32 {
-        match self {
-            Self::Desktop => 320,
-            Self::Phone => 280,
-        }
-    }
-
-    fn x_labels(self) -> usize {
-        match self {
-            Self::Desktop => 9,
-            Self::Phone => 4,
-        }
+        self.choose(320, 280)
     }
 }
 
@@ -95,13 +90,10 @@ pub fn quantile<T: Copy + Default>(ascending: &[T], share: f64) -> T {
 #[must_use]
 pub fn distribution(ascending: &[f64], end: f64) -> Points {
     let share = |rank: usize| 100.0 * rank as f64 / ascending.len() as f64;
-    let shown = ascending
-        .iter()
-        .enumerate()
-        .take_while(|(_, value)| **value <= end);
-    let mut steps: Points = shown
-        .flat_map(|(rank, &value)| [(value, share(rank)), (value, share(rank + 1))])
-        .collect();
+    let shown = ascending.iter().take_while(|value| **value <= end);
+    let steps = shown.zip(0..);
+    let steps = steps.flat_map(|(&value, rank)| [(value, share(rank)), (value, share(rank + 1))]);
+    let mut steps: Points = steps.collect();
     if let Some(&(_, reached)) = steps.last() {
         steps.push((end, reached));
     }
@@ -141,7 +133,7 @@ pub fn lines(
             .bold_line_style(GRID)
             .axis_style(GRID)
             .label_style(("sans-serif", 15).into_font().color(&INK))
-            .x_labels(width.x_labels())
+            .x_labels(width.choose(9, 4))
             .y_labels(6)
             .x_label_formatter(&|value| format!("{value:.0}"))
             .y_label_formatter(&|value| format!("{value:.0}"))

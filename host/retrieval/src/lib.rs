@@ -28,4 +28,4 @@ pub use collection::{Collection, Editor, Query, QueryError, ScoredDocument, Spec
 pub use document::Document;
 pub use embedder::{EmbedError, Embedder, Embedding};
 pub use store::{Ask, Shelf, Store, StoreError};
-pub use words::Words;
+pub use words::{Words, has_words};

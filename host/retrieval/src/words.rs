@@ -199,7 +199,7 @@ impl Mapped {
 }
 
 /// Returns whether a text has a word.
-pub(crate) fn has_words(text: &str) -> bool {
+pub fn has_words(text: &str) -> bool {
     text.contains(char::is_alphanumeric)
 }
 

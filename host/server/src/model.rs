@@ -54,13 +54,15 @@ pub enum Calls {
 
 impl Model {
     /// Loads the checkpoint in `folder` onto a device and starts an engine with the cache tiers of `tiers` and the
-    /// device's step sizes. Slow: it reads the weights, and may measure the cost of computing.
+    /// device's step sizes. Chats are rendered by the template in the file `template`, or else by the checkpoint's. Slow:
+    /// it reads the weights, and may measure the cost of computing.
     ///
     /// # Errors
     /// Returns an error if the device is missing, or a file of the checkpoint or of the tiers is missing, malformed or not
     /// supported; the chain names file and reason.
     pub fn load(
         folder: &Path,
+        template: Option<&Path>,
         name: String,
         device: &DeviceConfig,
         tiers: &Tiers,
@@ -77,7 +79,7 @@ impl Model {
                 Err(error) => Err(format!("{error:#}")),
             }
         };
-        Self::with_engine(folder, name, opened.backend, |backend| {
+        Self::with_engine(folder, template, name, opened.backend, |backend| {
             Engine::guarded(backend, Box::new(factory), engine)
         })
     }
@@ -92,20 +94,21 @@ impl Model {
         backend: Box<dyn Backend>,
         engine: EngineConfig,
     ) -> anyhow::Result<Self> {
-        Self::with_engine(folder, name, backend, |backend| {
+        Self::with_engine(folder, None, name, backend, |backend| {
             Engine::start(backend, engine)
         })
     }
 
     fn with_engine(
         folder: &Path,
+        template: Option<&Path>,
         name: String,
         backend: Box<dyn Backend>,
         start: impl FnOnce(Box<dyn Backend>) -> Engine,
     ) -> anyhow::Result<Self> {
         let context = || format!("cannot load the model in {}", folder.display());
         let tokenizer = Tokenizer::load(folder).with_context(context)?;
-        let template = ChatTemplate::load(folder).with_context(context)?;
+        let template = ChatTemplate::load(folder, template).with_context(context)?;
         let mut eos_tokens = ModelConfig::load(folder).with_context(context)?.eos_tokens;
         // For a model fine-tuned for chat, often only the tokenizer's configuration names the end-of-turn token.
         let named = template.as_ref().and_then(ChatTemplate::eos_token);

@@ -15,6 +15,7 @@ use foreword_report::files;
 use foreword_report::log::{self, OnBad};
 use foreword_simulation::{LogReader, Logged, LoggedKind};
 use fxhash::{FxHashMap, FxHashSet};
+use serde::Serialize;
 use serde_json::json;
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -96,6 +97,7 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 /// The newest distinct contexts, at most `most`. A context is a request's documents in rank order.
+#[derive(Default)]
 struct Newest {
     most: usize,
     /// Contexts in the order of their uses, each with the number of the use. Outdated if `used` has a later number.
@@ -109,9 +111,7 @@ impl Newest {
     fn new(most: usize) -> Self {
         Self {
             most,
-            queue: VecDeque::new(),
-            used: FxHashMap::default(),
-            uses: 0,
+            ..Self::default()
         }
     }
 
@@ -140,15 +140,18 @@ impl Newest {
 }
 
 /// Figures about an index, for the output.
+#[derive(Serialize)]
 struct Figures {
     requests: u64,
     contexts: usize,
     documents: usize,
     /// Number of contexts that begin with the same documents as another one.
+    #[serde(rename = "sharing_contexts")]
     sharing: usize,
     /// Fraction (0 to 1) of all contexts' documents that lie in a beginning shared with another context.
     shared_documents: f64,
     /// Number of contexts at each depth of the index; the first entry is for depth 1.
+    #[serde(rename = "contexts_by_path_length")]
     depths: Vec<usize>,
 }
 
@@ -186,15 +189,7 @@ impl Figures {
     }
 
     fn to_json(&self) -> String {
-        json!({
-            "requests": self.requests,
-            "contexts": self.contexts,
-            "documents": self.documents,
-            "sharing_contexts": self.sharing,
-            "shared_documents": self.shared_documents,
-            "contexts_by_path_length": self.depths,
-        })
-        .to_string()
+        json!(self).to_string()
     }
 
     fn to_table(&self) -> String {

@@ -160,9 +160,8 @@ fn read(options: &Options) -> Result<Ledger> {
     })?;
     counts.tell();
     if groups.is_empty() {
-        return Err(counts
-            .without_documents("access log", &options.files)
-            .into());
+        let empty = counts.without_documents("access log", &options.files);
+        return Err(empty.into());
     }
     let rows = groups.iter().map(|(key, group)| {
         let priced = prices.as_ref().zip(group.model.as_deref());
@@ -261,18 +260,10 @@ impl Group {
     }
 
     fn row(&self, by: &[String], values: &[String], price: Option<f64>) -> Row {
-        let Self {
-            control,
-            ordered,
-            others,
-            dry,
-            ..
-        } = self;
+        let (control, ordered, others, dry) =
+            (&self.control, &self.ordered, &self.others, &self.dry);
         let all = [control, ordered, others, dry];
-        let total = |of: fn(&Sum) -> u64| {
-            all.iter()
-                .fold(0, |total: u64, sum| total.saturating_add(of(sum)))
-        };
+        let total = |of: fn(&Sum) -> u64| all.map(of).into_iter().fold(0, u64::saturating_add);
         // The engine's tokens per estimated token.
         let scale = match total(|sum| sum.counted_estimated_tokens) {
             0 => 1.0,
@@ -292,11 +283,7 @@ impl Group {
         Row {
             name: match values {
                 [] => "all".to_owned(),
-                values => values
-                    .join(" ")
-                    .chars()
-                    .filter(|letter| !letter.is_control())
-                    .collect(),
+                values => values.join(" ").replace(char::is_control, ""),
             },
             group: group.collect(),
             requests: total(|sum| sum.requests),
@@ -320,9 +307,8 @@ impl Sum {
 
     /// Returns the tokens of all prompts: reported, plus estimated times `scale`, the engine's per estimated one.
     fn prompts(&self, scale: f64) -> f64 {
-        let uncounted = self
-            .estimated_tokens
-            .saturating_sub(self.counted_estimated_tokens);
+        let counted = self.counted_estimated_tokens;
+        let uncounted = self.estimated_tokens.saturating_sub(counted);
         self.prompt_tokens as f64 + scale * uncounted as f64
     }
 }
@@ -336,6 +322,7 @@ impl Ledger {
         );
         for row in &self.rows {
             let cached = row.cached_tokens as f64 / row.prompt_tokens.max(1) as f64;
+            let money = row.saved_money.map(|money| format!("{money:.2}"));
             let _ = writeln!(
                 table,
                 "{:<28}{:>10}{:>15}{:>9}{:>15}{:>12}{:>10}{:>12}",
@@ -346,16 +333,11 @@ impl Ledger {
                 signed(row.saved_tokens),
                 percent(row.saved_share),
                 row.basis,
-                row.saved_money
-                    .map(|money| format!("{money:.2}"))
-                    .unwrap_or_default(),
+                money.unwrap_or_default(),
             );
             if row.would_save_tokens != 0 {
-                let _ = writeln!(
-                    table,
-                    "  dry runs would have saved {} tokens",
-                    signed(row.would_save_tokens)
-                );
+                let tokens = signed(row.would_save_tokens);
+                let _ = writeln!(table, "  dry runs would have saved {tokens} tokens");
             }
         }
         table

@@ -15,9 +15,8 @@ pub(crate) fn seconds(most: u64) -> impl TypedValueParser<Value = Duration> {
 
 /// Parses a wait in milliseconds, from 0 to 30 s.
 pub(crate) fn backoff() -> impl TypedValueParser<Value = Duration> {
-    value_parser!(u64)
-        .range(0..=30_000)
-        .map(Duration::from_millis)
+    let milliseconds = value_parser!(u64).range(0..=30_000);
+    milliseconds.map(Duration::from_millis)
 }
 
 /// Parses a number of requests in flight, from 1 to 1,024.

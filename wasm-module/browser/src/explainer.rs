@@ -1,8 +1,8 @@
 //! The class `Explainer`: why a prompt does not begin like an earlier one, as `foreword explain` reports for a log.
 
-use crate::values::{self, refused, refused_argument};
+use crate::values::{self, refused};
+use foreword_ordering::Config;
 use foreword_ordering::head::{Diagnosis, Index, Limits, SegmentKind, Volatile};
-use foreword_ordering::{Config, RawConfig};
 use serde::Serialize;
 use wasm_bindgen::prelude::*;
 
@@ -29,9 +29,7 @@ impl Explainer {
         )]
         page_tokens: &JsValue,
     ) -> Result<Self, JsValue> {
-        let config: RawConfig = values::options("config", config)?;
-        let config = Config::try_from(config);
-        let config = config.map_err(|error| refused_argument("config", error))?;
+        let config = values::config(config)?;
         let default = Limits::LOG.page_tokens.into();
         let range = (1, MAX_PAGE_TOKENS);
         let page_tokens = values::whole("pageTokens", page_tokens, Some(default), range)?;
@@ -56,11 +54,7 @@ impl Explainer {
         #[wasm_bindgen(unchecked_optional_param_type = "string | null")] tenant: &JsValue,
     ) -> Result<JsValue, JsValue> {
         let body = values::text("body", body)?;
-        let tenant = if values::is_absent(tenant) {
-            String::new()
-        } else {
-            values::text("tenant", tenant)?
-        };
+        let tenant = values::tenant(tenant)?;
         let explained = (self.core).explain_body(body.as_bytes(), &self.config, &tenant, "");
         values::plain(&Explained::from(explained.map_err(refused)?))
     }

@@ -3,7 +3,7 @@
 use crate::values::{self, refused, refused_argument};
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::tree::{ViewedEdge, ViewedNode};
-use foreword_ordering::{Config, RawConfig, StandaloneDocument, Tenant, documents_of};
+use foreword_ordering::{StandaloneDocument, Tenant, documents_of};
 use foreword_ordering::{hexadecimal, object};
 use serde::Serialize;
 use wasm_bindgen::prelude::*;
@@ -24,11 +24,8 @@ impl Orderer {
     pub fn new(
         #[wasm_bindgen(unchecked_optional_param_type = "Config | null")] config: &JsValue,
     ) -> Result<Self, JsValue> {
-        let config: RawConfig = values::options("config", config)?;
-        let config = Config::try_from(config);
-        let config = config.map_err(|error| values::refused_argument("config", error))?;
         Ok(Self {
-            core: foreword_ordering::Orderer::new(config),
+            core: foreword_ordering::Orderer::new(values::config(config)?),
         })
     }
 
@@ -44,11 +41,7 @@ impl Orderer {
         #[wasm_bindgen(unchecked_optional_param_type = "string | null")] tenant: &JsValue,
     ) -> Result<JsValue, JsValue> {
         let body = values::text("body", body)?;
-        let tenant = if values::is_absent(tenant) {
-            String::new()
-        } else {
-            values::text("tenant", tenant)?
-        };
+        let tenant = values::tenant(tenant)?;
         let outcome = self.core.rewrite(Tenant::named(&tenant), body.as_bytes());
         let head = outcome.as_ref().ok().map(|rewrite| (&rewrite.head).into());
         let (sent, report, skipped) = match outcome {

@@ -138,8 +138,12 @@ fn words(text: &JsString) -> String {
 }
 
 fn vector(value: &JsValue) -> Result<Vec<f32>, JsValue> {
+    // A detached array, whose length is 0, would throw while it is copied and so leave the cache locked.
     if let Some(array) = value.dyn_ref::<Float32Array>() {
-        return Ok(array.to_vec());
+        return Ok(match array.length() {
+            0 => Vec::new(),
+            _ => array.to_vec(),
+        });
     }
     let numbers: Vec<f64> = values::list("embedding", value)?;
     Ok(numbers.into_iter().map(|number| number as f32).collect())

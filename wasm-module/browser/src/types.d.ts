@@ -114,6 +114,8 @@ export interface Config {
   conversation?: {
     /** A document that stands in an earlier turn of the chat is replaced by a location hint. */
     deduplicate?: boolean;
+    /** The favoured documents (`rank`) are sent again even if an earlier turn holds them; the others become location hints. */
+    repeat_favoured?: boolean;
     /** Documents of a `documents` array stay where they were first written when the chat goes on; read the field's documentation before you switch it on. */
     pin?: boolean;
     /** Estimated tokens pinned in one chat. */

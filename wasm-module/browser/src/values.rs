@@ -3,6 +3,7 @@
 //!
 //! Objects are passed as JSON: a getter that throws in the middle of a call would leave the called object locked.
 
+use foreword_ordering::{Config, RawConfig};
 use js_sys::{Error, JSON, JsString, RangeError, TypeError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -28,6 +29,20 @@ pub(crate) fn text(name: &str, value: &JsValue) -> Result<String, JsValue> {
         .ok_or_else(|| wrong_type(name, value, "a string"))
 }
 
+/// Reads a tenant's name; an absent one is empty.
+pub(crate) fn tenant(value: &JsValue) -> Result<String, JsValue> {
+    if is_absent(value) {
+        return Ok(String::new());
+    }
+    text("tenant", value)
+}
+
+/// Reads the gateway's `ordering`; the default if it is absent.
+pub(crate) fn config(value: &JsValue) -> Result<Config, JsValue> {
+    let config: RawConfig = options("config", value)?;
+    Config::try_from(config).map_err(|error| refused_argument("config", error))
+}
+
 /// Checks that a value is a string, without copying it.
 pub(crate) fn string<'v>(name: &str, value: &'v JsValue) -> Result<&'v JsString, JsValue> {
     value
@@ -38,6 +53,10 @@ pub(crate) fn string<'v>(name: &str, value: &'v JsValue) -> Result<&'v JsString,
 pub(crate) fn bytes(name: &str, value: &JsValue) -> Result<Vec<u8>, JsValue> {
     let array = value.dyn_ref::<js_sys::Uint8Array>();
     let array = array.ok_or_else(|| wrong_type(name, value, "a Uint8Array"))?;
+    // Copying from a detached array, whose length is 0, throws and so would leave the called object locked.
+    if array.length() == 0 {
+        return Ok(Vec::new());
+    }
     Ok(array.to_vec())
 }
 
@@ -115,7 +134,32 @@ fn json(name: &str, value: &JsValue, fields: &JsValue) -> Result<String, JsValue
     let text = JSON::stringify_with_replacer(value, fields)
         .map_err(|_| refused_argument(name, "it cannot be written as JSON"))?;
     text.as_string()
+        .map(well_formed)
         .ok_or_else(|| wrong_type(name, value, "an object"))
+}
+
+/// Replaces unpaired surrogates, which serde refuses, with U+FFFD. `JSON.stringify` escapes no others as `\ud…`; a text
+/// that is cut in the middle of an emoji has one.
+fn well_formed(json: String) -> String {
+    let mut json = json.into_bytes();
+    // The bytes so far of such an escape, of which the last four are written anew.
+    let mut begun = 0;
+    for byte in &mut json {
+        begun = match (begun, *byte) {
+            (0, b'\\') => 1,
+            (1, b'u') => 2,
+            (2, b'd') | (3 | 4, _) => {
+                *byte = b'f';
+                begun + 1
+            }
+            (5, _) => {
+                *byte = b'd';
+                0
+            }
+            _ => 0,
+        };
+    }
+    String::from_utf8(json).unwrap_or_default()
 }
 
 /// Converts `value` to plain JavaScript objects, arrays and values.

@@ -200,6 +200,9 @@ object! {
         /// True if a location hint replaces a document that an earlier turn holds byte for byte. The document needs a
         /// label that no other document of the chat has, and a block longer than the hint.
         pub deduplicate: bool = true,
+        /// True if the favoured documents (`rank`) are sent again even if an earlier turn holds them, next to the question
+        /// for instance, where small models read best. The others become location hints.
+        pub repeat_favoured: bool = false,
         /// True if documents of a `documents` array stay where they were first written (`documents.field: render`) when the
         /// chat continues. The client's history does not contain them; without this they vanish from the prompt with their
         /// turn, and the engine's KV state of everything after them is lost.
@@ -256,6 +259,8 @@ pub struct Config {
     pub(crate) max_trees: u32,
     /// The template of location hints; `None` if `conversation.deduplicate` is off.
     pub(crate) deduplicate: Option<LocationTemplate>,
+    /// True if no location hint replaces a favoured document.
+    pub(crate) repeats_favoured: bool,
     /// Most estimated tokens of documents pinned in one chat; `None` if pinning is off.
     pub(crate) pin: Option<u32>,
     pub(crate) memory: memory::Bounds,
@@ -503,6 +508,7 @@ impl TryFrom<RawConfig> for Config {
             },
             max_trees: raw.tree.max_trees,
             deduplicate: raw.conversation.deduplicate.then_some(location),
+            repeats_favoured: raw.conversation.repeat_favoured,
             pin: (raw.conversation.pin).then_some(raw.conversation.max_pinned_tokens),
             memory: memory::Bounds {
                 max_entries: raw.conversation.max_entries,

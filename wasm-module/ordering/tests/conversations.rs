@@ -156,6 +156,33 @@ fn a_document_of_an_earlier_turn_is_referred_to() {
 }
 
 #[test]
+fn a_favoured_document_is_sent_again_where_that_is_configured() {
+    let first = tagged(&["a", "b", "d"], "Why?");
+    let body = json!({"messages": [first, answer("So."), tagged(&["a", "e", "b"], "And?")]});
+    let replaced = |repeats: bool, rank: Value| {
+        let config = json!({"conversation": {"repeat_favoured": repeats}, "rank": rank});
+        let config = Config::from_json(config.to_string().as_bytes()).unwrap();
+        let (sent, report) = send(&mut Orderer::new(config), &body);
+        let replaced = ["a", "b"].map(|id| sent[2].contains(&location(id)));
+        assert_eq!(replaced, ["a", "b"].map(|id| !sent[2].contains(&text(id))));
+        assert_eq!(
+            report.deduplicated,
+            replaced.map(u32::from).iter().sum::<u32>()
+        );
+        replaced
+    };
+    assert_eq!(replaced(false, json!({})), [true, true]);
+    assert_eq!(replaced(true, json!({})), [false, true]);
+    assert_eq!(
+        replaced(true, json!({"place": "ends", "documents": 3})),
+        [false, false]
+    );
+    for nothing_is_favoured in [json!({"place": "free"}), json!({"unranked": ["tags"]})] {
+        assert_eq!(replaced(true, nothing_is_favoured), [true, true]);
+    }
+}
+
+#[test]
 fn an_order_hint_names_the_documents_that_are_referred_to_as_well() {
     let mut orderer = orderer(json!({"hint": {"short": ""}}));
     let first = tagged(&["a"], "Why?");

@@ -48,6 +48,8 @@ fn write(
     let mut output = target(&mut bindgen)?
         .generate_output()
         .with_context(failed)?;
+    // It tells tools that change a module what it may use.
+    let _ = output.wasm_mut().customs.remove_raw("target_features");
     let mut hashed: Vec<(String, String)> = Vec::new();
     for import in output.wasm_mut().imports.iter_mut() {
         if has_hash(&import.name) {

@@ -77,7 +77,7 @@ fn build(workspace: &Workspace) -> Result<Built> {
 }
 
 /// Empties `folder`, creating it if necessary.
-fn fresh(folder: &Path) -> Result<()> {
+pub(crate) fn fresh(folder: &Path) -> Result<()> {
     if folder.is_dir() {
         fs::remove_dir_all(folder).with_context(|| format!("removing {}", folder.display()))?;
     }

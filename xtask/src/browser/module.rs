@@ -18,20 +18,12 @@ const PROFILE: &str = "wasm-small";
 pub(super) fn build(workspace: &Workspace, folder: &Path) -> Result<()> {
     let module = build::module(workspace, "browser module", PACKAGE, TARGET, PROFILE)?;
     fresh(folder)?;
-    let (module, folder) = (module.to_string_lossy(), folder.to_string_lossy());
-    let arguments = [
-        "run",
-        "--locked",
-        "--quiet",
-        "--package",
-        "bindgen",
-        "--",
-        &*module,
-        &*folder,
-    ];
-    Step::cargo("browser glue", workspace.root(), &arguments).run()?;
+    let bindgen = "run --locked --quiet --package bindgen --";
+    Step::cargo("browser glue", workspace.root(), bindgen)
+        .args([&*module, folder])
+        .run()?;
     for script in ["bundler/foreword_bg.js", "web/foreword.js"] {
-        let script = Path::new(&*folder).join(script);
+        let script = folder.join(script);
         let text =
             fs::read_to_string(&script).with_context(|| format!("reading {}", script.display()))?;
         fs::write(&script, without_docs(&text))

@@ -24,17 +24,15 @@ pub(super) fn run(workspace: &Workspace, built: &Built, programs: Option<&Progra
         ..GatewayOptions::new(host.address())
     })?;
     let gateway = format!("http://{}", gateway.address());
-    let mut arguments = vec!["--test".to_owned()];
-    arguments.extend(files(workspace)?);
-    node(workspace, "browser tests", built, &arguments)?
+    node(workspace, "browser tests", built, "--test")?
+        .args(files(workspace)?)
         .env("FOREWORD_GATEWAY", &gateway)
         .run()
 }
 
 /// Measures orders in Chromium and prints the results.
 pub(super) fn bench(workspace: &Workspace, built: &Built) -> Result<()> {
-    let arguments = ["tests/browser/bench.mjs".to_owned()];
-    node(workspace, "browser bench", built, &arguments)?.run()
+    node(workspace, "browser bench", built, "tests/browser/bench.mjs")?.run()
 }
 
 /// Origins of pages that the gateway accepts: a regular expression for the tests' server, which has any port.
@@ -54,16 +52,13 @@ fn files(workspace: &Workspace) -> Result<Vec<String>> {
     Ok(files)
 }
 
-fn node(workspace: &Workspace, name: &str, built: &Built, arguments: &[String]) -> Result<Step> {
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+fn node(workspace: &Workspace, name: &str, built: &Built, arguments: &str) -> Result<Step> {
     let path = |path: &Path| {
         let text = path.to_str().map(str::to_owned);
         text.with_context(|| format!("{} is not UTF-8", path.display()))
     };
-    Ok(
-        Step::program(name, workspace.root(), "node".as_ref(), &arguments)
-            .env("FOREWORD_PACKAGE", &path(&built.package)?)
-            .env("FOREWORD_PAGE", &path(&built.page)?)
-            .env("FOREWORD_CHROMIUM", &path(&setup::chromium())?),
-    )
+    Ok(Step::program(name, workspace.root(), "node", arguments)
+        .env("FOREWORD_PACKAGE", &path(&built.package)?)
+        .env("FOREWORD_PAGE", &path(&built.page)?)
+        .env("FOREWORD_CHROMIUM", &path(&setup::chromium())?))
 }

@@ -25,6 +25,7 @@ use serde_json::{Map, Value, json};
 
 use self::interrupt::Interrupt;
 use self::questions::Question;
+use crate::browser::fresh;
 use crate::build::{self, Built};
 use crate::setup;
 use crate::workspace::Workspace;
@@ -86,7 +87,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let (built, model) = prepare(workspace, options)?;
     let interrupt = Interrupt::install()?;
     let demo = Demo::start(&built, &model, options)?;
-    let figures = demo.evaluate(workspace, &built, options, &interrupt)?;
+    let figures = demo.evaluate(workspace, &built, options, interrupt)?;
     if options.json {
         println!("{}", promised(&figures)?);
         return Ok(());
@@ -118,7 +119,7 @@ pub(crate) fn check(workspace: &Workspace, built: &Built) -> Result<()> {
     let model = setup::smollm2(workspace)?;
     let interrupt = Interrupt::install()?;
     let demo = Demo::start(built, &model, &options)?;
-    let figures = promised(&demo.evaluate(workspace, built, &options, &interrupt)?)?;
+    let figures = promised(&demo.evaluate(workspace, built, &options, interrupt)?)?;
     eprintln!("{figures}");
     for key in PROMISED_KEYS {
         ensure!(
@@ -169,14 +170,11 @@ fn promised(figures: &Value) -> Result<Value> {
         let arm = arm.with_context(|| format!("the order {order} was not asked"))?;
         let name = if order == "shipped" { "ordered" } else { order };
         let ttft = &arm["ttft_ms"];
-        all.insert(
-            format!("{name}.cached_tokens"),
-            arm["cached_tokens"].clone(),
-        );
+        let cached = arm["cached_tokens"].clone();
+        all.insert(format!("{name}.cached_tokens"), cached);
         // A fraction; `evaluate` reports percent.
-        let exact = arm["exact_match"]["value"]
-            .as_f64()
-            .map(|percent| percent / 100.0);
+        let exact = arm["exact_match"]["value"].as_f64();
+        let exact = exact.map(|percent| percent / 100.0);
         all.insert(format!("{name}.exact_match"), json!(exact));
         all.insert(format!("{name}.ttft_p50_ms"), ttft["median"].clone());
         for (key, member) in [("mean", "mean"), ("p50", "median"), ("p95", "p95")] {
@@ -188,11 +186,8 @@ fn promised(figures: &Value) -> Result<Value> {
         }
         all.insert(name.into(), arm.clone());
     }
-    let cached = |name: &str| {
-        all[&format!("{name}.cached_tokens")]
-            .as_f64()
-            .unwrap_or_default()
-    };
+    let cached = |name: &str| all[&format!("{name}.cached_tokens")].as_f64();
+    let cached = |name| cached(name).unwrap_or_default();
     let gain = cached("ordered") / cached("retrieval").max(1.0);
     all.insert("gain".into(), json!((1e3 * gain).round() / 1e3));
     Ok(Value::Object(all))
@@ -247,9 +242,8 @@ impl Demo {
     /// Returns the URL of an order's gateway.
     fn url(&self, order: &str) -> Result<String> {
         let mut gateways = ORDERS.iter().zip(&self.gateways);
-        let (_, gateway) = gateways
-            .find(|(name, _)| **name == order)
-            .context("no such order")?;
+        let found = gateways.find(|(name, _)| **name == order);
+        let (_, gateway) = found.context("no such order")?;
         Ok(format!("http://{}", gateway.address()))
     }
 
@@ -262,11 +256,7 @@ impl Demo {
         interrupt: &Interrupt,
     ) -> Result<Value> {
         let folder = report_folder(workspace);
-        if folder.exists() {
-            fs::remove_dir_all(&folder)
-                .with_context(|| format!("removing {}", folder.display()))?;
-        }
-        fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+        fresh(&folder)?;
         let data = folder.join("questions.jsonl");
         let asked = questions::all(workspace, usize::from(options.top_k))?;
         let lines: Vec<String> = asked.iter().map(Question::line).collect();

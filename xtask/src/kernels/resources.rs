@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use anyhow::{Context, Result, ensure};
 
 /// The resources of one kernel.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Resources {
     pub(super) name: String,
     registers: u32,
@@ -23,10 +23,7 @@ impl Resources {
                 let name = rest.1.split('\'').next().unwrap_or_default().to_owned();
                 kernels.push(Self {
                     name,
-                    registers: 0,
-                    stack: 0,
-                    spill_stores: 0,
-                    spill_loads: 0,
+                    ..Self::default()
                 });
                 continue;
             }
@@ -64,12 +61,8 @@ fn before(line: &str, words: &str) -> Result<u32> {
     let (head, _) = line
         .split_once(words)
         .with_context(|| format!("{line:?} does not say {words:?}"))?;
-    let digits = head
-        .rsplit(|c: char| !c.is_ascii_digit())
-        .next()
-        .unwrap_or_default();
-    digits
-        .parse()
+    let digits = head.rsplit(|c: char| !c.is_ascii_digit()).next();
+    (digits.unwrap_or_default().parse())
         .with_context(|| format!("{line:?} has no number before {words:?}"))
 }
 

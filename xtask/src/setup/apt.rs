@@ -18,13 +18,13 @@ pub(super) fn install(workspace: &Workspace, missing: &str, package: &str) -> Re
             "{missing}; install it, then run this command again:\n  sudo apt-get install -y {package}"
         );
     }
-    let apt = |arguments: &[&str]| {
-        Step::program(package, workspace.root(), "apt-get".as_ref(), arguments)
+    let apt = |arguments: &str| {
+        Step::program(package, workspace.root(), "apt-get", arguments)
             .env("DEBIAN_FRONTEND", "noninteractive")
             .run()
     };
-    apt(&["update"])?;
-    apt(&["install", "-y", "--no-install-recommends", package])
+    apt("update")?;
+    apt(&format!("install -y --no-install-recommends {package}"))
 }
 
 fn is_root() -> bool {

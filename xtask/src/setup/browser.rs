@@ -81,16 +81,10 @@ fn packages(workspace: &Workspace, folder: &Path) -> Result<()> {
         say("npm packages", "as package-lock.json says");
         return Ok(());
     }
-    let prefix = folder.to_string_lossy();
-    let arguments = [
-        "ci",
-        "--prefix",
-        &*prefix,
-        "--ignore-scripts",
-        "--no-audit",
-        "--no-fund",
-    ];
-    Step::program("npm packages", workspace.root(), "npm".as_ref(), &arguments).run()?;
+    Step::program("npm packages", workspace.root(), "npm", "ci --prefix")
+        .args([folder])
+        .args(["--ignore-scripts", "--no-audit", "--no-fund"])
+        .run()?;
     fs::write(&installed, wanted).with_context(|| format!("writing {}", installed.display()))
 }
 

@@ -37,22 +37,11 @@ impl CargoTool {
             return Ok(());
         }
         let build = workspace.tools().join(format!("{name}-build"));
-        let (root, build_folder) = (self.home(workspace), build.to_string_lossy());
-        let root = root.to_string_lossy();
-        let arguments = [
-            "install",
-            name,
-            "--locked",
-            "--version",
-            version,
-            "--root",
-            &*root,
-            "--target-dir",
-            &*build_folder,
-            "--force",
-        ];
+        let install = format!("install {name} --locked --version {version} --root");
         // It runs for a second at a time; optimising it would only lengthen the first set-up.
-        Step::cargo(name, workspace.root(), &arguments)
+        Step::cargo(name, workspace.root(), &install)
+            .args([&*self.home(workspace), "--target-dir".as_ref(), &build])
+            .args(["--force"])
             .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0")
             .run()?;
         std::fs::remove_dir_all(build)?;

@@ -24,6 +24,6 @@ pub(crate) fn program(workspace: &Workspace) -> PathBuf {
 
 pub(super) fn install(workspace: &Workspace) -> Result<()> {
     // It reads the manifests of all platforms' crates, while builds fetch only this platform's.
-    Step::cargo("crates", workspace.root(), &["fetch", "--locked"]).run()?;
+    Step::cargo("crates", workspace.root(), "fetch --locked").run()?;
     DENY.install(workspace)
 }

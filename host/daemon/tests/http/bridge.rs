@@ -81,7 +81,7 @@ fn request(number: usize, salt: Option<&'static str>) -> Request {
             .expect("it has documents");
     assert_eq!(rewritten.path.runs[0].documents.len(), 4);
     let folder = Path::new(CHECKPOINT);
-    let template = ChatTemplate::load(folder).unwrap().unwrap();
+    let template = ChatTemplate::load(folder, None).unwrap().unwrap();
     let prompt = template.render(&body["messages"], None, None).unwrap();
     let at: Vec<usize> = documents
         .iter()

@@ -600,8 +600,11 @@ fn element(kind: u32) -> Option<Element> {
         1 => Element::F16,
         2 => Element::Packed(Packing::Q4_0),
         3 => Element::Packed(Packing::Q4_1),
+        6 => Element::Packed(Packing::Q5_0),
+        7 => Element::Packed(Packing::Q5_1),
         8 => Element::Packed(Packing::Q8_0),
         12 => Element::Packed(Packing::Q4K),
+        13 => Element::Packed(Packing::Q5K),
         14 => Element::Packed(Packing::Q6K),
         30 => Element::Bf16,
         _ => return None,
@@ -672,7 +675,7 @@ fn read(bytes: &[u8]) -> Result<Contents, String> {
     let mut found = HashMap::new();
     for (name, shape, kind, offset) in infos {
         let element = element(kind).ok_or_else(|| {
-            format!("tensor {name} is of type {kind}, supported: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q6_K")
+            format!("tensor {name} is of type {kind}, supported: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K")
         })?;
         let (numbers, size) = element.block();
         let columns = shape.last().copied().unwrap_or(1);
@@ -1111,7 +1114,7 @@ mod tests {
             assert_eq!(tokens(&path), tokens(&fixture(name)));
             let messages = json!([{"role": "user", "content": "Why?"}]);
             let prompt = |path: &Path| {
-                ChatTemplate::load(path)
+                ChatTemplate::load(path, None)
                     .unwrap()
                     .unwrap()
                     .render(&messages, None, None)
@@ -1371,7 +1374,10 @@ mod tests {
                 Packing::Q6K => put(208, 0.0625),
                 _ => put(0, 0.125),
             }
-            if matches!(packing, Packing::Q4_1 | Packing::Q4K) {
+            if matches!(
+                packing,
+                Packing::Q4_1 | Packing::Q5_1 | Packing::Q4K | Packing::Q5K
+            ) {
                 put(2, 0.5);
             }
             block
@@ -1379,8 +1385,11 @@ mod tests {
         for (packing, first, last, sum) in [
             (Packing::Q4_0, -0.375, -1.0, -39.5),
             (Packing::Q4_1, 1.375, 0.875, 699.625),
+            (Packing::Q5_0, 0.125, -0.75, 36.25),
+            (Packing::Q5_1, 2.875, 1.0, 1_266.375),
             (Packing::Q8_0, 12.625, -5.875, 0.0),
             (Packing::Q4K, 74.125, -13.0, 443_034.0),
+            (Packing::Q5K, 184.125, -12.25, 1_674_074.0),
             (Packing::Q6K, 126.5625, -26.6875, -29_637.0),
         ] {
             let (numbers, _) = packing.block();
@@ -1421,7 +1430,7 @@ mod tests {
             let opened = Checkpoint::open(&path)
                 .map(drop)
                 .map_err(|error| error.to_string());
-            let _ = (Tokenizer::load(&path), ChatTemplate::load(&path));
+            let _ = (Tokenizer::load(&path), ChatTemplate::load(&path, None));
             opened
         };
         assert_eq!(open(&whole), Ok(()));

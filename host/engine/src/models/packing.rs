@@ -9,10 +9,16 @@ pub enum Packing {
     Q4_0,
     /// 32 numbers of 4 bits, a scale and an offset.
     Q4_1,
+    /// 32 numbers of 5 bits, and a scale.
+    Q5_0,
+    /// 32 numbers of 5 bits, a scale and an offset.
+    Q5_1,
     /// 32 numbers of 8 bits, and a scale.
     Q8_0,
     /// 256 numbers of 4 bits, with a scale and an offset for every 32.
     Q4K,
+    /// 256 numbers of 5 bits, with a scale and an offset for every 32.
+    Q5K,
     /// 256 numbers of 6 bits, with a scale for every 16.
     Q6K,
 }
@@ -23,8 +29,11 @@ impl Packing {
         match self {
             Self::Q4_0 => (32, 18),
             Self::Q4_1 => (32, 20),
+            Self::Q5_0 => (32, 22),
+            Self::Q5_1 => (32, 24),
             Self::Q8_0 => (32, 34),
             Self::Q4K => (256, 144),
+            Self::Q5K => (256, 176),
             Self::Q6K => (256, 210),
         }
     }
@@ -37,8 +46,9 @@ impl Packing {
         }
     }
 
-    /// Returns the 6-bit scale and offset of the 32 numbers of group `group` in a block of [`Packing::Q4K`].
-    pub(crate) fn q4k_scales(block: &[u8], group: usize) -> [u8; 2] {
+    /// Returns the 6-bit scale and offset of the 32 numbers of group `group` in a block of [`Packing::Q4K`] or
+    /// [`Packing::Q5K`].
+    pub(crate) fn group_scales(block: &[u8], group: usize) -> [u8; 2] {
         let byte = |at: usize| block.get(at).copied().unwrap_or_default();
         if group < 4 {
             return [byte(4 + group) & 63, byte(8 + group) & 63];
@@ -48,6 +58,23 @@ impl Packing {
             both & 15 | byte(group) >> 6 << 4,
             both >> 4 | byte(4 + group) >> 6 << 4,
         ]
+    }
+
+    /// Returns the integer of number `at` of a block of a format of 5 bits, 0 to 31.
+    pub(crate) fn five_bits(self, block: &[u8], at: usize) -> u8 {
+        let byte = |at: usize| block.get(at).copied().unwrap_or_default();
+        // Where the fifth bits and the other four begin, which byte has this number's, and which half and bit of it.
+        let (fifth, low, upper, bit) = if self == Self::Q5K {
+            let (group, within) = (at / 32, at % 32);
+            let low = byte(48 + group / 2 * 32 + within);
+            (byte(16 + within), low, group % 2 == 1, group)
+        } else {
+            let scales = if self == Self::Q5_0 { 2 } else { 4 };
+            let low = byte(scales + 4 + at % 16);
+            (byte(scales + at / 8), low, at >= 16, at % 8)
+        };
+        let low = if upper { low >> 4 } else { low & 15 };
+        low | (fifth >> bit & 1) << 4
     }
 
     /// Returns the integer of number `at` of a block of [`Packing::Q6K`], -32 to 31.
@@ -82,22 +109,31 @@ impl Packing {
                     values[at + 16] = scale * high(4 + at) + offset;
                 }
             }
+            Self::Q5_0 | Self::Q5_1 => {
+                let offset = match self {
+                    Self::Q5_0 => -16.0 * scale,
+                    _ => half(2),
+                };
+                for (at, value) in values.iter_mut().take(32).enumerate() {
+                    *value = scale * f32::from(self.five_bits(block, at)) + offset;
+                }
+            }
             Self::Q8_0 => {
                 for (at, value) in values.iter_mut().take(32).enumerate() {
                     *value = scale * signed(2 + at);
                 }
             }
-            Self::Q4K => {
+            Self::Q4K | Self::Q5K => {
                 let offsets = half(2);
                 for (group, values) in values.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-                    let [own, offset] = Self::q4k_scales(block, group).map(f32::from);
+                    let [own, offset] = Self::group_scales(block, group).map(f32::from);
                     let (own, offset) = (scale * own, offsets * offset);
                     for (within, value) in values.iter_mut().enumerate() {
                         let place = 16 + group / 2 * 32 + within;
-                        let number = if group % 2 == 0 {
-                            low(place)
-                        } else {
-                            high(place)
+                        let number = match self {
+                            Self::Q5K => f32::from(self.five_bits(block, group * 32 + within)),
+                            _ if group % 2 == 0 => low(place),
+                            _ => high(place),
                         };
                         *value = own * number - offset;
                     }

@@ -81,25 +81,30 @@ pub enum Ending {
 }
 
 impl ChatTemplate {
-    /// Reads the template in `folder`, or that of a GGUF file. Functions that ask for the time get the system's, in UTC;
-    /// see [`ChatTemplate::with_clock`]. Returns `None` for a checkpoint without a template.
+    /// Reads the template in the file `own`, or else the one in `folder` or in that GGUF file. Functions that ask for the
+    /// time get the system's, in UTC; see [`ChatTemplate::with_clock`]. Returns `None` for a checkpoint without a template.
     ///
     /// # Errors
-    /// Returns [`TextError::Checkpoint`] when a file is malformed.
-    pub fn load(folder: &Path) -> Result<Option<Self>, TextError> {
-        if is_gguf(folder) {
-            let config = Gguf::open(folder)?.tokenizer_config();
-            return Self::of(folder, templates_in(&config), &config);
-        }
-        let config_file = folder.join("tokenizer_config.json");
-        let config = match read(&config_file)? {
-            Some(text) => serde_json::from_str(&text)
-                .map_err(|error| TextError::checkpoint(&config_file, error))?,
-            None => Json::Null,
+    /// Returns [`TextError::Checkpoint`] when a file is malformed, or `own` cannot be read.
+    pub fn load(folder: &Path, own: Option<&Path>) -> Result<Option<Self>, TextError> {
+        let (config_file, config) = if is_gguf(folder) {
+            (folder.to_owned(), Gguf::open(folder)?.tokenizer_config())
+        } else {
+            let file = folder.join("tokenizer_config.json");
+            let config = match read(&file)? {
+                Some(text) => serde_json::from_str(&text)
+                    .map_err(|error| TextError::checkpoint(&file, error))?,
+                None => Json::Null,
+            };
+            (file, config)
         };
-        let template_file = folder.join("chat_template.jinja");
-        match read(&template_file)? {
-            Some(source) => Self::of(&template_file, Ok(vec![(DEFAULT, source)]), &config),
+        let file = match own {
+            Some(own) => own.to_owned(),
+            None => folder.join("chat_template.jinja"),
+        };
+        match read(&file)? {
+            Some(source) => Self::of(&file, Ok(vec![(DEFAULT, source)]), &config),
+            None if own.is_some() => Err(TextError::checkpoint(&file, "there is no such file")),
             None => Self::of(&config_file, templates_in(&config), &config),
         }
     }
@@ -422,7 +427,15 @@ fn set_clock(
 fn read(file: &PathBuf) -> Result<Option<String>, TextError> {
     match std::fs::read_to_string(file) {
         Ok(text) => Ok(Some(text)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        // A GGUF file is no folder.
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+            ) =>
+        {
+            Ok(None)
+        }
         Err(error) => Err(TextError::checkpoint(file, error)),
     }
 }

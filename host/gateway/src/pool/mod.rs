@@ -78,10 +78,8 @@ pub struct Endpoint {
 impl Endpoint {
     /// Returns an endpoint with requests and metrics at the same address.
     pub fn at(address: SocketAddr) -> Self {
-        Self {
-            address,
-            metrics: address,
-        }
+        let metrics = address;
+        Self { address, metrics }
     }
 }
 
@@ -180,9 +178,8 @@ impl Pool {
             left: 0,
         };
         for place in &mut change.places {
-            let stays = endpoints
-                .iter()
-                .find(|endpoint| endpoint.address == place.endpoint.address);
+            let mut listed = endpoints.iter();
+            let stays = listed.find(|endpoint| endpoint.address == place.endpoint.address);
             match (stays, place.left) {
                 (Some(endpoint), left) => {
                     change.moved |= place.endpoint != *endpoint;

@@ -112,9 +112,8 @@ impl Source {
                     .with_context(|| format!("{host} was not resolved within {LOOKUP:?}"))?
                     .with_context(|| format!("cannot resolve {host}"))?;
                 let hosts: BTreeSet<IpAddr> = found.map(|address| address.ip()).collect();
-                let all = hosts
-                    .iter()
-                    .flat_map(|host| ports.iter().map(|port| SocketAddr::new(*host, *port)));
+                let at = |host| ports.iter().map(move |port| SocketAddr::new(host, *port));
+                let all = hosts.into_iter().flat_map(at);
                 Ok(Listing::Addresses(all.collect()))
             }
         }
@@ -152,10 +151,10 @@ fn file(path: &Path) -> anyhow::Result<Vec<u8>> {
         bail!("{} is no file", path.display());
     }
     let mut text = Vec::new();
-    let file = File::open(path).with_context(context)?;
-    file.take(MAX_FILE_BYTES + 1)
-        .read_to_end(&mut text)
-        .with_context(context)?;
+    let mut file = File::open(path)
+        .with_context(context)?
+        .take(MAX_FILE_BYTES + 1);
+    file.read_to_end(&mut text).with_context(context)?;
     if text.len() as u64 > MAX_FILE_BYTES {
         bail!(
             "{} has more than {MAX_FILE_BYTES} bytes, which is the limit",
@@ -218,10 +217,8 @@ fn parse(text: &[u8]) -> anyhow::Result<Vec<Endpoint>> {
     let mut endpoints: Vec<Endpoint> = Vec::with_capacity(list.endpoints.len());
     for raw in list.endpoints {
         let endpoint = endpoint(raw)?;
-        if endpoints
-            .iter()
-            .any(|known| known.address == endpoint.address)
-        {
+        let mut known = endpoints.iter();
+        if known.any(|known| known.address == endpoint.address) {
             bail!("{} is listed twice", endpoint.address);
         }
         endpoints.push(endpoint);
@@ -242,8 +239,7 @@ fn endpoint(raw: RawEndpoint) -> anyhow::Result<Endpoint> {
                 RawPort::Text(port) => port.parse().ok(),
             };
             let host = text.parse::<IpAddr>().ok();
-            host.zip(port)
-                .map(|(host, port)| SocketAddr::new(host, port))
+            host.zip(port).map(SocketAddr::from)
         }
     };
     let Some(address) = parsed.filter(|address: &SocketAddr| address.port() != 0) else {

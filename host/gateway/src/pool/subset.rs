@@ -57,10 +57,7 @@ impl Subset {
 
 /// Returns the address of the endpoint that served the request, as the gateway reports it; `None` if it does not.
 pub(crate) fn served(metadata: &BTreeMap<String, Struct>) -> Option<&str> {
-    let value = metadata
-        .get(DESTINATION_NAMESPACE)?
-        .fields
-        .get(SERVED_KEY)?;
+    let value = (metadata.get(DESTINATION_NAMESPACE)?.fields).get(SERVED_KEY)?;
     match &value.kind {
         Some(Kind::StringValue(address)) => Some(address),
         _ => None,

@@ -49,16 +49,7 @@ pub(super) fn headers(side: Side, changes: Changes) -> ProcessingResponse {
 
 /// Returns the message that forwards a body or a piece of it: `new`, or the original if it is `None`.
 pub(super) fn body(side: Side, changes: Changes, new: Option<Vec<u8>>) -> ProcessingResponse {
-    of_body(
-        side,
-        CommonResponse {
-            header_mutation: mutation(changes),
-            body_mutation: new.map(|body| BodyMutation {
-                mutation: Some(Mutation::Body(body)),
-            }),
-            ..CommonResponse::default()
-        },
-    )
+    of_body(side, changes, new.map(Mutation::Body))
 }
 
 /// Returns the message with a piece of a body that is streamed in both directions.
@@ -70,12 +61,8 @@ pub(super) fn piece(side: Side, body: Vec<u8>, end_of_stream: bool) -> Processin
     };
     of_body(
         side,
-        CommonResponse {
-            body_mutation: Some(BodyMutation {
-                mutation: Some(Mutation::StreamedResponse(piece)),
-            }),
-            ..CommonResponse::default()
-        },
+        Changes::new(),
+        Some(Mutation::StreamedResponse(piece)),
     )
 }
 
@@ -126,16 +113,11 @@ pub(super) fn add_metadata(
     namespace: &str,
     fields: Vec<(String, String)>,
 ) {
-    let text = |text| Value {
-        kind: Some(Kind::StringValue(text)),
-    };
+    let value = |kind| Value { kind: Some(kind) };
     let fields = fields.into_iter();
-    let inner = Struct {
-        fields: fields.map(|(name, value)| (name, text(value))).collect(),
-    };
-    let inner = Value {
-        kind: Some(Kind::StructValue(inner)),
-    };
+    let fields = fields.map(|(name, text)| (name, value(Kind::StringValue(text))));
+    let fields = fields.collect();
+    let inner = value(Kind::StructValue(Struct { fields }));
     let metadata = answer.dynamic_metadata.get_or_insert_default();
     metadata.fields.insert(namespace.to_owned(), inner);
 }
@@ -162,9 +144,15 @@ fn of(response: Response) -> ProcessingResponse {
     }
 }
 
-fn of_body(side: Side, response: CommonResponse) -> ProcessingResponse {
+fn of_body(side: Side, changes: Changes, new: Option<Mutation>) -> ProcessingResponse {
     let answer = BodyResponse {
-        response: Some(response),
+        response: Some(CommonResponse {
+            header_mutation: mutation(changes),
+            body_mutation: new.map(|new| BodyMutation {
+                mutation: Some(new),
+            }),
+            ..CommonResponse::default()
+        }),
     };
     of(match side {
         Side::Request => Response::RequestBody(answer),

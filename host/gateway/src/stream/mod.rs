@@ -227,27 +227,18 @@ impl ProcessingStream {
         let metadata = message.metadata_context.map(|it| it.filter_metadata);
         state.metadata.extend(metadata.into_iter().flatten());
         match message.request {
-            Some(Request::RequestHeaders(headers)) => self.on_request_headers(modes, headers),
-            Some(Request::RequestBody(body)) => self.on_request_body(modes, body),
-            Some(Request::RequestTrailers(_)) => {
-                self.on_request_trailers();
-                Ok(())
-            }
-            Some(Request::ResponseHeaders(headers)) => {
-                self.on_response_headers(modes, headers);
-                Ok(())
-            }
-            Some(Request::ResponseBody(body)) => {
-                self.on_response_body(modes, body);
-                Ok(())
-            }
+            Some(Request::RequestHeaders(headers)) => self.on_request_headers(modes, headers)?,
+            Some(Request::RequestBody(body)) => self.on_request_body(modes, body)?,
+            Some(Request::RequestTrailers(_)) => self.on_request_trailers(),
+            Some(Request::ResponseHeaders(headers)) => self.on_response_headers(modes, headers),
+            Some(Request::ResponseBody(body)) => self.on_response_body(modes, body),
             Some(Request::ResponseTrailers(_)) => {
                 self.with(|exchange, proxy| exchange.on_response_trailers(proxy));
                 self.answer_last(answers::trailers(Side::Response));
-                Ok(())
             }
-            None => Err(Status::invalid_argument("a message without a request")),
+            None => return Err(Status::invalid_argument("a message without a request")),
         }
+        Ok(())
     }
 
     fn on_request_headers(&mut self, modes: Modes, headers: HttpHeaders) -> Result<(), Status> {
@@ -298,10 +289,10 @@ impl ProcessingStream {
             answer.mode_override = Some(answers::without_bodies(true));
         }
         if self.is_closed {
-            self.finish();
-            self.describe(&mut answer);
+            self.answer_last(answer);
+        } else {
+            self.out.push_back(answer);
         }
-        self.out.push_back(answer);
         Ok(())
     }
 
@@ -325,9 +316,8 @@ impl ProcessingStream {
             }
         }
         if !self.processor.hold(body.len()) {
-            return Err(Status::resource_exhausted(
-                "too many bytes of requests are held",
-            ));
+            let words = "too many bytes of requests are held";
+            return Err(Status::resource_exhausted(words));
         }
         self.held += body.len();
         let state = self.state.get_mut();
@@ -403,13 +393,13 @@ impl ProcessingStream {
         let body = new.unwrap_or(old);
         let mut pieces = body.chunks(PIECE_BYTES).peekable();
         if pieces.peek().is_none() && end == End::Body {
-            self.out
-                .push_back(answers::piece(Side::Request, Vec::new(), true));
+            let empty = answers::piece(Side::Request, Vec::new(), true);
+            self.out.push_back(empty);
         }
         while let Some(piece) = pieces.next() {
             let ends = end == End::Body && pieces.peek().is_none();
-            self.out
-                .push_back(answers::piece(Side::Request, piece.to_vec(), ends));
+            let piece = answers::piece(Side::Request, piece.to_vec(), ends);
+            self.out.push_back(piece);
         }
         if end == End::Trailers {
             self.out.push_back(answers::trailers(Side::Request));
@@ -470,10 +460,7 @@ impl ProcessingStream {
         let Some(reply) = self.state.get_mut().reply.take() else {
             return false;
         };
-        self.finish();
-        let mut answer = answers::immediate(reply);
-        self.describe(&mut answer);
-        self.out.push_back(answer);
+        self.answer_last(answers::immediate(reply));
         self.is_closed = true;
         true
     }
@@ -587,9 +574,8 @@ impl ProcessingStream {
     fn close(&mut self) {
         self.finish();
         self.is_closed = true;
-        if let Some(mut last) = self.out.pop_back() {
-            self.describe(&mut last);
-            self.out.push_back(last);
+        if let Some(last) = self.out.pop_back() {
+            self.answer_last(last);
         }
     }
 

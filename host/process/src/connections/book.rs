@@ -320,10 +320,8 @@ impl State {
     fn insert(&mut self, id: u64, entry: Entry) {
         self.order.insert(entry.rank);
         if let Some(address) = entry.address {
-            self.by_address
-                .entry(address)
-                .or_default()
-                .insert(entry.rank);
+            let those = self.by_address.entry(address).or_default();
+            those.insert(entry.rank);
         }
         self.body_bytes += entry.body_bytes;
         self.entries.insert(id, entry);
@@ -433,9 +431,7 @@ impl Connection {
 
     /// Records that the socket accepted bytes.
     pub(super) fn wrote(&self, bytes: usize) {
-        self.traffic
-            .written
-            .fetch_add(bytes as u64, Ordering::Relaxed);
+        (self.traffic.written).fetch_add(bytes as u64, Ordering::Relaxed);
         self.traffic.is_stuck.store(false, Ordering::Relaxed);
     }
 

@@ -11,13 +11,8 @@ pub fn within_open_files(wanted: u32, reserved: u32) -> u32 {
         return wanted;
     };
     let raised = maximum.map_or(needed, |maximum| maximum.min(needed));
-    let limit = match setrlimit(
-        Resource::Nofile,
-        Rlimit {
-            current: Some(raised),
-            maximum,
-        },
-    ) {
+    let current = Some(raised);
+    let limit = match setrlimit(Resource::Nofile, Rlimit { current, maximum }) {
         Ok(()) => raised,
         Err(_) => limit,
     };

@@ -82,17 +82,12 @@ pub fn serve_all(
 
 /// Serves HTTP until the server closes and its last connection has ended. Dropping the future ends all connections.
 pub async fn serve(listening: Listening, closing: Arc<impl Closing>) {
-    let Listening {
-        listener,
-        router,
-        book,
-    } = listening;
-    let service = TowerToHyperService::new(router);
+    let service = TowerToHyperService::new(listening.router);
     let answer = {
         let closing = Arc::clone(&closing);
         move |stream, connection| drive(stream, connection, service.clone(), Arc::clone(&closing))
     };
-    accept_each(listener, book, closing, answer).await;
+    accept_each(listening.listener, listening.book, closing, answer).await;
 }
 
 /// Accepts connections until the server closes, then waits for the last one to end. `work` serves an admitted
@@ -200,20 +195,19 @@ struct Trouble {
 impl Trouble {
     async fn wait(&mut self, error: &io::Error, book: &Book) {
         // If the client disconnected before it was accepted, nothing has failed.
-        if matches!(
-            error.kind(),
-            io::ErrorKind::ConnectionAborted
-                | io::ErrorKind::ConnectionReset
-                | io::ErrorKind::ConnectionRefused
-                | io::ErrorKind::Interrupted
-        ) {
+        use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
+        let harmless = [
+            ConnectionAborted,
+            ConnectionReset,
+            ConnectionRefused,
+            Interrupted,
+        ];
+        if harmless.contains(&error.kind()) {
             return;
         }
         book.failed();
         let failures = self.logged.map_or(0, |(_, failures)| failures) + 1;
-        let is_due = self
-            .logged
-            .is_none_or(|(when, _)| when.elapsed() >= LOG_EVERY);
+        let is_due = (self.logged).is_none_or(|(when, _)| when.elapsed() >= LOG_EVERY);
         self.logged = if is_due {
             tracing::error!(
                 %error, listener = book.name(), failures,

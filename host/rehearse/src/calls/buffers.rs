@@ -1,6 +1,6 @@
 //! Host calls that read and change bodies, and read configurations.
 
-use super::{Calls, Failure, bytes, give, offset, refused, write_number};
+use super::{Calls, bytes, found, give, offset, refused, write_number};
 use crate::abi::status;
 use wasmtime::Result;
 
@@ -8,10 +8,7 @@ pub(super) fn define(calls: &mut Calls<'_>) -> Result<()> {
     calls.define(
         "proxy_get_buffer_bytes",
         |vm, [buffer, start, size, at, size_at]| {
-            let buffer = vm
-                .data()
-                .buffer(buffer)
-                .ok_or(Failure::Status(status::NOT_FOUND))?;
+            let buffer = found(vm.data().buffer(buffer))?;
             let start = start.cast_unsigned();
             let Some(end) = start.checked_add(size.cast_unsigned()) else {
                 return refused(status::BAD_ARGUMENT);
@@ -25,30 +22,19 @@ pub(super) fn define(calls: &mut Calls<'_>) -> Result<()> {
             give(vm, &part, at, size_at)
         },
     )?;
-    calls.define(
-        "proxy_get_buffer_status",
-        |vm, [buffer, size_at, flags_at]| {
-            let size = vm
-                .data()
-                .buffer(buffer)
-                .ok_or(Failure::Status(status::NOT_FOUND))?
-                .len();
-            write_number(vm, size_at, u32::try_from(size).unwrap_or(u32::MAX))?;
-            write_number(vm, flags_at, 0)
-        },
-    )?;
+    calls.define("proxy_get_buffer_status", |vm, [buffer, at, flags_at]| {
+        let size = found(vm.data().buffer(buffer))?.len();
+        write_number(vm, at, u32::try_from(size).unwrap_or(u32::MAX))?;
+        write_number(vm, flags_at, 0)
+    })?;
     calls.define(
         "proxy_set_buffer_bytes",
         |vm, [buffer, start, size, at, length]| {
             let new = bytes(vm, at, length)?;
-            let body = vm
-                .data_mut()
-                .body(buffer)
-                .ok_or(Failure::Status(status::NOT_FOUND))?;
-            if set(body, offset(start), offset(size), new) {
-                Ok(())
-            } else {
-                refused(status::BAD_ARGUMENT)
+            let body = found(vm.data_mut().body(buffer))?;
+            match set(body, offset(start), offset(size), new) {
+                true => Ok(()),
+                false => refused(status::BAD_ARGUMENT),
             }
         },
     )

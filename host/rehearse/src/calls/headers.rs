@@ -1,6 +1,6 @@
 //! Host calls that read and change headers and trailers. Names are compared in lower case, as Envoy stores them.
 
-use super::{Answered, Calls, Failure, Vm, bytes, give, refused, write_number};
+use super::{Answered, Calls, Vm, bytes, give, refused, valid, write_number};
 use crate::abi::{self, Headers, status};
 use wasmtime::Result;
 
@@ -14,8 +14,7 @@ pub(super) fn define(calls: &mut Calls<'_>) -> Result<()> {
         write_number(vm, size_at, u32::try_from(size).unwrap_or(u32::MAX))
     })?;
     calls.define("proxy_set_header_map_pairs", |vm, [map, at, size]| {
-        let pairs = bytes(vm, at, size)?;
-        let pairs = abi::read(&pairs).ok_or(Failure::Status(status::BAD_ARGUMENT))?;
+        let pairs = valid(abi::read(&bytes(vm, at, size)?))?;
         *this(vm, map)? = pairs;
         Ok(())
     })?;
@@ -52,20 +51,16 @@ pub(super) fn define(calls: &mut Calls<'_>) -> Result<()> {
             Ok(())
         },
     )?;
-    calls.define(
-        "proxy_remove_header_map_value",
-        |vm, [map, key, key_size]| {
-            let name = name(vm, key, key_size)?;
-            this(vm, map)?.retain(|(known, _)| *known != name);
-            Ok(())
-        },
-    )
+    calls.define("proxy_remove_header_map_value", |vm, [map, key, size]| {
+        let name = name(vm, key, size)?;
+        this(vm, map)?.retain(|(known, _)| *known != name);
+        Ok(())
+    })
 }
 
 /// Returns the headers with this number in the ABI, or `BAD_ARGUMENT` if the callback may not see them.
 fn this<'a>(vm: &'a mut Vm<'_>, map: i32) -> Answered<&'a mut Headers> {
-    let map = vm.data_mut().map(map);
-    map.ok_or(Failure::Status(status::BAD_ARGUMENT))
+    valid(vm.data_mut().map(map))
 }
 
 fn name(vm: &mut Vm<'_>, at: i32, size: i32) -> Answered<Vec<u8>> {

@@ -60,6 +60,15 @@ fn refused<T>(status: i32) -> Answered<T> {
     Err(Failure::Status(status))
 }
 
+fn found<T>(item: Option<T>) -> Answered<T> {
+    item.ok_or(Failure::Status(status::NOT_FOUND))
+}
+
+/// Returns what was read from an argument; `BAD_ARGUMENT` if it is malformed.
+fn valid<T>(read: Option<T>) -> Answered<T> {
+    read.ok_or(Failure::Status(status::BAD_ARGUMENT))
+}
+
 /// The host calls of one import module.
 struct Calls<'l> {
     linker: &'l mut Linker<State>,
@@ -78,23 +87,18 @@ impl Calls<'_> {
         let arguments = std::iter::repeat_n(ValType::I32, N);
         let kind = FuncType::new(self.linker.engine(), arguments, [ValType::I32]);
         let fault = self.memory_fault;
-        (self.linker).func_new(
-            self.module,
-            name,
-            kind,
-            move |mut vm, arguments, results| {
-                // wasmtime has checked the number and types of the arguments.
-                let number = |at: usize| arguments.get(at).and_then(Val::i32).unwrap_or_default();
-                let numbers = std::array::from_fn(number);
-                let status = match call(&mut vm, name, |vm| work(vm, numbers))? {
-                    status::INVALID_MEMORY_ACCESS => fault,
-                    status => status,
-                };
-                results.fill(Val::I32(status));
-                Ok(())
-            },
-        )?;
-        Ok(())
+        let called = move |mut vm: Vm<'_>, arguments: &[Val], results: &mut [Val]| {
+            // wasmtime has checked the number and types of the arguments.
+            let number = |at: usize| arguments.get(at).and_then(Val::i32).unwrap_or_default();
+            let numbers = std::array::from_fn(number);
+            let status = match call(&mut vm, name, |vm| work(vm, numbers))? {
+                status::INVALID_MEMORY_ACCESS => fault,
+                status => status,
+            };
+            results.fill(Val::I32(status));
+            Ok(())
+        };
+        (self.linker.func_new(self.module, name, kind, called)).map(drop)
     }
 }
 
@@ -142,7 +146,7 @@ fn write_number(vm: &mut Vm<'_>, at: i32, number: u32) -> Answered {
 
 /// Copies a value to memory that the module allocates, and writes its address to `at` and its size to `size_at`.
 fn give(vm: &mut Vm<'_>, value: &[u8], at: i32, size_at: i32) -> Answered {
-    let length = i32::try_from(value.len()).map_err(|_| Failure::Status(status::BAD_ARGUMENT))?;
+    let length = valid(i32::try_from(value.len()).ok())?;
     let mut place = 0;
     if length > 0 {
         let Some(allocate) = vm.data().allocate.clone() else {

@@ -1,6 +1,6 @@
 //! Host calls for HTTP calls, for resuming, answering and closing requests, and for log, clock and tick.
 
-use super::{Answered, Calls, Failure, Vm, bytes, give, refused, write, write_number};
+use super::{Answered, Calls, Vm, bytes, give, refused, valid, write, write_number};
 use crate::abi::{self, status};
 use crate::request::LocalResponse;
 use crate::state::{LEVELS, PendingCall};
@@ -45,8 +45,7 @@ fn streams(calls: &mut Calls<'_>) -> Result<()> {
         ]| {
             bytes(vm, details, details_size)?;
             let body = bytes(vm, body, body_size)?;
-            let headers = bytes(vm, headers, headers_size)?;
-            let headers = abi::read(&headers).ok_or(Failure::Status(status::BAD_ARGUMENT))?;
+            let headers = valid(abi::read(&bytes(vm, headers, headers_size)?))?;
             // Envoy sends only the first of several responses.
             vm.data_mut().stream.local.get_or_insert(LocalResponse {
                 status: status.cast_unsigned(),
@@ -83,8 +82,7 @@ fn clusters(calls: &mut Calls<'_>) -> Result<()> {
             let headers = bytes(vm, headers, headers_size)?;
             bytes(vm, body, body_size)?;
             let trailers = bytes(vm, trailers, trailers_size)?;
-            let read = abi::read(&headers).zip(abi::read(&trailers));
-            let (headers, _) = read.ok_or(Failure::Status(status::BAD_ARGUMENT))?;
+            let (headers, _) = valid(abi::read(&headers).zip(abi::read(&trailers)))?;
             let has = |name: &[u8]| headers.iter().any(|(known, _)| known == name);
             if !(has(b":method") && has(b":path") && has(b":authority")) {
                 return refused(status::BAD_ARGUMENT);
@@ -108,8 +106,7 @@ fn environment(calls: &mut Calls<'_>) -> Result<()> {
     calls.define("proxy_log", |vm, [level, at, size]| {
         let line = bytes(vm, at, size)?;
         let level = usize::try_from(level).ok().filter(|level| *level < LEVELS);
-        let level = level.ok_or(Failure::Status(status::BAD_ARGUMENT))?;
-        vm.data_mut().log(level, &line);
+        vm.data_mut().log(valid(level)?, &line);
         Ok(())
     })?;
     calls.define("proxy_get_log_level", |vm, [at]| write_number(vm, at, INFO))?;

@@ -1,21 +1,16 @@
 //! Host calls for properties of the proxy and the request, by path.
 
-use super::{Calls, bytes, give, refused};
+use super::{Calls, bytes, found, give, refused};
 use crate::abi::{Headers, status};
 use crate::state::State;
 use wasmtime::Result;
 
 pub(super) fn define(calls: &mut Calls<'_>) -> Result<()> {
-    calls.define(
-        "proxy_get_property",
-        |vm, [path, path_size, at, size_at]| {
-            let path = bytes(vm, path, path_size)?;
-            match value(vm.data(), without_end(&path)) {
-                Some(value) => give(vm, &value, at, size_at),
-                None => refused(status::NOT_FOUND),
-            }
-        },
-    )?;
+    calls.define("proxy_get_property", |vm, [path, size, at, size_at]| {
+        let path = bytes(vm, path, size)?;
+        let value = found(value(vm.data(), without_end(&path)))?;
+        give(vm, &value, at, size_at)
+    })?;
     calls.define("proxy_set_property", |vm, [path, path_size, at, size]| {
         let path = bytes(vm, path, path_size)?;
         let value = bytes(vm, at, size)?;

@@ -1,6 +1,8 @@
 //! Host calls for data and queues that VMs share, and for metrics.
 
-use super::{Answered, Calls, ENV, Failure, Vm, bytes, call, give, refused, write, write_number};
+use super::{
+    Answered, Calls, ENV, Failure, Vm, bytes, call, found, give, refused, write, write_number,
+};
 use crate::abi::status;
 use crate::shared::{Metric, MetricKind};
 use wasmtime::Result;
@@ -18,7 +20,7 @@ fn data(calls: &mut Calls<'_>) -> Result<()> {
             let key = bytes(vm, key, key_size)?;
             let shared = vm.data().shared.clone();
             let shared = shared.borrow();
-            let (value, number) = shared.get(&key).ok_or(Failure::Status(status::NOT_FOUND))?;
+            let (value, number) = found(shared.get(&key))?;
             give(vm, value, at, size_at)?;
             write_number(vm, number_at, number)
         },
@@ -35,22 +37,19 @@ fn data(calls: &mut Calls<'_>) -> Result<()> {
 }
 
 fn queues(calls: &mut Calls<'_>) -> Result<()> {
-    calls.define(
-        "proxy_register_shared_queue",
-        |vm, [name, name_size, id_at]| {
-            let name = bytes(vm, name, name_size)?;
-            let state = vm.data();
-            let id = state.shared.borrow_mut().register_queue(state.vm, &name);
-            let id = id.ok_or(Failure::Status(status::INTERNAL_FAILURE))?;
-            write_number(vm, id_at, id)
-        },
-    )?;
+    calls.define("proxy_register_shared_queue", |vm, [name, size, id_at]| {
+        let name = bytes(vm, name, size)?;
+        let state = vm.data();
+        let id = state.shared.borrow_mut().register_queue(state.vm, &name);
+        let id = id.ok_or(Failure::Status(status::INTERNAL_FAILURE))?;
+        write_number(vm, id_at, id)
+    })?;
     calls.define(
         "proxy_resolve_shared_queue",
         |vm, [_id, _id_size, name, name_size, id_at]| {
             let name = bytes(vm, name, name_size)?;
             let id = vm.data().shared.borrow().resolve_queue(&name);
-            write_number(vm, id_at, id.ok_or(Failure::Status(status::NOT_FOUND))?)
+            write_number(vm, id_at, found(id)?)
         },
     )?;
     calls.define("proxy_enqueue_shared_queue", |vm, [id, at, size]| {
@@ -65,22 +64,19 @@ fn queues(calls: &mut Calls<'_>) -> Result<()> {
 }
 
 fn metrics(calls: &mut Calls<'_>) -> Result<()> {
-    calls.define(
-        "proxy_define_metric",
-        |vm, [kind, name, name_size, id_at]| {
-            let name = bytes(vm, name, name_size)?;
-            let kind = match kind {
-                0 => MetricKind::Counter,
-                1 => MetricKind::Gauge,
-                2 => MetricKind::Histogram,
-                _ => return refused(status::BAD_ARGUMENT),
-            };
-            let name = String::from_utf8_lossy(&name).into_owned();
-            let id = vm.data().shared.borrow_mut().define(name, kind);
-            let id = id.ok_or(Failure::Status(status::INTERNAL_FAILURE))?;
-            write_number(vm, id_at, id)
-        },
-    )?;
+    calls.define("proxy_define_metric", |vm, [kind, name, size, id_at]| {
+        let name = bytes(vm, name, size)?;
+        let kind = match kind {
+            0 => MetricKind::Counter,
+            1 => MetricKind::Gauge,
+            2 => MetricKind::Histogram,
+            _ => return refused(status::BAD_ARGUMENT),
+        };
+        let name = String::from_utf8_lossy(&name).into_owned();
+        let id = vm.data().shared.borrow_mut().define(name, kind);
+        let id = id.ok_or(Failure::Status(status::INTERNAL_FAILURE))?;
+        write_number(vm, id_at, id)
+    })?;
     calls.linker.func_wrap(
         ENV,
         "proxy_increment_metric",
@@ -127,14 +123,12 @@ fn with_metric<T>(
     work: impl FnOnce(&mut Metric) -> Answered<T>,
 ) -> Answered<T> {
     let mut shared = vm.data().shared.borrow_mut();
-    let metric = shared.metric(id.cast_unsigned());
-    work(metric.ok_or(Failure::Status(status::NOT_FOUND))?)
+    work(found(shared.metric(id.cast_unsigned()))?)
 }
 
 fn as_status(code: i32) -> Answered {
-    if code == status::OK {
-        Ok(())
-    } else {
-        refused(code)
+    match code {
+        status::OK => Ok(()),
+        code => refused(code),
     }
 }

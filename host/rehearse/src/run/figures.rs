@@ -116,10 +116,10 @@ impl Figures {
             })
         });
         let beside = of.played.beside.iter().map(|(place, fault)| Named {
-            at: place.map_or_else(
-                || "at the end".to_owned(),
-                |place| format!("about {}", self.at(place)),
-            ),
+            at: match place {
+                Some(place) => format!("about {}", self.at(*place)),
+                None => "at the end".to_owned(),
+            },
             place: *place,
             fault,
         });
@@ -185,7 +185,7 @@ impl Figures {
             "module": of.module,
             "config": of.config,
             "requests": played.rows.len(),
-            "skipped": played.counts.bad + played.rankings,
+            "skipped": played.skipped(),
             "changed": of.changed(),
             "answered": of.answered(),
             "outcomes": played.outcomes,

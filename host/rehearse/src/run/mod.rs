@@ -23,7 +23,7 @@ use figures::Figures;
 use foreword_report::{files, log};
 use play::{Played, Tenant};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 const HELP: &str = "Lines of a log, in JSON, as for `foreword explain`:
@@ -128,14 +128,14 @@ impl Options {
             [config] => (Some(config), None),
             [config, old] => (Some(config), Some(old)),
             _ => {
-                let wrong = "--config: there are two modules at most, so two configurations";
-                return Err(wrong.to_owned());
+                return Err(
+                    "--config: there are two modules at most, so two configurations".into(),
+                );
             }
         };
         if old.is_some() && self.against.is_none() {
-            return Err(
-                "--config: the second is for the module of --against, which is absent".to_owned(),
-            );
+            let wrong = "--config: the second is for the module of --against, which is absent";
+            return Err(wrong.to_owned());
         }
         let mut answers = BTreeMap::new();
         for (cluster, file) in &self.answer {
@@ -144,10 +144,8 @@ impl Options {
         }
         let variable = |text: &String| match text.split_once('=') {
             Some((name, value)) => Ok((name.to_owned(), value.to_owned())),
-            None => match std::env::var(text) {
-                Ok(value) => Ok((text.clone(), value)),
-                Err(error) => Err(format!("--env: {text}: {error}")),
-            },
+            None => (std::env::var(text).map(|value| (text.clone(), value)))
+                .map_err(|error| format!("--env: {text}: {error}")),
         };
         let environment: Result<Vec<_>, String> = self.env.iter().map(variable).collect();
         Ok(Plan {
@@ -182,10 +180,8 @@ impl Options {
 /// Parses a header, `NAME:VALUE`; the name may begin with a colon, as `:path` does.
 fn header(text: &str) -> Result<(String, String), String> {
     let start = usize::from(text.starts_with(':'));
-    let (name, value) = text
-        .get(start..)
-        .and_then(|rest| rest.split_once(':'))
-        .ok_or("there is no `:` behind the name")?;
+    let parts = text.get(start..).and_then(|rest| rest.split_once(':'));
+    let (name, value) = parts.ok_or("there is no `:` behind the name")?;
     let name = format!("{}{name}", &text[..start]);
     Ok((name.to_ascii_lowercase(), value.trim_start().to_owned()))
 }
@@ -216,9 +212,7 @@ pub fn run(options: &Options, plan: &Plan) -> anyhow::Result<Verdict> {
         Some(version) => std::thread::scope(|scope| {
             let old = scope.spawn(|| play(options, plan, version, false));
             let new = new();
-            let old = old
-                .join()
-                .map_err(|_| anyhow::anyhow!("a thread ended before its work"))?;
+            let old = old.join().ok().context("a thread ended before its work")?;
             let old = old.with_context(|| format!("against {}", version.module.display()))?;
             Ok::<_, anyhow::Error>((new?, Some(old)))
         })?,
@@ -229,10 +223,9 @@ pub fn run(options: &Options, plan: &Plan) -> anyhow::Result<Verdict> {
         let why = format!("no line of {files} is a request with a body");
         return Err(played.counts.empty(&why).into());
     }
-    let verdict = if played.faults() == 0 {
-        Verdict::Sound
-    } else {
-        Verdict::Faulty
+    let verdict = match played.faults() {
+        0 => Verdict::Sound,
+        _ => Verdict::Faulty,
     };
     let figures = Figures::new(options, plan, played, against);
     if let Some(path) = &options.report {
@@ -253,7 +246,8 @@ fn play(
     let module =
         Module::read(file, options.limits()).with_context(|| file.display().to_string())?;
     let configuration = match &version.config {
-        Some(file) => configuration(file)?,
+        Some(file) => std::fs::read(file)
+            .with_context(|| format!("cannot read the configuration {}", file.display()))?,
         None => Vec::new(),
     };
     let tenant = match &options.tenant_header {
@@ -265,8 +259,4 @@ fn play(
         ..plan.setup.clone()
     };
     play::play(options, &module, setup, &tenant, is_told)
-}
-
-fn configuration(file: &Path) -> anyhow::Result<Vec<u8>> {
-    std::fs::read(file).with_context(|| format!("cannot read the configuration {}", file.display()))
 }

@@ -2,6 +2,7 @@
 
 use super::figures::{Figures, Of};
 use super::table::change;
+use foreword_report::row;
 use foreword_report::words::{escaped, grouped};
 use std::fmt::Write as _;
 
@@ -16,10 +17,7 @@ pub(super) fn page(figures: &Figures) -> String {
         ("config", config(of)),
         ("workers", grouped(figures.workers.max(1) as u64)),
         ("requests", grouped(of.played.rows.len() as u64)),
-        (
-            "skipped",
-            grouped(of.played.counts.bad + of.played.rankings),
-        ),
+        ("skipped", grouped(of.played.skipped())),
         ("changed", grouped(of.changed() as u64)),
         ("answered", grouped(of.answered() as u64)),
         ("traps", grouped(of.played.faults() as u64)),
@@ -38,38 +36,24 @@ pub(super) fn page(figures: &Figures) -> String {
 }
 
 fn config(of: &Of) -> String {
-    if of.config.is_empty() {
-        "none".to_owned()
-    } else {
-        escaped(&of.config)
+    match &*of.config {
+        "" => "none".to_owned(),
+        config => escaped(config),
     }
 }
 
 fn outcomes(of: &Of) -> String {
-    let mut rows = String::new();
-    for (name, count) in &of.played.outcomes {
-        let _ = writeln!(
-            rows,
-            "<tr><th>{}</th><td>{}</td></tr>",
-            escaped(name),
-            grouped(*count)
-        );
-    }
-    rows
+    let outcomes = of.played.outcomes.iter();
+    let rows = outcomes.map(|(name, count)| row(&escaped(name), &[grouped(*count)]));
+    rows.collect()
 }
 
 fn callbacks(of: &Of) -> String {
-    let mut rows = String::new();
-    for (name, used) in &of.played.totals.callbacks {
-        let _ = writeln!(
-            rows,
-            "<tr><th>{name}</th><td>{}</td><td>{}</td><td>{}</td></tr>",
-            grouped(used.count),
-            grouped(used.fuel / used.count.max(1)),
-            grouped(used.most_fuel)
-        );
-    }
-    rows
+    let rows = of.played.totals.callbacks.iter().map(|(name, used)| {
+        let mean = used.fuel / used.count.max(1);
+        row(name, &[used.count, mean, used.most_fuel].map(grouped))
+    });
+    rows.collect()
 }
 
 fn faults(figures: &Figures) -> String {
@@ -79,12 +63,8 @@ fn faults(figures: &Figures) -> String {
     }
     let mut list = String::from("<ul>\n");
     for named in faults {
-        let _ = writeln!(
-            list,
-            "<li>{}: {}</li>",
-            escaped(&named.at),
-            escaped(&named.fault.to_string())
-        );
+        let (at, fault) = (escaped(&named.at), escaped(&named.fault.to_string()));
+        let _ = writeln!(list, "<li>{at}: {fault}</li>");
     }
     list.push_str("</ul>");
     list
@@ -104,26 +84,15 @@ fn against(figures: &Figures) -> String {
         grouped(new.played.rows.len() as u64),
     );
     for (name, [old, new]) in figures.compared(against, "instructions") {
-        let _ = writeln!(
-            html,
-            "<tr><th>{name}</th><td>{}</td><td>{}</td><td>{}</td></tr>",
-            grouped(old),
-            grouped(new),
-            change(old, new)
-        );
+        html += &row(&name, &[grouped(old), grouped(new), change(old, new)]);
     }
     html.push_str("</tbody>\n</table>\n");
     if !against.differences.is_empty() {
         html.push_str("<table>\n<thead><tr><th>request</th><th>differs in</th><th>old</th><th>new</th></tr></thead>\n<tbody>\n");
         for difference in against.differences.iter().take(LISTED) {
-            let _ = writeln!(
-                html,
-                "<tr><th>{}</th><td>{}</td><td>{}</td><td>{}</td></tr>",
-                escaped(&figures.at(difference.place)),
-                difference.what.join(", "),
-                grouped(difference.fuel[0]),
-                grouped(difference.fuel[1])
-            );
+            let [old, new] = difference.fuel.map(grouped);
+            let cells = [difference.what.join(", "), old, new];
+            html += &row(&escaped(&figures.at(difference.place)), &cells);
         }
         html.push_str("</tbody>\n</table>\n");
         if against.differences.len() > LISTED {

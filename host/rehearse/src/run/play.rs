@@ -145,9 +145,8 @@ pub(super) fn play(
     let known = proxy.faults().len();
     played.totals = proxy.finish()?;
     let last = played.totals.faults.iter().skip(known);
-    played
-        .beside
-        .extend(last.map(|fault| (None, fault.clone())));
+    let last = last.map(|fault| (None, fault.clone()));
+    played.beside.extend(last);
     Ok(played)
 }
 
@@ -162,32 +161,25 @@ fn request(options: &Options, tenant: &Tenant, line: &[u8]) -> Result<Option<Req
         Err(_) if logged.body.len() < line.trim_ascii().len() => {}
         Err(reason) => return Err(reason),
     }
-    let path = if logged.path.is_empty() {
-        &options.path
-    } else {
-        &*logged.path
+    let path = match &*logged.path {
+        "" => &options.path,
+        path => path,
     };
     let mut request = Request::post(path, logged.body.as_bytes().to_vec());
     request.piece_bytes = options.piece_bytes.map(|bytes| bytes as usize);
     for (name, value) in &options.header {
-        request
-            .headers
-            .retain(|(known, _)| known != name.as_bytes());
+        (request.headers).retain(|(known, _)| known != name.as_bytes());
         request.add(name, value);
     }
     if !logged.tenant.is_empty() {
         match tenant {
             Tenant::Header(header) => request.add(header, &logged.tenant),
-            Tenant::Claim(path) => request
-                .properties
-                .push((path.as_bytes().to_vec(), logged.tenant.as_bytes().to_vec())),
+            Tenant::Claim(path) => request.add_property(path, &logged.tenant),
             Tenant::Nowhere => {}
         }
     }
     if !logged.engine.is_empty() {
-        let path = b"upstream\0address".to_vec();
-        let engine = logged.engine.as_bytes().to_vec();
-        request.properties.push((path, engine));
+        request.add_property("upstream\0address", &logged.engine);
     }
     request.answer = Answer::json(answer(&logged));
     Ok(Some(request))
@@ -231,6 +223,11 @@ impl Played {
             let (rankings, lines) = (self.rankings, self.counts.lines);
             eprintln!("{rankings} of {lines} lines are rankings: they have no body to play");
         }
+    }
+
+    /// Returns the number of lines that were not played.
+    pub(super) fn skipped(&self) -> u64 {
+        self.counts.bad + self.rankings
     }
 
     /// Returns the number of faults, in requests and outside of them.

@@ -1,6 +1,6 @@
 //! The table for standard output.
 
-use super::figures::{Against, Figures, Of};
+use super::figures::{Against, Figures, Of, Quantiles};
 use foreword_report::words::{grouped, percent};
 use std::fmt::Write as _;
 
@@ -17,41 +17,26 @@ impl Figures {
         for (name, count) in &of.played.outcomes {
             let _ = writeln!(table, "  {:>10}  {name}", grouped(*count));
         }
+        table += "\na request                                p50             p99            most\n";
+        for (name, quantiles) in [
+            ("instructions (fuel)", of.fuel),
+            ("calls into the proxy", of.calls),
+        ] {
+            let Quantiles { p50, p99, most } = quantiles;
+            let [p50, p99, most] = [p50, p99, most].map(grouped);
+            let _ = writeln!(table, "{name:<28}{p50:>16}{p99:>16}{most:>16}");
+        }
+        let memory = grouped(of.played.totals.memory_peak_bytes);
+        let workers = self.workers.max(1);
         let _ = writeln!(
             table,
-            "\n{:<28}{:>16}{:>16}{:>16}\n{:<28}{:>16}{:>16}{:>16}\n{:<28}{:>16}{:>16}{:>16}",
-            "a request",
-            "p50",
-            "p99",
-            "most",
-            "instructions (fuel)",
-            grouped(of.fuel.p50),
-            grouped(of.fuel.p99),
-            grouped(of.fuel.most),
-            "calls into the proxy",
-            grouped(of.calls.p50),
-            grouped(of.calls.p99),
-            grouped(of.calls.most),
+            "\nmemory of a VM, at most: {memory} bytes ({workers} VMs)"
         );
-        let _ = writeln!(
-            table,
-            "\nmemory of a VM, at most: {} bytes ({} VMs)",
-            grouped(of.played.totals.memory_peak_bytes),
-            self.workers.max(1),
-        );
-        let _ = writeln!(
-            table,
-            "\n{:<32}{:>12}{:>16}{:>16}",
-            "callback", "calls", "fuel, mean", "fuel, most"
-        );
+        table += "\ncallback                               calls      fuel, mean      fuel, most\n";
         for (name, used) in &of.played.totals.callbacks {
-            let _ = writeln!(
-                table,
-                "{name:<32}{:>12}{:>16}{:>16}",
-                grouped(used.count),
-                grouped(used.fuel / used.count.max(1)),
-                grouped(used.most_fuel),
-            );
+            let mean = used.fuel / used.count.max(1);
+            let [calls, mean, most] = [used.count, mean, used.most_fuel].map(grouped);
+            let _ = writeln!(table, "{name:<32}{calls:>12}{mean:>16}{most:>16}");
         }
         self.list_faults(&mut table, of);
         if let Some(against) = &self.against {
@@ -76,38 +61,26 @@ impl Figures {
 
     fn compare(&self, table: &mut String, against: &Against) {
         let (old, new) = (&against.old, &self.new);
+        let config = match &*old.config {
+            "" => String::new(),
+            config => format!(", {config}"),
+        };
         let _ = writeln!(
             table,
-            "\nagainst {}{}: {} of {} requests differ",
+            "\nagainst {}{config}: {} of {} requests differ",
             old.module,
-            if old.config.is_empty() {
-                String::new()
-            } else {
-                format!(", {}", old.config)
-            },
             grouped(against.differences.len() as u64),
             grouped(new.played.rows.len() as u64),
         );
         let _ = writeln!(table, "{:<16}{:>16}{:>16}", "", "old", "new");
         for (name, [old, new]) in self.compared(against, "fuel") {
-            let _ = writeln!(
-                table,
-                "{name:<16}{:>16}{:>16}{:>10}",
-                grouped(old),
-                grouped(new),
-                change(old, new)
-            );
+            let (change, [old, new]) = (change(old, new), [old, new].map(grouped));
+            let _ = writeln!(table, "{name:<16}{old:>16}{new:>16}{change:>10}");
         }
         for difference in against.differences.iter().take(LISTED) {
-            let [old, new] = difference.fuel;
-            let _ = writeln!(
-                table,
-                "  {}: {} ({} to {} instructions)",
-                self.at(difference.place),
-                difference.what.join(", "),
-                grouped(old),
-                grouped(new),
-            );
+            let (at, what) = (self.at(difference.place), difference.what.join(", "));
+            let [old, new] = difference.fuel.map(grouped);
+            let _ = writeln!(table, "  {at}: {what} ({old} to {new} instructions)");
         }
         if against.differences.len() > LISTED {
             let more = against.differences.len() - LISTED;
@@ -125,11 +98,8 @@ pub(super) fn change(old: u64, new: u64) -> String {
         return "new".to_owned();
     }
     let change = percent(new as f64 / old as f64 - 1.0);
-    if new > old {
-        format!("+{change}")
-    } else {
-        change
-    }
+    let sign = if new > old { "+" } else { "" };
+    format!("{sign}{change}")
 }
 
 /// Most faults and most differences that are listed.

@@ -6,6 +6,7 @@
 
 use super::bert::{Bert, Config, Scratch};
 use super::{EmbedError, Embedder, Embedding};
+use crate::words::has_words;
 use foreword_engine::models::Tensors;
 use parking_lot::Mutex;
 use serde::Deserialize;
@@ -113,7 +114,7 @@ impl MiniLm {
             let reason = format!("token {token} is not below the vocabulary of {vocabulary}");
             return Err(failed(reason));
         }
-        if !text.contains(char::is_alphanumeric) || tokens.is_empty() {
+        if !has_words(text) || tokens.is_empty() {
             return Err(EmbedError::Empty { at });
         }
         Ok(tokens)

@@ -19,6 +19,7 @@ use crate::collection::{Collection, Editor};
 use crate::embedder::{EmbedError, Embedder};
 use crate::file::FileError;
 use crate::index::Refused;
+use crate::words::has_words;
 use fxhash::FxHashSet;
 
 /// The result of an ingestion.
@@ -104,7 +105,7 @@ pub fn mirror(
             let text = document.searched_text();
             if editor.holds(document) {
                 summary.unchanged += 1;
-            } else if text.contains(char::is_alphanumeric) {
+            } else if has_words(&text) {
                 fresh.push(document);
                 texts.push(text);
             } else {

@@ -60,6 +60,8 @@ pub struct Config {
     pub engine: subscription::Config,
     /// Folder of the engine's checkpoint, for its template and tokenizer.
     pub model: PathBuf,
+    /// File with the chat template that the engine was given; `None` if it uses the checkpoint's.
+    pub chat_template: Option<PathBuf>,
     /// Names under which the engine serves the model, at least one; the feed reports the first.
     pub names: Vec<String>,
     /// The gateway's ordering configuration: its document formats are used to find documents in prompts.
@@ -106,7 +108,11 @@ impl Bridge {
             let locator = Locator::new(config.ordering);
             let placements = metrics.placements.clone();
             let (model, names, bytes) = (config.model, config.names, config.token_cache_bytes);
-            let load = move || Prompts::load(&model, names, bytes, locator, placements);
+            let template = config.chat_template;
+            let load = move || {
+                let template = template.as_deref();
+                Prompts::load(&model, template, names, bytes, locator, placements)
+            };
             let loaded = tokio::task::spawn_blocking(load).await;
             loaded.context("reading the model's text files panicked")??
         };

@@ -62,12 +62,14 @@ pub(super) fn has_salt(body: &[u8]) -> bool {
 }
 
 impl Prompts {
-    /// Reads template and tokenizer from `folder`; the engine serves the model under `names`.
+    /// Reads template and tokenizer from `folder`, but the template from the file `template` if one is given; the engine
+    /// serves the model under `names`.
     ///
     /// # Errors
     /// Returns an error if a file is missing or malformed, or the checkpoint has no template.
     pub(super) fn load(
         folder: &Path,
+        template: Option<&Path>,
         names: Vec<String>,
         token_cache_bytes: usize,
         locator: Locator,
@@ -75,7 +77,7 @@ impl Prompts {
     ) -> anyhow::Result<Self> {
         let context = || format!("cannot read the model's text files in {}", folder.display());
         let tokenizer = Tokenizer::load(folder).with_context(context)?;
-        let template = ChatTemplate::load(folder)
+        let template = ChatTemplate::load(folder, template)
             .with_context(context)?
             .with_context(|| format!("{} has no chat template", folder.display()))?;
         Ok(Self {

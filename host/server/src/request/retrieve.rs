@@ -2,7 +2,7 @@
 
 use super::fields::{Fields, wrong_type, wrong_value};
 use crate::failure::Failure;
-use foreword_retrieval::{Ask, Cancelled};
+use foreword_retrieval::{Ask, Cancelled, has_words};
 use serde_json::{Map, Value};
 
 /// A search for documents by a question, by its embedding, or by both.
@@ -91,8 +91,7 @@ impl Retrieving {
         if asked.query.is_none() {
             asked.query = last_question(&body);
             is_wordless = asked.ask.vector.is_empty()
-                && (asked.query.as_ref())
-                    .is_some_and(|question| !question.contains(char::is_alphanumeric));
+                && (asked.query.as_ref()).is_some_and(|question| !has_words(question));
         }
         if asked.query.is_none() && asked.ask.vector.is_empty() {
             let message = "query is missing, and there is no user message with text";

@@ -92,9 +92,8 @@ impl Batch<'_> {
             return Err(error);
         }
         let unanswered = std::mem::take(&mut progress.unanswered);
-        let (refused, lost): (Vec<_>, Vec<_>) = unanswered
-            .into_iter()
-            .partition(|failed| failed.is_response);
+        let unanswered = unanswered.into_iter();
+        let (refused, lost): (Vec<_>, Vec<_>) = unanswered.partition(|failed| failed.is_response);
         for failed in refused {
             self.fail(&mut progress, &failed)?;
         }
@@ -145,10 +144,8 @@ impl Batch<'_> {
         let reason = format!("{url} answered {}: {refusal}", reply.status);
         match verdict(reply.status) {
             Verdict::Served if serde_json::from_slice::<IgnoredAny>(&reply.body).is_err() => {
-                let status = reply.status;
-                Err(Fault::again(format!(
-                    "{url} answered {status} with a body that is no JSON"
-                )))
+                let answered = format!("{url} answered {}", reply.status);
+                Err(Fault::again(answered + " with a body that is no JSON"))
             }
             Verdict::Served | Verdict::Refused => Ok(Some(reply)),
             Verdict::Denied => Err(Fault::Denied(reason)),
@@ -183,14 +180,11 @@ impl Batch<'_> {
         let changed = "the input was changed while it was asked";
         let (offset, bytes) = self.index.place(task.line).context(changed)?;
         let mut line = vec![0; bytes as usize];
-        self.input
-            .read_exact_at(&mut line, offset)
-            .context("cannot read the input again")?;
+        let read = self.input.read_exact_at(&mut line, offset);
+        read.context("cannot read the input again")?;
         let parsed = RequestLine::parse(&line, &URLS).context(changed)?;
-        ensure!(
-            self.index.find(&parsed.custom_id) == Some(task.line),
-            changed
-        );
+        let found = self.index.find(&parsed.custom_id);
+        ensure!(found == Some(task.line), changed);
         let body = parsed.body.as_bytes();
         let ordered = match &task.documents {
             Some(planned) => progress.orderer.order_as(body, planned),
@@ -230,13 +224,9 @@ impl Batch<'_> {
             Ok(None) => return Ok(()),
             Err(Fault::Denied(words)) => return Err(anyhow!(words)),
             Err(Fault::Refused(words)) => (words, None, true),
-            Err(mut fault) => {
-                let last = match &mut fault {
-                    Fault::Failed { last, .. } => last.take(),
-                    Fault::Denied(_) | Fault::Refused(_) => None,
-                };
+            Err(Fault::Failed { reason, last, .. }) => {
                 let is_response = last.is_some();
-                (fault.to_string(), last, is_response)
+                (reason, last, is_response)
             }
         };
         let answer = last.as_deref().map(response);
@@ -283,16 +273,11 @@ impl Batch<'_> {
         progress.output.append(text)?;
         progress.answers.add(line, is_served, usage);
         self.bar.inc(1);
-        let BatchUsage {
-            prompt_tokens,
-            cached_tokens,
-            ..
-        } = progress.answers.usage;
-        if prompt_tokens > 0 {
-            let cached = 100.0 * cached_tokens as f64 / prompt_tokens as f64;
+        let usage = progress.answers.usage;
+        if usage.prompt_tokens > 0 {
+            let cached = 100.0 * usage.cached_tokens as f64 / usage.prompt_tokens as f64;
             let failed = progress.answers.failed;
-            self.bar
-                .set_message(format!("{cached:.0} % cached, {failed} failed"));
+            (self.bar).set_message(format!("{cached:.0} % cached, {failed} failed"));
         }
         Ok(())
     }

@@ -230,16 +230,12 @@ fn read(options: &Options, input: &File, orderer: &mut BatchOrderer) -> Result<B
         }
         true
     };
-    let index = BatchIndex::read(
-        BufReader::new(input),
-        limits,
-        Some(orderer),
-        name,
-        |bytes| {
-            bar.set_position(bytes);
-            true
-        },
-    );
+    let passed = |bytes| {
+        bar.set_position(bytes);
+        true
+    };
+    let input = BufReader::new(input);
+    let index = BatchIndex::read(input, limits, Some(orderer), name, passed);
     bar.finish_and_clear();
     let index = index.with_context(failed)?;
     if wrong > NAMED {
@@ -253,17 +249,7 @@ fn read(options: &Options, input: &File, orderer: &mut BatchOrderer) -> Result<B
 }
 
 fn show(summary: &Summary, options: &Options) -> Result<()> {
-    let Summary {
-        requests,
-        answered_before,
-        served,
-        failed,
-        repeated,
-        ordered,
-        documents,
-        usage,
-        seconds,
-    } = *summary;
+    let usage = summary.usage;
     let cached = match usage.prompt_tokens {
         0 => 0.0,
         prompt => usage.cached_tokens as f64 / prompt as f64,
@@ -274,26 +260,26 @@ fn show(summary: &Summary, options: &Options) -> Result<()> {
     };
     let printed = if options.json {
         let figures = json!({
-            "requests": requests,
-            "answered_before": answered_before,
-            "served": served,
-            "failed": failed,
-            "repeated": repeated,
+            "requests": summary.requests,
+            "answered_before": summary.answered_before,
+            "served": summary.served,
+            "failed": summary.failed,
+            "repeated": summary.repeated,
             "order": order,
-            "ordered": ordered,
-            "documents": documents,
+            "ordered": summary.ordered,
+            "documents": summary.documents,
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.cached_tokens,
             "cached_share": rounded(cached, 10_000.0),
             "completion_tokens": usage.completion_tokens,
-            "seconds": rounded(seconds, 1_000.0),
+            "seconds": rounded(summary.seconds, 1_000.0),
         });
         format!("{figures}\n")
     } else if options.check {
         format!(
             "{} requests with {} distinct documents: no line is wrong\n",
-            grouped(requests),
-            grouped(documents)
+            grouped(summary.requests),
+            grouped(summary.documents)
         )
     } else {
         format!(
@@ -305,18 +291,19 @@ fn show(summary: &Summary, options: &Options) -> Result<()> {
              prompt tokens      {}\n\
              cached tokens      {} ({})\n\
              completion tokens  {}\n\
-             seconds            {seconds:.1}\n",
-            grouped(requests),
-            grouped(answered_before),
-            grouped(served),
-            grouped(failed),
-            grouped(repeated),
-            grouped(documents),
-            grouped(ordered),
+             seconds            {:.1}\n",
+            grouped(summary.requests),
+            grouped(summary.answered_before),
+            grouped(summary.served),
+            grouped(summary.failed),
+            grouped(summary.repeated),
+            grouped(summary.documents),
+            grouped(summary.ordered),
             grouped(usage.prompt_tokens),
             grouped(usage.cached_tokens),
             percent(cached),
             grouped(usage.completion_tokens),
+            summary.seconds,
         )
     };
     files::print(&printed)

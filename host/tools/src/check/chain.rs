@@ -61,9 +61,8 @@ fn is_duplex(filter: &Value) -> bool {
 }
 
 fn has_type(typed: &Value, name: &str) -> bool {
-    typed["@type"]
-        .as_str()
-        .is_some_and(|kind| kind.ends_with(name))
+    let kind = typed["@type"].as_str();
+    kind.is_some_and(|kind| kind.ends_with(name))
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@
 //! | `WasmPlugin`, `TrafficExtension` | `failStrategy: FAIL_OPEN` |
 //! | `AgentgatewayPolicy`, agentgateway's file, `InferencePool` | `failureMode: FailOpen` |
 
+use super::find::below;
 use serde_json::Value;
 
 /// The settings in a file for the case that Foreword is unavailable.
@@ -38,21 +39,15 @@ fn search(place: &str, value: &Value, found: &mut Failures) {
             }
         }
         Value::Object(fields) => {
-            let kind = fields
-                .get("@type")
-                .and_then(Value::as_str)
-                .unwrap_or_default();
-            let is_processor = kind.ends_with("ext_proc.v3.ExternalProcessor");
+            let kind = fields.get("@type").and_then(Value::as_str);
+            let is_processor =
+                kind.is_some_and(|kind| kind.ends_with("ext_proc.v3.ExternalProcessor"));
             for (name, value) in fields {
-                let place = match place {
-                    "" => name.clone(),
-                    place => format!("{place}.{name}"),
-                };
+                let place = below(place, name);
                 if let Some(is_open) = is_open(name, value, is_processor) {
                     found.is_told = true;
-                    found
-                        .open
-                        .extend(is_open.then(|| format!("{place}: {value}")));
+                    let setting = is_open.then(|| format!("{place}: {value}"));
+                    found.open.extend(setting);
                 } else {
                     search(&place, value, found);
                 }
@@ -63,9 +58,8 @@ fn search(place: &str, value: &Value, found: &mut Failures) {
             let inside = failures(text);
             found.is_told |= inside.is_told;
             let open = inside.open.into_iter();
-            found
-                .open
-                .extend(open.map(|setting| format!("{place}: {setting}")));
+            let open = open.map(|setting| format!("{place}: {setting}"));
+            found.open.extend(open);
         }
         _ => {}
     }

@@ -42,10 +42,9 @@ pub(super) fn configurations(text: &str) -> anyhow::Result<Vec<FoundConfig>> {
     let mut found = Vec::new();
     let several = documents.len() > 1;
     for (at, document) in documents.iter().enumerate() {
-        let place = if several {
-            format!("document {}", at + 1)
-        } else {
-            String::new()
+        let place = match several {
+            true => format!("document {}", at + 1),
+            false => String::new(),
         };
         if is_resource(document) {
             search(&place, document, &mut found);
@@ -109,11 +108,11 @@ fn search(place: &str, value: &Value, found: &mut Vec<FoundConfig>) {
     }
 }
 
-fn below(place: &str, key: &str) -> String {
-    if place.is_empty() {
-        key.to_owned()
-    } else {
-        format!("{place}.{key}")
+/// Returns the path of a field of the object at `place`.
+pub(super) fn below(place: &str, key: &str) -> String {
+    match place {
+        "" => key.to_owned(),
+        place => format!("{place}.{key}"),
     }
 }
 
@@ -130,16 +129,15 @@ fn held(fields: &Map<String, Value>) -> Option<(&'static str, &Value)> {
         let configuration = fields.get(key).filter(|_| fields.contains_key(beside))?;
         let others = fields.iter().filter(|(name, _)| *name != key);
         let mut said = others.map(|(_, value)| value.to_string().to_ascii_lowercase());
-        said.any(|text| text.contains("foreword"))
-            .then_some((key, configuration))
+        let is_ours = said.any(|text| text.contains("foreword"));
+        is_ours.then_some((key, configuration))
     })
 }
 
 /// Returns the configuration as the filter receives it: a string's text, or an object as JSON.
 fn text_of(configuration: &Value) -> String {
-    let packed = configuration
-        .get("@type")
-        .and_then(|_| configuration.get("value"));
+    let kind = configuration.get("@type");
+    let packed = kind.and_then(|_| configuration.get("value"));
     match packed.unwrap_or(configuration) {
         Value::String(text) => text.clone(),
         Value::Null => String::new(),

@@ -95,10 +95,9 @@ pub fn run(options: &Options) -> anyhow::Result<Verdict> {
         }
     }
     for setting in open.iter().filter(|_| is_salted) {
-        let severity = if options.accept_fail_open {
-            "warning"
-        } else {
-            "error"
+        let severity = match options.accept_fail_open {
+            true => "warning",
+            false => "error",
         };
         println!(
             "{setting}: {severity}: with `salt`, requests would reach the engine with a salt of the client's own while Foreword is away"
@@ -144,9 +143,8 @@ fn judged(errors: &[String]) -> String {
 /// Returns a warning per route that the filter refuses because salts are configured and no engine separates them.
 fn unsalted(configuration: &str) -> Vec<String> {
     let config = Config::from_json(configuration.as_bytes());
-    let routes = config
-        .map(|config| config.unsalted_routes)
-        .unwrap_or_default();
+    let routes = config.map(|config| config.unsalted_routes);
+    let routes = routes.unwrap_or_default();
     let warning = |route: &String| {
         format!(
             "POST {route} gets 403: `salt` needs engines that keep caches of different `cache_salt`s apart there. If yours does \

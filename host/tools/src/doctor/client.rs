@@ -54,8 +54,7 @@ impl Client {
 
     /// Adds the tokens of an answered prompt.
     pub(super) fn count(&self, prompt_tokens: u64) {
-        self.prompt_tokens
-            .set(self.prompt_tokens.get() + prompt_tokens);
+        self.prompt_tokens.update(|sum| sum + prompt_tokens);
     }
 
     pub(super) fn get(&self, url: &str) -> Answer {
@@ -76,17 +75,15 @@ impl Client {
     ) -> Answer {
         let body = body.map(Value::to_string);
         let attempt = || self.attempt(url, body.as_deref(), headers, connection);
-        let mut answer = attempt();
         for _ in 1..MAX_ATTEMPTS {
-            match &answer {
+            match attempt() {
                 Ok(reply) if matches!(reply.status, 429 | 503) => {
                     std::thread::sleep(reply.pause().unwrap_or(WAIT).min(MAX_WAIT));
-                    answer = attempt();
                 }
-                _ => break,
+                answer => return answer,
             }
         }
-        answer
+        attempt()
     }
 
     fn attempt(
@@ -100,16 +97,15 @@ impl Client {
             return Err(format!("not asked: {MAX_REQUESTS} requests were sent"));
         }
         if self.silent.get() >= MAX_SILENT {
-            return Err(format!(
-                "not asked: {MAX_SILENT} requests in a row got no response"
-            ));
+            let words = "requests in a row got no response";
+            return Err(format!("not asked: {MAX_SILENT} {words}"));
         }
         let connections = match connection {
             Connection::Kept => &self.kept,
             Connection::Fresh => &self.fresh,
         };
-        self.requests.set(self.requests.get() + 1);
-        self.silent.set(self.silent.get() + 1);
+        self.requests.update(|count| count + 1);
+        self.silent.update(|count| count + 1);
         let reply = connections
             .send(url, body.map(str::as_bytes), headers)
             .and_then(|response| Reply::read(url, response, MAX_BODY))

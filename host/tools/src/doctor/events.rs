@@ -117,9 +117,7 @@ impl Source {
     /// Returns the current position; `None` if there is no source or it fails.
     pub(super) fn mark(&self, client: &Client) -> Option<Mark> {
         match self {
-            Self::Socket(subscription) => {
-                Some(Mark::Removals(subscription.seen(|seen| seen.removals)))
-            }
+            Self::Socket(events) => Some(Mark::Removals(events.seen(|seen| seen.removals))),
             Self::Feed(url) => feed::position(client, url).ok().map(Mark::Position),
             Self::Nowhere(_) => None,
         }
@@ -153,11 +151,8 @@ fn observe_blocks(
     let prompt = rendering::render(engine, &body).map(|rendered| rendered.tokens);
     let compare = |seen: &Seen| {
         let prompt = prompt.as_ref().map_err(Clone::clone)?;
-        let blocks = seen
-            .stored
-            .iter()
-            .map(|stored| u64::from(stored.block_tokens));
-        let block = blocks.max().unwrap_or_default();
+        let blocks = seen.stored.iter().map(|stored| stored.block_tokens);
+        let block = u64::from(blocks.max().unwrap_or_default());
         let (all, cached) = (prompt.len() as u64, usage.cached_or_zero());
         let found = covered(prompt, &seen.stored);
         let detail = format!(
@@ -202,26 +197,17 @@ fn observe_documents(
     let ordered = orderer.rewrite(Tenant::default(), body.to_string().as_bytes());
     let ordered =
         ordered.map_err(|skip| Unobserved::NotAsked(format!("no documents: {skip:?}")))?;
-    let changed = ordered
-        .body
-        .and_then(|body| serde_json::from_slice(&body).ok());
+    let changed = ordered.body.as_deref();
+    let changed = changed.and_then(|body| serde_json::from_slice(body).ok());
     let path = ordered.path.to_header();
     let name = PATH_HEADER;
     let path = path.as_deref().map(|path| (name.as_str(), path));
-    let body = changed.unwrap_or(body);
-    let answer = client.send(
-        &CHAT.url(root),
-        Some(&body),
-        path.as_slice(),
-        Connection::Kept,
-    );
+    let (chat, body) = (CHAT.url(root), changed.unwrap_or(body));
+    let answer = client.send(&chat, Some(&body), path.as_slice(), Connection::Kept);
     CHAT.read(client, answer).map_err(Unobserved::NotAsked)?;
     let news = feed::news(client, url, &since).map_err(Unobserved::Failed)?;
-    let runs = ordered.path.runs.iter();
-    let sent: Vec<u64> = runs
-        .flat_map(|run| &run.documents)
-        .map(|document| document.0)
-        .collect();
+    let documents = ordered.path.runs.iter().flat_map(|run| &run.documents);
+    let sent: Vec<u64> = documents.map(|document| document.0).collect();
     Ok(Observed {
         asked: format!("a new prompt with {} documents", sent.len()),
         stored: news.stored,
@@ -230,19 +216,14 @@ fn observe_documents(
 }
 
 fn compared(sent: &[u64], stored: &[u64]) -> Agreement {
-    let found = sent
-        .iter()
-        .filter(|document| stored.contains(document))
-        .count();
+    let found = sent.iter().filter(|document| stored.contains(document));
+    let (found, all) = (found.count() as u64, sent.len() as u64);
     Agreement {
-        detail: format!(
-            "{found} of the {} documents sent are in stored paths",
-            sent.len()
-        ),
-        found: found as u64,
+        detail: format!("{found} of the {all} documents sent are in stored paths"),
+        found,
         // The last document may end within a page.
         excused: 2,
-        all: sent.len() as u64,
+        all,
     }
 }
 
@@ -270,7 +251,7 @@ pub(super) fn arrive(observed: &Result<Observed, Unobserved>, caching: Status) -
             observed.asked, observed.stored
         )),
         Ok(_) if caching == Status::Fail => {
-            Finding::skipped("nothing is cached, so nothing is stored", "")
+            Finding::unknown("nothing is cached, so nothing is stored")
         }
         Ok(observed) => Finding::fail(
             format!("{}: no event in {PATIENCE:?}", observed.asked),
@@ -285,9 +266,9 @@ pub(super) fn agree(observed: &Result<Observed, Unobserved>) -> Finding {
         Ok(observed) if observed.stored > 0 => match &observed.agreement {
             Ok(agreement) if agreement.is_enough() => Finding::ok(&agreement.detail),
             Ok(agreement) => Finding::fail(&agreement.detail, DISAGREE),
-            Err(came) => Finding::skipped(came, ""),
+            Err(came) => Finding::unknown(came),
         },
-        _ => Finding::skipped("no event came", ""),
+        _ => Finding::unknown("no event came"),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Reads which documents the engine holds from the KV feed of `foreword serve` or `foreword kv-bridge`.
 
-use super::client::{Client, refusal};
+use super::client::{Client, Reply, refusal};
 use super::zmq::PATIENCE;
 use foreword_ordering::feed::{Batch, Event};
 use serde_json::Value;
@@ -27,14 +27,10 @@ pub(super) struct News {
 /// Returns a message with the response if it is not a feed's, or why there is none.
 pub(super) fn position(client: &Client, url: &str) -> Result<Position, String> {
     let answer = client.get(url);
-    let batch = answer
-        .as_ref()
-        .map_or(Value::Null, super::client::Reply::json);
-    match (batch["epoch"].as_str(), batch["next"].as_u64()) {
-        (Some(epoch), Some(next)) => Ok(Position {
-            epoch: epoch.to_owned(),
-            next,
-        }),
+    let batch = answer.as_ref().map_or(Value::Null, Reply::json);
+    let epoch = batch["epoch"].as_str().map(str::to_owned);
+    match (epoch, batch["next"].as_u64()) {
+        (Some(epoch), Some(next)) => Ok(Position { epoch, next }),
         _ => Err(refusal(&format!("GET {url}"), &answer)),
     }
 }
@@ -52,10 +48,8 @@ pub(super) fn news(client: &Client, url: &str, since: &Position) -> Result<News,
     let Some(events) = batch["events"].as_array() else {
         return Err(refusal(&format!("GET {url}"), &answer));
     };
-    let stored = events
-        .iter()
-        .filter(|event| event["type"] == "stored")
-        .count();
+    let stored = events.iter().filter(|event| event["type"] == "stored");
+    let stored = stored.count();
     let is_removal = batch["reset"] == true || stored < events.len();
     let read = Batch::read(&reply.body, None).map_err(|error| error.to_string());
     let documents = |event: &Event| match event {

@@ -61,6 +61,11 @@ impl Finding {
         Self::new(Status::Skipped, detail, remedy)
     }
 
+    /// Returns a skipped check for which there is no remedy.
+    pub(super) fn unknown(detail: impl Into<String>) -> Self {
+        Self::skipped(detail, "")
+    }
+
     /// Returns a finding without a name, which [`Finding::named`] adds.
     fn new(status: Status, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self {
@@ -112,10 +117,8 @@ impl Examination {
                 let _ = writeln!(table, "{:<7}  {:<width$}  -> {}", "", "", finding.remedy);
             }
         }
-        let count = |status| {
-            let of_it = (self.findings.iter()).filter(|finding| finding.status == status);
-            of_it.count()
-        };
+        let statuses = || self.findings.iter().map(|finding| finding.status);
+        let count = |status| statuses().filter(|one| *one == status).count();
         let _ = writeln!(
             table,
             "\n{} ok, {} to look at, {} failed, {} skipped; {} requests, {} prompt tokens, {:.1} s",

@@ -125,10 +125,7 @@ pub(super) fn ask(
 pub(super) fn reachable(answer: &Answer) -> Finding {
     match answer {
         Ok(reply) => Finding::ok(format!("GET /v1/models: {}", reply.status)),
-        Err(came) => Finding::fail(
-            came,
-            "--gateway with the address of the listener that clients use, and that listener running",
-        ),
+        Err(came) => Finding::fail(came, LISTENER),
     }
 }
 
@@ -136,36 +133,27 @@ pub(super) fn reachable(answer: &Answer) -> Finding {
 pub(super) fn forwards(gateway: &Gateway) -> Finding {
     let ((direct, answer), (through, passed)) = match &gateway.pair {
         [Ok(direct), Ok(through)] => (direct, through),
-        [Err(came), _] => return Finding::skipped(format!("to the engine, {came}"), ""),
+        [Err(came), _] => return Finding::unknown(format!("to the engine, {came}")),
         [_, Err(came)] => {
-            return Finding::fail(
-                format!("through the gateway, {came}; to the engine: 200"),
-                ROUTE,
-            );
+            let detail = format!("through the gateway, {came}; to the engine: 200");
+            return Finding::fail(detail, ROUTE);
         }
     };
     let has_logprobs = |answer: &Value| !answer["choices"][0]["logprobs"].is_null();
     let is_short =
         |answer: &Value| answer["usage"]["completion_tokens"].as_u64() <= Some(MAX_TOKENS);
     let (count, expected) = (through.prompt, direct.prompt);
-    let lost: Vec<&str> = [
-        (
-            count.abs_diff(expected) * 50 > expected,
-            "messages or tools (other prompt tokens)",
-        ),
-        (
-            is_short(answer) && !is_short(passed),
-            "max_tokens (a longer answer)",
-        ),
-        (
-            has_logprobs(answer) && !has_logprobs(passed),
-            "logprobs (none in the answer)",
-        ),
+    let is_shifted = count.abs_diff(expected) * 50 > expected;
+    let is_longer = is_short(answer) && !is_short(passed);
+    let lacks_logprobs = has_logprobs(answer) && !has_logprobs(passed);
+    let lost = [
+        (is_shifted, "messages or tools (other prompt tokens)"),
+        (is_longer, "max_tokens (a longer answer)"),
+        (lacks_logprobs, "logprobs (none in the answer)"),
         (gateway.loses_counts(), "cached_tokens of the answer"),
-    ]
-    .into_iter()
-    .filter_map(|(is_lost, what)| is_lost.then_some(what))
-    .collect();
+    ];
+    let lost = lost.into_iter().filter(|(is_lost, _)| *is_lost);
+    let lost: Vec<&str> = lost.map(|(_, what)| what).collect();
     let detail = format!(
         "one body to the engine and through the gateway: {expected} and {count} prompt tokens"
     );
@@ -212,10 +200,7 @@ pub(super) fn orders(gateway: &Gateway, is_reported: bool) -> Finding {
     };
     let Some(report) = &second.report else {
         let detail = format!("a chat with documents: the answer has no {REPORT_HEADER} header");
-        return Finding::skipped(
-            detail,
-            "\"report_header\": \"x-foreword\", if Foreword's filter is to run at this gateway",
-        );
+        return Finding::skipped(detail, REPORT);
     };
     let detail = format!(
         "four documents, then the same in another order: {report}; {} tokens cached",
@@ -224,30 +209,24 @@ pub(super) fn orders(gateway: &Gateway, is_reported: bool) -> Finding {
     let is_computed = is_reported && !gateway.loses_counts() && !usage.is_cached(usage.prompt / 2);
     match report.split(';').next().unwrap_or_default() {
         "dry-run" => Finding::ok(detail),
-        "ordered" | "unchanged" if second.field("documents") == Some(0) => Finding::fail(
-            detail,
-            "\"ordering\": {\"documents\": …}: the format in which your clients write documents",
-        ),
+        "ordered" | "unchanged" if second.field("documents") == Some(0) => {
+            Finding::fail(detail, FORMAT)
+        }
         "ordered" | "unchanged" if second.matched() == 0 => Finding::fail(detail, BLIND),
         "ordered" | "unchanged" if is_computed => Finding::fail(detail, COMPUTED),
         "ordered" | "unchanged" => Finding::ok(detail),
-        _ => Finding::fail(
-            detail,
-            "gateway-config/envoy/README.md has a line for each reason",
-        ),
+        _ => Finding::fail(detail, REASONS),
     }
 }
 
 /// Checks that all workers know the documents that one of them sent.
 pub(super) fn agree(gateway: &Gateway) -> Finding {
-    let matched: Vec<u64> = gateway.decisions[1..]
-        .iter()
-        .map(Decision::matched)
-        .collect();
+    let matched = gateway.decisions[1..].iter().map(Decision::matched);
+    let matched: Vec<u64> = matched.collect();
     let detail =
         format!("the same documents again, three times on new connections: matched {matched:?}");
     match matched.iter().filter(|matched| **matched > 0).count() {
-        0 => Finding::skipped("no decision saw resident documents", ""),
+        0 => Finding::unknown("no decision saw resident documents"),
         seeing if seeing < matched.len() => Finding::fail(detail, AGREEMENT),
         _ => Finding::ok(detail),
     }
@@ -258,11 +237,9 @@ pub(super) fn salts(gateway: &Gateway) -> Finding {
     let [_, other, bare] = match &gateway.salted {
         Some(Ok(answers)) => answers,
         Some(Err(came)) => {
-            return Finding::skipped(format!("with the client's cache_salt, {came}"), "");
+            return Finding::unknown(format!("with the client's cache_salt, {came}"));
         }
-        None => {
-            return Finding::skipped("the engine was not found to keep salts of chats apart", "");
-        }
+        None => return Finding::unknown("the engine was not found to keep salts of chats apart"),
     };
     let detail = format!(
         "one prompt with two salts of the client's, then to the engine without: cached {}, {}",
@@ -281,7 +258,14 @@ pub(super) fn salts(gateway: &Gateway) -> Finding {
 
 const MAX_TOKENS: u64 = 3;
 const SETTLE: Duration = Duration::from_millis(300);
+const LISTENER: &str =
+    "--gateway with the address of the listener that clients use, and that listener running";
 const ROUTE: &str = "a route for POST /v1/chat/completions at the gateway, with the engine's model";
+const REPORT: &str =
+    "\"report_header\": \"x-foreword\", if Foreword's filter is to run at this gateway";
+const FORMAT: &str =
+    "\"ordering\": {\"documents\": …}: the format in which your clients write documents";
+const REASONS: &str = "gateway-config/envoy/README.md has a line for each reason";
 const BLIND: &str = "leave \"ordering\": {\"tree\": …} room (max_tokens: the engine's KV capacity), and engines[].block_tokens no larger than \
                      the engine's blocks";
 const COMPUTED: &str = "the gateway believes resident what the engine computed: send these requests to the engine that was examined, with one \

@@ -3,13 +3,9 @@
 use super::client::{Client, served};
 use super::finding::Finding;
 
-/// The text of one scrape.
-#[derive(Debug, Default)]
-pub(super) struct Metrics {
-    text: String,
-    /// Why there is no scrape; `None` if there is one.
-    missing: Option<String>,
-}
+/// The text of one scrape, or why there is none.
+#[derive(Debug)]
+pub(super) struct Metrics(Result<String, String>);
 
 impl Metrics {
     /// Scrapes the first of `urls` that responds with 200.
@@ -17,24 +13,17 @@ impl Metrics {
         let mut missing = "no address was given".to_owned();
         for url in urls {
             match served(&format!("GET {url}"), client.get(url)) {
-                Ok(reply) => {
-                    return Self {
-                        text: String::from_utf8_lossy(&reply.body).into_owned(),
-                        missing: None,
-                    };
-                }
+                Ok(reply) => return Self(Ok(String::from_utf8_lossy(&reply.body).into_owned())),
                 Err(refusal) => missing = refusal,
             }
         }
-        Self {
-            text: String::new(),
-            missing: Some(missing),
-        }
+        Self(Err(missing))
     }
 
     /// Returns name, labels and value of each sample. Cuts off prefixes before `foreword_`, which proxies add.
     fn samples(&self) -> impl Iterator<Item = (&str, &str, f64)> {
-        let lines = self.text.lines().filter(|line| !line.starts_with('#'));
+        let lines = self.0.iter().flat_map(|text| text.lines());
+        let lines = lines.filter(|line| !line.starts_with('#'));
         lines.filter_map(|line| {
             let (series, value) = line.rsplit_once(' ')?;
             let (name, labels) = series.split_once('{').unwrap_or((series, ""));
@@ -69,10 +58,8 @@ impl Metrics {
         });
         let buckets: Vec<(f64, f64)> = buckets.collect();
         // The lowest bucket counts decisions without a match: its bound is 1 in the shipped configurations, else 0.5.
-        let lowest = buckets
-            .iter()
-            .map(|bucket| bucket.0)
-            .fold(f64::INFINITY, f64::min);
+        let bounds = buckets.iter().map(|bucket| bucket.0);
+        let lowest = bounds.fold(f64::INFINITY, f64::min);
         let blind = buckets.iter().filter(|bucket| bucket.0 == lowest);
         (lowest <= 1.0).then(|| (blind.map(|bucket| bucket.1).sum(), all))
     }
@@ -80,7 +67,7 @@ impl Metrics {
 
 /// Checks the gateway's counters: decisions without resident documents, corrections, lost updates.
 pub(super) fn decisions(metrics: &Metrics) -> Finding {
-    if let Some(came) = &metrics.missing {
+    if let Err(came) = &metrics.0 {
         return Finding::skipped(came, SCRAPE);
     }
     let Some(requests) = metrics.sum("foreword_requests_total") else {
@@ -91,9 +78,8 @@ pub(super) fn decisions(metrics: &Metrics) -> Finding {
             return Finding::fail(format!("{name} is {count}"), remedy);
         }
     }
-    let corrections = metrics
-        .sum("foreword_corrections_total")
-        .unwrap_or_default();
+    let corrections = metrics.sum("foreword_corrections_total");
+    let corrections = corrections.unwrap_or_default();
     let (blind, all) = metrics.decisions().unwrap_or_default();
     let detail = format!(
         "{blind} of {all} decisions saw no resident blocks; {corrections} answers of {requests} said less than was believed"
@@ -101,10 +87,7 @@ pub(super) fn decisions(metrics: &Metrics) -> Finding {
     if requests >= ENOUGH && corrections > requests * MAX_CORRECTED {
         Finding::warn(detail, FEED)
     } else if all >= ENOUGH && blind > all * MAX_BLIND {
-        Finding::warn(
-            detail,
-            "foreword explain over a log of these requests names the first difference of each",
-        )
+        Finding::warn(detail, EXPLAIN)
     } else {
         Finding::ok(detail)
     }
@@ -129,6 +112,8 @@ const LOST: [(&str, &str); 4] = [
         "fewer documents a request, or a larger shared-data quota: requests exceed 16 KiB of hashes",
     ),
 ];
+const EXPLAIN: &str =
+    "foreword explain over a log of these requests names the first difference of each";
 const SCRAPE: &str = "--gateway-metrics URL: Envoy's http://HOST:9901/stats/prometheus, or /metrics of foreword ext-proc";
 /// The remedy if the gateway believes documents resident that were evicted.
 pub(super) const FEED: &str = "\"engines\": [{\"name\": \"a\", \"feed\": {\"cluster\": \"a-feed\"}}], from foreword serve's internal \
@@ -144,16 +129,13 @@ mod tests {
 
     #[test]
     fn samples_are_found_behind_a_proxys_prefix_and_labels_by_their_whole_name() {
-        let metrics = Metrics {
-            text: "# HELP x 1\n\
+        let metrics = Metrics(Ok("# HELP x 1\n\
                    vllm:cache_config_info{mamba_block_size=\"8\",block_size=\"16\"} 1.0\n\
                    envoy_dynamicmodulescustom_foreword_requests_total{} 7\n\
                    foreword_matched_percent_bucket{le=\"10\"} 6\n\
                    foreword_matched_percent_bucket{le=\"1\"} 5\n\
                    foreword_matched_percent_count{} 7\nno number\n"
-                .to_owned(),
-            missing: None,
-        };
+            .to_owned()));
         let label = metrics.label("vllm:cache_config_info", "block_size");
         assert_eq!(label, Some("16"));
         assert_eq!(metrics.sum("foreword_requests_total"), Some(7.0));

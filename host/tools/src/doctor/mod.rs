@@ -40,7 +40,7 @@ use prompt::{Documents, Words};
 use residency::Cleared;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant, SystemTime};
-use survey::{Engine, Survey};
+use survey::{Engine, Route, Survey};
 
 const HELP: &str = "What it sends: some 43 requests with 12,000 prompt tokens to the engine, and 16 with 8,000 more through a gateway; where no prompt of
 400 tokens is reused, up to 50,000 prompt tokens; never more than 160 requests. Prompts are random words, and answers have one to
@@ -107,16 +107,13 @@ fn examine(options: &Options) -> Result<Examination> {
     let gateway_root = options.gateway.as_deref().map(root_of).transpose()?;
     let internal = match &options.internal {
         Some(url) => vec![root_of(url)?],
-        None => [Some(root.clone()), a_thousand_above(&root)]
-            .into_iter()
-            .flatten()
+        None => std::iter::once(root.clone())
+            .chain(a_thousand_above(&root))
             .collect(),
     };
-    let at = |path: &str| {
-        internal
-            .iter()
-            .map(|root| format!("{root}{path}"))
-            .collect::<Vec<_>>()
+    let at = |path: &str| -> Vec<String> {
+        let internal = internal.iter();
+        internal.map(|root| format!("{root}{path}")).collect()
     };
     let client = &Client::new(key, options.timeout);
     let start = Instant::now();
@@ -127,8 +124,7 @@ fn examine(options: &Options) -> Result<Examination> {
         model: &model,
         max_tokens,
     };
-    let mut words = Words::new();
-    let words = &mut words;
+    let words = &mut Words::new();
 
     let source = Source::find(client, options.events.as_deref(), &at("/v1/kv/events"));
     let chat = CHAT.body(&model, &words.text(16));
@@ -136,20 +132,15 @@ fn examine(options: &Options) -> Result<Examination> {
     let survey = Survey::take(engine, words);
     let scraped = Metrics::scrape(client, &at("/metrics"));
     let salted = survey.routes.iter().map(|route| salts::ask(engine, route));
-    let routes: Vec<_> = survey
-        .routes
-        .iter()
-        .zip(salted.collect::<Vec<_>>())
-        .collect();
+    let salted: Vec<_> = salted.collect();
+    let routes: Vec<_> = survey.routes.iter().zip(salted).collect();
     // Without any reuse, the prompt's length does not matter.
     let reusing = survey.reusing().map(|(route, _)| route);
     let length = reusing.map_or(400, |route| route.text.split(' ').count() as u64);
     let served = survey.routes.iter().find(|route| route.pair.is_ok());
     let api = served.map_or(CHAT, |route| route.api);
     let observed = source.observe(engine, gateway_root.as_deref(), api, words, length);
-    let is_reported = survey
-        .route(CHAT)
-        .is_some_and(|route| route.warm().is_some());
+    let is_reported = survey.route(CHAT).and_then(Route::warm).is_some();
     let tools = rendering::ask_tools(engine, words, is_reported);
     let renderings = rendered.and_then(|first| Ok([first, rendering::render(engine, &chat)?]));
 
@@ -163,12 +154,9 @@ fn examine(options: &Options) -> Result<Examination> {
         let check = format!("cached-tokens/{}", route.api.name);
         findings.push(survey::cached_tokens(route, &survey, status).named(check));
     }
-    let is_kept = |route, salted: &Option<_>| {
+    let kept = routes.iter().filter(|(route, salted)| {
         salts::honoured(route, salted.as_ref(), &[]).status == Status::Ok
-    };
-    let kept = routes
-        .iter()
-        .filter(|(route, salted)| is_kept(route, salted));
+    });
     let kept: Vec<&str> = kept.map(|(route, _)| route.api.path).collect();
     for (route, salted) in &routes {
         let check = format!("salts/{}", route.api.name);
@@ -240,10 +228,8 @@ fn model(client: &Client, root: &str, wanted: Option<&str>) -> Result<(String, O
     let max_tokens = found.and_then(|model| model["max_model_len"].as_u64());
     let name = wanted.or_else(|| found?["id"].as_str());
     let name = name.with_context(|| {
-        format!(
-            "{url} lists no model: {}; name one with --model, or the engine's own URL",
-            reply.words()
-        )
+        let words = reply.words();
+        format!("{url} lists no model: {words}; name one with --model, or the engine's own URL")
     })?;
     Ok((name.to_owned(), max_tokens))
 }

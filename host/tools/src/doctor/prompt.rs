@@ -40,10 +40,8 @@ impl Documents {
     /// Returns a chat about the documents in the order of `ranks`, best first.
     pub(super) fn chat(&self, model: &str, ranks: [usize; 4]) -> Value {
         let document = |rank: usize| {
-            format!(
-                "<document id=\"probe-{rank}\">{}</document>\n",
-                self.texts[rank]
-            )
+            let text = &self.texts[rank];
+            format!("<document id=\"probe-{rank}\">{text}</document>\n")
         };
         let documents = ranks.map(document).concat();
         let content = format!("<documents>\n{documents}</documents>\n\n{}", self.question);

@@ -49,13 +49,9 @@ pub(super) fn render(engine: &Engine<'_>, body: &Value) -> Result<Rendered, Stri
     if tokens.is_empty() {
         return Err("POST /tokenize: no tokens".to_owned());
     }
-    let text = post(
-        "/detokenize",
-        &json!({"model": engine.model, "tokens": tokens}),
-    );
-    let text = text
-        .ok()
-        .and_then(|text| Some(text["prompt"].as_str()?.to_owned()));
+    let asked = json!({"model": engine.model, "tokens": tokens});
+    let text = post("/detokenize", &asked).ok();
+    let text = text.and_then(|text| Some(text["prompt"].as_str()?.to_owned()));
     Ok(Rendered { tokens, text })
 }
 
@@ -78,28 +74,22 @@ pub(super) fn ask_tools(engine: &Engine<'_>, words: &mut Words, is_reported: boo
 pub(super) fn template_date(renderings: &Renderings, now: SystemTime) -> Finding {
     let [first, second] = match renderings {
         Ok(renderings) => renderings,
-        Err(came) => {
-            return Finding::skipped(
-                came,
-                "look for strftime_now, date_string or a clock in the model's chat_template.jinja",
-            );
-        }
+        Err(came) => return Finding::skipped(came, CLOCK),
     };
     let asked = "one chat rendered twice by /tokenize";
     if first.tokens != second.tokens {
         return Finding::fail(format!("{asked}: two different prompts"), PIN);
     }
     let Some(text) = &first.text else {
-        return Finding::skipped(
-            format!("{asked}: the same; /detokenize gave no text to look for a date in"),
-            "",
-        );
+        let detail = format!("{asked}: the same; /detokenize gave no text to look for a date in");
+        return Finding::unknown(detail);
     };
     match today(text, now) {
-        Some(date) => Finding::warn(
-            format!("{asked}: the template writes {date:?}, which changes at midnight"),
-            PIN,
-        ),
+        Some(date) => {
+            let detail =
+                format!("{asked}: the template writes {date:?}, which changes at midnight");
+            Finding::warn(detail, PIN)
+        }
         None => Finding::ok(format!("{asked}: the same, without today's date")),
     }
 }
@@ -112,10 +102,8 @@ pub(super) fn tool_order(tools: &Tools, least: Option<u64>) -> Finding {
     if let Ok([first, second]) = &tools.rendered
         && first.tokens != second.tokens
     {
-        return Finding::fail(
-            format!("{asked}: /tokenize gives two different prompts"),
-            remedy,
-        );
+        let detail = format!("{asked}: /tokenize gives two different prompts");
+        return Finding::fail(detail, remedy);
     }
     let is_long = |[_, warm]: &&[Usage; 2]| least.is_some_and(|least| warm.prompt > 2 * least);
     match (tools.asked.as_ref().filter(is_long), &tools.rendered) {
@@ -126,11 +114,11 @@ pub(super) fn tool_order(tools: &Tools, least: Option<u64>) -> Finding {
                 false => Finding::fail(detail, remedy),
             }
         }
-        (None, Ok(_)) => Finding::ok(format!(
-            "{asked}: /tokenize gives the same{}",
-            tools.order()
-        )),
-        (None, Err(came)) => Finding::skipped(came, ""),
+        (None, Ok(_)) => {
+            let order = tools.order();
+            Finding::ok(format!("{asked}: /tokenize gives the same{order}"))
+        }
+        (None, Err(came)) => Finding::unknown(came),
     }
 }
 
@@ -166,21 +154,16 @@ fn today(text: &str, now: SystemTime) -> Option<String> {
             parts.sort_unstable();
             parts == date
         };
-        let found = words
-            .windows(3)
-            .find(is_date)
-            .map(|window| window.join(" "));
+        let found = words.windows(3).find(is_date);
+        let found = found.map(|window| window.join(" "));
         found.or_else(|| words.contains(&&*compact).then_some(compact))
     })
 }
 
 /// Returns a part of a date as a number without leading zeros: 11 for `November`, 25 for `25th`.
 fn plain(word: &str) -> String {
-    let starts = |name: &&str| {
-        word.get(..3)
-            .is_some_and(|start| start.eq_ignore_ascii_case(name))
-    };
-    match MONTHS.iter().position(starts) {
+    let start = word.get(..3).unwrap_or_default();
+    match (MONTHS.iter()).position(|name| start.eq_ignore_ascii_case(name)) {
         Some(month) => (month + 1).to_string(),
         None => {
             let digits = word.trim_end_matches(|character: char| character.is_ascii_alphabetic());
@@ -200,6 +183,8 @@ const TOOLS: [&str; 5] = [
 const MONTHS: [&str; 12] = [
     "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
 ];
+const CLOCK: &str =
+    "look for strftime_now, date_string or a clock in the model's chat_template.jinja";
 const PIN: &str = "\"chat_template_kwargs\": {\"date_string\": \"26 Jul 2024\"} in each request, or vLLM's --chat-template with a copy \
                    that writes no date";
 

@@ -38,9 +38,7 @@ pub(super) fn clear(
     let client = engine.client;
     let before = source.and_then(|source| Some((source, source.mark(client)?)));
     let mut came = String::new();
-    let mut urls = roots
-        .iter()
-        .flat_map(|root| RESETS.map(|path| format!("{root}{path}")));
+    let mut urls = (roots.iter()).flat_map(|root| RESETS.map(|path| format!("{root}{path}")));
     let is_done = urls.any(|url| {
         let answer = client.post(&url, &Value::Null);
         let reply = served(&format!("POST {url}"), answer);
@@ -79,32 +77,25 @@ pub(super) fn believed(cleared: &Cleared) -> Finding {
     if let Some(after) = after {
         detail = format!("{detail}: {} tokens cached", after.of_prompt());
         if after.is_warm() {
-            return Finding::warn(
-                detail,
-                "ask again when nothing runs: an engine empties no cache in use",
-            );
+            return Finding::warn(detail, BUSY);
         }
     }
     match (is_announced, decision) {
         (Some(false), _) => Finding::fail(format!("{detail}; no event says so"), UNTOLD),
         (_, Some(decision)) if decision.matched() > 0 => {
-            let matched = decision.matched();
-            Finding::fail(
-                format!("{detail}; the gateway still believed {matched} documents resident"),
-                FEED,
-            )
+            let believed = format!("believed {} documents resident", decision.matched());
+            Finding::fail(format!("{detail}; the gateway still {believed}"), FEED)
         }
         (_, Some(_)) => Finding::ok(format!("{detail}; the gateway knew it")),
         (Some(true), None) => Finding::ok(format!("{detail}; events say so")),
-        (None, None) => Finding::skipped(
-            detail,
-            "--events or --gateway: nothing else believes anything of this cache",
-        ),
+        (None, None) => Finding::skipped(detail, NOBODY),
     }
 }
 
 const ALLOW: &str = "--allow-reset, when the engine's cache may be emptied: every prompt is then computed once more";
 const RESET: &str = "vLLM: VLLM_SERVER_DEV_MODE=1 serves /reset_prefix_cache; foreword serve: --internal with its internal listener";
+const BUSY: &str = "ask again when nothing runs: an engine empties no cache in use";
+const NOBODY: &str = "--events or --gateway: nothing else believes anything of this cache";
 const UNTOLD: &str = "an engine that publishes AllBlocksCleared, as vLLM does; until then restart gateways after a reset";
 /// Routes that empty an engine's cache: vLLM's and SGLang's.
 const RESETS: [&str; 2] = ["/reset_prefix_cache", "/flush_cache"];

@@ -30,30 +30,25 @@ pub(super) fn honoured(route: &Route, salted: Option<&Salted>, kept: &[&str]) ->
             return Finding::warn(format!("with cache_salt, {came}"), remedy(kept));
         }
         _ => {
-            return Finding::skipped(
-                format!("POST {path} reports no reuse that a salt could end"),
-                "",
-            );
+            return Finding::unknown(format!(
+                "POST {path} reports no reuse that a salt could end"
+            ));
         }
     };
+    let cached = [warm, a, b, again].map(Usage::shown).join(", ");
     let detail = format!(
-        "POST {path}, one prompt without salt, with a, b, a: cached {}, {}, {}, {} of {}",
-        warm.shown(),
-        a.shown(),
-        b.shown(),
-        again.shown(),
-        warm.prompt,
+        "POST {path}, one prompt without salt, with a, b, a: cached {cached} of {}",
+        warm.prompt
     );
     let sees = |usage: &Usage| usage.is_cached(warm.cached_or_zero());
     match (sees(a) || sees(b), sees(again)) {
         (true, _) => Finding::fail(detail, remedy(kept)),
         (false, true) => Finding::ok(detail),
-        (false, false) => Finding::warn(
-            detail,
-            "salt no request of this route: the engine reuses nothing of it",
-        ),
+        (false, false) => Finding::warn(detail, UNSALTED),
     }
 }
+
+const UNSALTED: &str = "salt no request of this route: the engine reuses nothing of it";
 
 /// Returns the configuration by which the gateway salts only the routes `kept`.
 fn remedy(kept: &[&str]) -> String {

@@ -87,9 +87,9 @@ impl Survey {
             if route.warm().is_some() {
                 survey.routes[first] = route;
                 let others = survey.routes.iter_mut().skip(first + 1);
-                others
-                    .filter(|other| other.pair.is_ok())
-                    .for_each(|other| *other = longer(other));
+                for other in others.filter(|other| other.pair.is_ok()) {
+                    *other = longer(other);
+                }
             }
         }
         survey.beginnings = survey.ask_beginnings(engine);
@@ -102,9 +102,8 @@ impl Survey {
         };
         let per_word = route.tokens_per_word().unwrap_or(WORD_TOKENS);
         let words: Vec<&str> = route.text.split(' ').collect();
-        let lengths = (0..)
-            .map(|power| LEAST << power)
-            .take_while(|length| *length < warm.prompt);
+        let lengths = (0..).map(|power| LEAST << power);
+        let lengths = lengths.take_while(|length| *length < warm.prompt);
         let ask = |length| {
             let text = words.get(..count(length, per_word) as usize)?.join(" ");
             engine.ask(route.api, &text).ok()
@@ -129,14 +128,13 @@ impl Survey {
 
     /// Returns the greatest common divisor of all counts of cached tokens.
     fn step(&self) -> u64 {
-        self.counted()
-            .fold(0, |step, usage| common(step, usage.cached_or_zero()))
+        let cached = self.counted().map(Usage::cached_or_zero);
+        cached.fold(0, common)
     }
 
     fn counted(&self) -> impl Iterator<Item = &Usage> {
-        self.beginnings
-            .iter()
-            .chain(self.reusing().map(|(_, warm)| warm))
+        let warm = self.reusing().map(|(_, warm)| warm);
+        self.beginnings.iter().chain(warm)
     }
 }
 
@@ -170,7 +168,7 @@ pub(super) fn caching(survey: &Survey, metrics: &Metrics) -> Finding {
 pub(super) fn cached_tokens(route: &Route, survey: &Survey, caching: Status) -> Finding {
     let warm = match &route.pair {
         Ok([_, warm]) => warm,
-        Err(came) => return Finding::skipped(came, ""),
+        Err(came) => return Finding::unknown(came),
     };
     let (path, cached) = (route.api.path, warm.of_prompt());
     let detail = format!("POST {path}, one prompt twice: cached tokens {cached}");
@@ -179,10 +177,9 @@ pub(super) fn cached_tokens(route: &Route, survey: &Survey, caching: Status) -> 
             let (name, cached) = (other.api.name, reused.of_prompt());
             Finding::fail(format!("{detail}; {name} says {cached}"), REPORT)
         }
-        None if warm.cached.is_none() && caching == Status::Fail => Finding::skipped(
-            format!("{detail}; nothing is cached that could be reported"),
-            "",
-        ),
+        None if warm.cached.is_none() && caching == Status::Fail => Finding::unknown(format!(
+            "{detail}; nothing is cached that could be reported"
+        )),
         None if warm.cached.is_none() => Finding::fail(detail, REPORT),
         _ => Finding::ok(detail),
     }
@@ -191,15 +188,14 @@ pub(super) fn cached_tokens(route: &Route, survey: &Survey, caching: Status) -> 
 /// Checks that short prompts are reused too.
 pub(super) fn least_reusable(survey: &Survey, metrics: &Metrics) -> Finding {
     let (Some((route, _)), Some(least)) = (survey.reusing(), survey.least()) else {
-        return Finding::skipped("no prompt was reported as reused", "");
+        return Finding::unknown("no prompt was reported as reused");
     };
     let counts = survey.beginnings.iter();
     let counts = counts.map(|usage| format!("{} of {}", usage.cached_or_zero(), usage.prompt));
     let (counts, step) = (counts.collect::<Vec<_>>().join(", "), survey.step());
     let block = metrics.label("vllm:cache_config_info", "block_size");
-    let block = block.map_or_else(String::new, |block| {
-        format!(", block_size {block} (/metrics)")
-    });
+    let block = block.map(|block| format!(", block_size {block} (/metrics)"));
+    let block = block.unwrap_or_default();
     let detail = format!(
         "beginnings of one {} prompt: cached {counts}; reused from {least} tokens on, in multiples of {step}{block}",
         route.api.name,

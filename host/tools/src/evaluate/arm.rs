@@ -120,9 +120,8 @@ impl Arm {
             return name;
         }
         let mut named = Self::NAMED.into_iter();
-        named
-            .find(|(arm, _)| *arm == self)
-            .map_or("", |(_, name)| name)
+        let named = named.find(|(arm, _)| *arm == self);
+        named.map_or("", |(_, name)| name)
     }
 
     /// Returns the arm of that name; `None` if there is none.

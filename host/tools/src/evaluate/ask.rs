@@ -170,11 +170,8 @@ impl Questions<'_> {
 
     /// Returns the number of requests in the plan.
     pub(super) fn requests(&self) -> usize {
-        let turns = self
-            .plan()
-            .into_iter()
-            .map(|job| self.cases[job.case].turns.len());
-        turns.sum()
+        let plan = self.plan().into_iter();
+        plan.map(|job| self.cases[job.case].turns.len()).sum()
     }
 
     /// Returns every case under every arm that applies to it, in the order of asking.
@@ -183,9 +180,8 @@ impl Questions<'_> {
         let mut plan = Vec::new();
         for (case, asked) in self.cases.iter().enumerate() {
             let asks = |arm: &Arm| !arm.is_position() || asked.has_positions();
-            let mut arms: Vec<_> = (0..self.arms.len())
-                .filter(|&arm| asks(&self.arms[arm]))
-                .collect();
+            let arms = (0..self.arms.len()).filter(|&arm| asks(&self.arms[arm]));
+            let mut arms: Vec<_> = arms.collect();
             random.shuffle(&mut arms);
             plan.extend(arms.into_iter().map(|arm| Job { case, arm }));
         }
@@ -307,15 +303,11 @@ struct Request {
 impl<'a> Chats<'a> {
     fn new(questions: &'a Questions<'a>) -> Self {
         let cases = questions.cases.iter().enumerate();
+        let configs = questions.configs.iter().cloned();
         Self {
             questions,
             places: cases.map(|(at, case)| (case.id.as_str(), at)).collect(),
-            orderers: questions
-                .configs
-                .iter()
-                .cloned()
-                .map(Orderer::new)
-                .collect(),
+            orderers: configs.map(Orderer::new).collect(),
             at: 0,
             answers: FxHashMap::default(),
         }
@@ -450,8 +442,8 @@ impl Run<'_> {
             });
         }
         if self.outcome.left_out.insert(case.id.clone()) {
-            self.bar
-                .suspend(|| eprintln!("left out: {:?} ({arm}): {fault}", case.id));
+            let id = &case.id;
+            (self.bar).suspend(|| eprintln!("left out: {id:?} ({arm}): {fault}"));
         }
         Ok(())
     }

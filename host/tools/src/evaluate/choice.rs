@@ -13,6 +13,7 @@
 //! letter, the choice is the letter at the beginning of the answer.
 
 use super::data::{Turn, letter};
+use super::score::without_thinking;
 use super::stream::Streamed;
 use serde_json::{Map, Value};
 
@@ -70,19 +71,14 @@ pub(super) fn chosen(streamed: &Streamed, choices: usize) -> (String, ChosenBy) 
 
 /// Returns the letter at the beginning of a text; the whole text if it does not begin with one.
 fn named(text: &str, choices: usize) -> String {
-    let answer = text
-        .rsplit_once("</think>")
-        .map_or(text, |(_, answer)| answer);
+    let answer = without_thinking(text);
     let answer = answer.trim_start_matches(|c: char| c.is_whitespace() || "([*\"".contains(c));
     let mut characters = answer.chars();
     let first = characters.next().map(|first| first.to_ascii_uppercase());
     let is_alone = characters.next().is_none_or(|next| !next.is_alphanumeric());
     let found = first.filter(|_| is_alone);
-    let found = found.filter(|first| {
-        (0..choices)
-            .filter_map(letter)
-            .any(|letter| letter == *first)
-    });
+    let mut letters = (0..choices).filter_map(letter);
+    let found = found.filter(|first| letters.any(|letter| letter == *first));
     found.map_or_else(|| text.to_owned(), String::from)
 }
 
@@ -91,11 +87,7 @@ fn is_letter(token: &str, letter: char) -> bool {
     let token = token.trim_matches(|c: char| {
         c.is_whitespace() || matches!(c, '\u{120}' | '\u{2581}' | '(' | ')' | '.')
     });
-    let mut characters = token.chars();
-    characters
-        .next()
-        .is_some_and(|first| first.eq_ignore_ascii_case(&letter))
-        && characters.next().is_none()
+    token.eq_ignore_ascii_case(letter.encode_utf8(&mut [0; 4]))
 }
 
 /// Number of alternatives requested for the first token: OpenAI's maximum.

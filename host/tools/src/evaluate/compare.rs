@@ -92,6 +92,8 @@ pub(super) struct Difference {
 /// A case's results under an arm, as sums over its turns.
 #[derive(Clone, Debug, Default)]
 struct Sums {
+    /// Number of turns.
+    turns: usize,
     /// Number of the model's answers.
     asked: usize,
     /// Number of answers that were compared with right ones.
@@ -130,15 +132,12 @@ pub(super) fn compare(cases: &[Case], arms: &[Arm], records: &[Record], seed: u6
         let mut wanted = arms.iter().filter(|arm| wanted(arm));
         wanted.all(|arm| sums.contains_key(&(case.id.as_str(), *arm)))
     };
-    let all: Vec<&Case> = cases
+    let all = cases
         .iter()
-        .filter(|case| complete(case, |arm| !arm.is_position()))
-        .collect();
-    let placed = all
-        .iter()
-        .copied()
-        .filter(|case| complete(case, |arm| arm.is_position()));
-    let placed: Vec<&Case> = placed.collect();
+        .filter(|case| complete(case, |arm| !arm.is_position()));
+    let all: Vec<&Case> = all.collect();
+    let mut placed = all.clone();
+    placed.retain(|case| complete(case, |arm| arm.is_position()));
     // Cases whose answers were scored under every arm.
     let is_measured = |case: &Case, is_position: bool| {
         let asking = |arm: &&Arm| is_position || !arm.is_position();
@@ -189,7 +188,7 @@ fn sums<'a>(
     records: &[Record],
 ) -> FxHashMap<(&'a str, Arm), Sums> {
     let by_id: FxHashMap<&str, &Case> = cases.iter().map(|case| (&*case.id, case)).collect();
-    let mut answered: FxHashMap<(&str, Arm), (usize, Sums)> = FxHashMap::default();
+    let mut answered: FxHashMap<(&str, Arm), Sums> = FxHashMap::default();
     // Endpoints that report cached tokens may omit a zero (vLLM, Gemini).
     let are_reported = (records.iter()).any(|record| record.usage.cached_tokens.is_some());
     for record in records {
@@ -201,16 +200,12 @@ fn sums<'a>(
         let Some(turn) = case.turns.get(record.turn) else {
             continue;
         };
-        let first = || {
-            let sums = Sums {
-                prompt: Some(0),
-                cached: Some(0),
-                ..Sums::default()
-            };
-            (0, sums)
-        };
-        let (turns, sums) = answered.entry((&case.id, arm)).or_insert_with(first);
-        *turns += 1;
+        let sums = answered.entry((&case.id, arm)).or_insert_with(|| Sums {
+            prompt: Some(0),
+            cached: Some(0),
+            ..Sums::default()
+        });
+        sums.turns += 1;
         match record.likelihood {
             Some(likelihood) => {
                 sums.likely += 1.0;
@@ -228,10 +223,9 @@ fn sums<'a>(
         }
         sums.asked += 1;
         if !turn.answers.is_empty() {
-            let score = if turn.choices.is_empty() {
-                score(&record.answer, &turn.answers)
-            } else {
-                Score::of_choice(&record.answer, &turn.answers)
+            let score = match turn.choices.is_empty() {
+                true => score(&record.answer, &turn.answers),
+                false => Score::of_choice(&record.answer, &turn.answers),
             };
             sums.scored += 1.0;
             sums.exact_match += score.exact_match;
@@ -249,11 +243,8 @@ fn sums<'a>(
         sums.by_text += u64::from(record.by_text);
         sums.cut += usize::from(record.finish.as_deref() == Some("length"));
     }
+    answered.retain(|(id, _), sums| sums.turns == by_id[id].turns.len());
     answered
-        .into_iter()
-        .filter(|((id, _), (turns, _))| *turns == by_id[id].turns.len())
-        .map(|(key, (_, sums))| (key, sums))
-        .collect()
 }
 
 fn alone(arm: Arm, own: &[&Sums], seed: u64) -> Figure {

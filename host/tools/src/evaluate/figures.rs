@@ -57,7 +57,7 @@ impl Figures {
     /// Returns the results as a JSON object.
     pub(super) fn to_json(&self) -> String {
         let arms: Vec<_> = self.arms.iter().map(arm).collect();
-        let figures = json!({
+        json!({
             "data": self.data,
             "model": self.model,
             "endpoint": self.endpoint,
@@ -72,8 +72,8 @@ impl Figures {
             "resamples": RESAMPLES,
             "arms": arms,
             "rank_profile": self.profile,
-        });
-        figures.to_string()
+        })
+        .to_string()
     }
 
     /// Returns the results as text for a terminal.
@@ -105,27 +105,14 @@ impl Figures {
 
     /// Adds scores, reuse and times of the model's answers.
     fn add_answers(&self, table: &mut String) {
-        let _ = writeln!(
-            table,
-            "\n{:<22}{:>10}{:>13}{:>10}{:>9}{:>9}{:>13}{:>12}{:>16}{:>15}",
-            "arm",
-            "questions",
-            "exact match",
-            "contains",
-            "F1",
-            "reused",
-            "TTFT median",
-            "p95",
-            "prompt tokens",
-            "prefill tok/s"
-        );
+        *table += "\narm                    questions  exact match  contains       F1   reused  \
+            TTFT median         p95   prompt tokens  prefill tok/s\n";
         for figure in &self.arms {
             let [questions, exact_match, contains, f1, reused, median, p95] = cells(figure);
             let arm = figure.arm.name();
             let prompt_tokens = figure.prompt_tokens.map_or("—".into(), grouped);
-            let prefill = figure
-                .prefill
-                .map_or("—".into(), |rate| grouped(rate as u64));
+            let prefill = figure.prefill.map(|rate| grouped(rate as u64));
+            let prefill = prefill.unwrap_or("—".into());
             let _ = writeln!(
                 table,
                 "{arm:<22}{questions:>10}{exact_match:>13}{contains:>10}{f1:>9}{reused:>9}{median:>13}{p95:>12}{prompt_tokens:>16}{prefill:>15}"
@@ -141,16 +128,8 @@ impl Figures {
                 continue;
             };
             if std::mem::take(&mut is_first) {
-                let _ = writeln!(
-                    table,
-                    "\n{:<22}{:>10}{:>13}    {:<26}{:<22}{:>12}    less retrieval [95 %]",
-                    "right answer",
-                    "questions",
-                    "nats a token",
-                    "less retrieval [95 %]",
-                    "",
-                    "nats"
-                );
+                *table += "\nright answer           questions nats a token    less retrieval [95 %]                                   \
+                    nats    less retrieval [95 %]\n";
             }
             let line = format!(
                 "{:<22}{:>10}{:>13.3}    {:<26}{:<22}{:>12.3}    {}",
@@ -174,22 +153,16 @@ impl Figures {
                 continue;
             };
             if std::mem::take(&mut is_first) {
-                let _ = writeln!(
-                    table,
-                    "\n{:<22}{:>12}    less retrieval [95 %]",
-                    "judged right", ""
-                );
+                *table += "\njudged right                          less retrieval [95 %]\n";
             }
             let difference = figure.difference.as_ref();
             let difference = difference.and_then(|difference| difference.judged.as_ref());
-            let difference = difference.map_or_else(String::new, |(estimate, verdict)| {
+            let difference = difference.map(|(estimate, verdict)| {
                 format!("{:<22}{}", with_interval(estimate), verdict.words())
             });
-            let line = format!(
-                "{:<22}{:>12}    {difference}",
-                figure.arm.name(),
-                share(judged.value)
-            );
+            let difference = difference.unwrap_or_default();
+            let (arm, share) = (figure.arm.name(), share(judged.value));
+            let line = format!("{arm:<22}{share:>12}    {difference}");
             let _ = writeln!(table, "{}", line.trim_end());
         }
         let by_text: u64 = self.arms.iter().map(|figure| figure.by_text).sum();
@@ -216,11 +189,7 @@ fn add_differences<'a>(
             continue;
         };
         if std::mem::take(&mut is_first) {
-            let _ = writeln!(
-                table,
-                "\n{heading:<width$}{:<22}{:<22}{:<22}{:<22}{:<22}TTFT median [95 %]",
-                "exact match [95 %]", "", "contains [95 %]", "", "F1 [95 %]"
-            );
+            let _ = writeln!(table, "\n{heading:<width$}{DIFFERENCES}");
         }
         let (exact_match, verdict) = &difference.exact_match;
         let (contains, contains_verdict) = &difference.contains;
@@ -238,14 +207,12 @@ fn add_differences<'a>(
     }
 }
 
+/// The heading of differences, without its first column.
+const DIFFERENCES: &str = "exact match [95 %]                          contains [95 %]       \
+                          F1 [95 %]             TTFT median [95 %]";
+
 /// Adds the rank profile, the costs of placements, and the setting to configure.
 fn add_profile(table: &mut String, profile: &RankProfile) {
-    let worth = |worth: Worth| {
-        format!(
-            "{:+.3} [{:+.3}, {:+.3}]",
-            worth.value, worth.low, worth.high
-        )
-    };
     let (questions, documents) = (profile.questions, profile.documents);
     let _ = writeln!(
         table,
@@ -253,13 +220,10 @@ fn add_profile(table: &mut String, profile: &RankProfile) {
         grouped(questions as u64)
     );
     let columns = profile.columns().map(|column| format!("{column:<26}"));
-    let _ = writeln!(
-        table,
-        "{}",
-        format!("{:<16}{}", "rank", columns.collect::<String>()).trim_end()
-    );
+    let line = format!("{:<16}{}", "rank", columns.collect::<String>());
+    let _ = writeln!(table, "{}", line.trim_end());
     for (rank, row) in profile.rows() {
-        let cells = row.into_iter().map(|cell| format!("{:<26}", worth(cell)));
+        let cells = row.iter().map(|cell| format!("{:<26}", cell.words()));
         let line = format!("{rank:<16}{}", cells.collect::<String>());
         let _ = writeln!(table, "{}", line.trim_end());
     }
@@ -269,12 +233,8 @@ fn add_profile(table: &mut String, profile: &RankProfile) {
         "ordering.rank"
     );
     for placed in &profile.placements {
-        let _ = writeln!(
-            table,
-            "{:<44}{}",
-            profile::setting(placed.placement),
-            worth(placed.loss)
-        );
+        let (setting, loss) = (profile::setting(placed.placement), placed.loss.words());
+        let _ = writeln!(table, "{setting:<44}{loss}");
     }
     let line = match profile.chosen {
         Some(rule) => format!(
@@ -383,43 +343,44 @@ pub(super) fn milliseconds(value: f64) -> String {
 
 /// Formats a difference with its interval: `-0.3 [-1.1, +0.5]`.
 pub(super) fn with_interval(estimate: &Estimate) -> String {
-    let Estimate { value, interval } = estimate;
-    format!(
-        "{} [{}, {}]",
-        signed(*value),
-        signed(interval.low),
-        signed(interval.high)
-    )
+    let Interval { low, high } = estimate.interval;
+    let [value, low, high] = [estimate.value, low, high].map(signed);
+    format!("{value} [{low}, {high}]")
 }
 
 impl AnswerLikelihood {
     /// Returns the difference from retrieval order with its interval; empty for retrieval order itself.
     pub(super) fn less(&self) -> String {
-        self.less_retrieval
-            .map_or_else(String::new, |(less, _)| finely(&less))
+        let less = self.less_retrieval.map(|(less, _)| {
+            let Interval { low, high } = less.interval;
+            finely(less.value, low, high)
+        });
+        less.unwrap_or_default()
     }
 
     /// Returns the verdict on the difference, in words.
     pub(super) fn verdict(&self) -> &'static str {
-        self.less_retrieval
-            .map_or("", |(_, verdict)| verdict.words())
+        (self.less_retrieval).map_or("", |(_, verdict)| verdict.words())
     }
 }
 
 /// Formats a difference in nats with its interval: `-0.031 [-0.110, +0.047]`.
-fn finely(estimate: &Estimate) -> String {
-    let Estimate { value, interval } = estimate;
-    let Interval { low, high } = interval;
+fn finely(value: f64, low: f64, high: f64) -> String {
     format!("{value:+.3} [{low:+.3}, {high:+.3}]")
+}
+
+impl Worth {
+    pub(super) fn words(&self) -> String {
+        finely(self.value, self.low, self.high)
+    }
 }
 
 /// Formats a value with its sign, which is omitted if the value rounds to zero.
 pub(super) fn signed(value: f64) -> String {
     let text = format!("{value:+.1}");
-    if matches!(text.as_str(), "+0.0" | "-0.0") {
-        "0.0".into()
-    } else {
-        text
+    match text.as_str() {
+        "+0.0" | "-0.0" => "0.0".into(),
+        _ => text,
     }
 }
 

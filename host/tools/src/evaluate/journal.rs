@@ -106,9 +106,8 @@ impl Journal {
             path: path.clone(),
             run: format!("{:016x}", RandomState::new().hash_one("foreword evaluate")),
         };
-        let mut lines = text
-            .split(|&byte| byte == b'\n')
-            .filter(|line| !line.is_empty());
+        let lines = text.split(|&byte| byte == b'\n');
+        let mut lines = lines.filter(|line| !line.is_empty());
         let Some(first) = lines.next() else {
             let header = Header {
                 format: FORMAT,
@@ -159,10 +158,9 @@ impl Journal {
 fn difference(was: &Map<String, Value>, is: &Map<String, Value>) -> Option<String> {
     let names = was.keys().chain(is.keys());
     let shown = |value: Option<&Value>| value.map_or("absent".to_owned(), Value::to_string);
-    names
-        .map(|name| (name, was.get(name), is.get(name)))
-        .find(|(_, was, is)| was != is)
-        .map(|(name, was, is)| format!("{name} was {} and is {}", shown(was), shown(is)))
+    let mut values = names.map(|name| (name, was.get(name), is.get(name)));
+    let (name, was, is) = values.find(|(_, was, is)| was != is)?;
+    Some(format!("{name} was {} and is {}", shown(was), shown(is)))
 }
 
 /// Version 1 had no lines of unanswered requests.

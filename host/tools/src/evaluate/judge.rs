@@ -12,6 +12,7 @@
 use super::data::{Case, Turn};
 use super::journal::Record;
 use super::kept::{self, Kept};
+use super::score::without_thinking;
 use crate::client::Client;
 use anyhow::{Result, anyhow};
 use fxhash::FxHashMap;
@@ -51,9 +52,8 @@ pub(super) fn judge(
     let mut keys = Vec::with_capacity(records.len());
     let mut open: Vec<(String, Vec<u8>)> = Vec::new();
     for record in &*records {
-        let turn = by_id
-            .get(record.case.as_str())
-            .and_then(|case| case.turns.get(record.turn));
+        let case = by_id.get(record.case.as_str());
+        let turn = case.and_then(|case| case.turns.get(record.turn));
         let judged = turn.filter(|turn| !turn.answers.is_empty() && turn.choices.is_empty());
         keys.push(judged.map(|turn| {
             let body = body(model, turn, &record.answer);
@@ -85,9 +85,7 @@ pub(super) fn judge(
 
 /// Returns the judge's request for an answer.
 fn body(model: &str, turn: &Turn, answer: &str) -> Vec<u8> {
-    let answer = answer
-        .rsplit_once("</think>")
-        .map_or(answer, |(_, answer)| answer);
+    let answer = without_thinking(answer);
     let right = turn.answers.join("\n- ");
     let asked = format!(
         "Question: {}\n\nRight answers:\n- {right}\n\nGiven answer: {}\n\nDoes the given answer say what one of the \
@@ -111,12 +109,8 @@ fn body(model: &str, turn: &Turn, answer: &str) -> Vec<u8> {
 
 /// Returns whether a reply means yes, by its first word after any thinking; `None` if it is neither yes nor no.
 fn verdict(reply: &str) -> Option<bool> {
-    let reply = reply
-        .rsplit_once("</think>")
-        .map_or(reply, |(_, reply)| reply);
-    let word = reply
-        .split(|c: char| !c.is_alphabetic())
-        .find(|word| !word.is_empty())?;
+    let mut words = without_thinking(reply).split(|c: char| !c.is_alphabetic());
+    let word = words.find(|word| !word.is_empty())?;
     match word.to_lowercase().as_str() {
         "yes" | "correct" | "right" | "true" => Some(true),
         "no" | "incorrect" | "wrong" | "false" => Some(false),

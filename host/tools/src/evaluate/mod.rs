@@ -209,21 +209,17 @@ pub fn run(options: &Options) -> Result<()> {
     for (_, url) in &mut gateways {
         *url = chat_url(url).map_err(|wrong| anyhow!("--gateway: {wrong}"))?;
     }
-    let data = data::read(
-        &options.data,
-        Reading {
-            format: options.format,
-            documents: options.documents.map(NonZeroUsize::get),
-            questions: options.questions.map(NonZeroUsize::get),
-            seed: options.seed,
-        },
-    )?;
+    let reading = Reading {
+        format: options.format,
+        documents: options.documents.map(NonZeroUsize::get),
+        questions: options.questions.map(NonZeroUsize::get),
+        seed: options.seed,
+    };
+    let data = data::read(&options.data, reading)?;
     let has_chats = data.cases.iter().any(|case| case.turns.len() > 1);
     let arms = arms(options, has_chats)?;
-    let configs = arms
-        .iter()
-        .map(|arm| arm.config(&ordering, options.seed))
-        .collect::<Result<Vec<_>>>()?;
+    let configs = arms.iter().map(|arm| arm.config(&ordering, options.seed));
+    let configs = configs.collect::<Result<Vec<_>>>()?;
     let parameters = parameters(options, &ordering, &arms, data.fingerprint, &url, &gateways);
 
     let mut prompts = Prompts {
@@ -286,9 +282,8 @@ pub fn run(options: &Options) -> Result<()> {
         score(options, &client, &questions, &mut outcome.records)?;
         if let Some(orders) = options.profile {
             let config = Arm::Retrieval.config(&ordering, options.seed)?;
-            profile = Some(measure_profile(
-                options, orders, &client, &questions, &config,
-            )?);
+            let measured = measure_profile(options, orders, &client, &questions, &config);
+            profile = Some(measured?);
         }
     }
     outcome.records.retain(|record| !record.is_failed);
@@ -373,14 +368,8 @@ fn measure_profile(
     questions: &Questions<'_>,
     config: &Config,
 ) -> Result<RankProfile> {
-    let Questions {
-        cases,
-        prompts,
-        url,
-        seed,
-        ..
-    } = *questions;
-    let count = orders.map(NonZeroUsize::get);
+    let (count, seed) = (orders.map(NonZeroUsize::get), questions.seed);
+    let (cases, prompts, url) = (questions.cases, questions.prompts, questions.url);
     let (orders, forced) = Orders::new(cases, prompts, config, url, count, seed)?;
     let bar = progress::bar("profiling", forced.len())?;
     let found = scores::likelihoods(forced, client, &options.out, options.concurrency, &bar);
@@ -397,25 +386,19 @@ fn show(figures: &Figures, options: &Options) -> Result<()> {
     for (name, text) in [("figures.json", &json), ("report.html", &page)] {
         files::write(&options.out.join(name), text)?;
     }
-    let printed = if options.json {
+    files::print(&if options.json {
         json
     } else {
         figures.to_table()
-    };
-    files::print(&printed)
+    })
 }
 
 /// Returns the distinct arms, in the order of [`Arm::all`].
 fn arms(options: &Options, has_chats: bool) -> Result<Vec<Arm>> {
     let mut arms: FxHashSet<Arm> = options.arms.iter().copied().collect();
     if arms.is_empty() {
-        arms.extend([
-            Arm::Retrieval,
-            Arm::Ordered,
-            Arm::OrderedHint,
-            Arm::Random,
-            Arm::Reversed,
-        ]);
+        arms.extend([Arm::Retrieval, Arm::Ordered, Arm::OrderedHint]);
+        arms.extend([Arm::Random, Arm::Reversed]);
         if has_chats {
             arms.extend([Arm::Dedup, Arm::DedupHint]);
         }

@@ -2,7 +2,7 @@
 
 use super::arm::Arm;
 use super::bootstrap::{Interval, MARGIN};
-use super::compare::{Estimate, Figure};
+use super::compare::{Difference, Estimate, Figure};
 use super::figures::{Figures, milliseconds, share, signed};
 use super::profile::RankProfile;
 use anyhow::Result;
@@ -12,32 +12,18 @@ use plotters::style::text_anchor::HPos;
 
 /// Plots the differences of exact match from retrieval order, with intervals, over a band of ±1 point.
 pub(super) fn exact_match_differences(figures: &Figures, width: Width) -> Result<String> {
-    differences(figures, width, |figure| {
-        Some(figure.difference.as_ref()?.exact_match.0)
-    })
+    differences(figures, width, |difference| difference.exact_match.0)
 }
 
 /// Plots the differences of F1 in the same way.
 pub(super) fn f1_differences(figures: &Figures, width: Width) -> Result<String> {
-    differences(figures, width, |figure| {
-        Some(figure.difference.as_ref()?.f1.0)
-    })
+    differences(figures, width, |difference| difference.f1.0)
 }
 
-fn differences(
-    figures: &Figures,
-    width: Width,
-    of: impl Fn(&Figure) -> Option<Estimate>,
-) -> Result<String> {
+fn differences(figures: &Figures, width: Width, of: fn(&Difference) -> Estimate) -> Result<String> {
     let rows = figures.orders().filter_map(|figure| {
-        let estimate = of(figure)?;
-        Some(Row {
-            name: figure.arm.name(),
-            colour: colour(figure.arm),
-            value: estimate.value,
-            interval: Some(estimate.interval),
-            label: signed(estimate.value),
-        })
+        let Estimate { value, interval } = of(figure.difference.as_ref()?);
+        Some(Row::of(figure, value, Some(interval), signed(value)))
     });
     rows_of(&rows.collect::<Vec<_>>(), Some(MARGIN), width)
 }
@@ -46,25 +32,17 @@ fn differences(
 pub(super) fn likelihood(figures: &Figures, width: Width) -> Result<String> {
     let rows = figures.arms.iter().filter_map(|figure| {
         let (less, _) = figure.answer_logprob.as_ref()?.less_retrieval?;
-        Some(Row {
-            name: figure.arm.name(),
-            colour: colour(figure.arm),
-            value: less.value,
-            interval: Some(less.interval),
-            label: format!("{:+.3}", less.value),
-        })
+        let label = format!("{:+.3}", less.value);
+        Some(Row::of(figure, less.value, Some(less.interval), label))
     });
     rows_of(&rows.collect::<Vec<_>>(), None, width)
 }
 
 /// Plots exact match with the answer's document first, in the middle and last, with intervals.
 pub(super) fn positions(figures: &Figures, width: Width) -> Result<String> {
-    let rows = figures.positions().map(|figure| Row {
-        name: figure.arm.name(),
-        colour: colour(figure.arm),
-        value: figure.exact_match.value,
-        interval: Some(figure.exact_match.interval),
-        label: share(figure.exact_match.value),
+    let rows = figures.positions().map(|figure| {
+        let Estimate { value, interval } = figure.exact_match;
+        Row::of(figure, value, Some(interval), share(value))
     });
     rows_of(&rows.collect::<Vec<_>>(), None, width)
 }
@@ -79,28 +57,19 @@ pub(super) fn profile(profile: &RankProfile, width: Width) -> Result<String> {
     let names = NAMES / 2;
     let step = (pixels - names) / i32::try_from(columns.len().max(1))?;
     let height = CELL + i32::try_from(rows.len())? * CELL;
-    let font = match width {
-        Width::Desktop => 15,
-        Width::Phone => 12,
-    };
+    let font = width.choose(15, 12);
     let size = (pixels.unsigned_abs(), height.unsigned_abs());
     drawn("profile", size, |area| {
         let words = |side| label(font, side);
         let x = |column: i32| names + column * step + step / 2;
         for (column, name) in (0..).zip(&columns) {
-            area.draw(&Text::new(
-                *name,
-                (x(column), CELL / 2),
-                words(HPos::Center),
-            ))?;
+            let at = (x(column), CELL / 2);
+            area.draw(&Text::new(*name, at, words(HPos::Center)))?;
         }
         for (number, (rank, row)) in (1..).zip(&rows) {
             let top = number * CELL;
-            area.draw(&Text::new(
-                *rank,
-                (names - 10, top + CELL / 2),
-                words(HPos::Right),
-            ))?;
+            let at = (names - 10, top + CELL / 2);
+            area.draw(&Text::new(*rank, at, words(HPos::Right)))?;
             for (column, cell) in (0..).zip(row) {
                 let colour = if cell.value < 0.0 { BASELINE } else { BEST };
                 let radius = (f64::from(RADIUS) * (cell.value.abs() / most).sqrt()).round() as i32;
@@ -109,11 +78,8 @@ pub(super) fn profile(profile: &RankProfile, width: Width) -> Result<String> {
                     true => colour.filled(),
                     false => colour.stroke_width(2),
                 };
-                area.draw(&Circle::new(
-                    (x(column), top + RADIUS + 4),
-                    radius.max(1),
-                    style,
-                ))?;
+                let centre = (x(column), top + RADIUS + 4);
+                area.draw(&Circle::new(centre, radius.max(1), style))?;
                 let label = format!("{:+.3}", cell.value);
                 let under = (x(column), top + CELL - 10);
                 area.draw(&Text::new(label, under, words(HPos::Center)))?;
@@ -131,25 +97,16 @@ const RADIUS: i32 = 20;
 pub(super) fn reused(figures: &Figures, width: Width) -> Result<String> {
     let rows = figures.orders().filter_map(|figure| {
         let reused = figure.reused?;
-        Some(Row {
-            name: figure.arm.name(),
-            colour: colour(figure.arm),
-            value: reused,
-            interval: None,
-            label: share(reused),
-        })
+        Some(Row::of(figure, reused, None, share(reused)))
     });
     rows_of(&rows.collect::<Vec<_>>(), None, width)
 }
 
 /// Plots the median time to the first token.
 pub(super) fn ttft(figures: &Figures, width: Width) -> Result<String> {
-    let rows = figures.orders().map(|figure| Row {
-        name: figure.arm.name(),
-        colour: colour(figure.arm),
-        value: figure.ttft_median,
-        interval: None,
-        label: milliseconds(figure.ttft_median),
+    let rows = figures.orders().map(|figure| {
+        let median = figure.ttft_median;
+        Row::of(figure, median, None, milliseconds(median))
     });
     rows_of(&rows.collect::<Vec<_>>(), None, width)
 }
@@ -161,6 +118,18 @@ struct Row {
     value: f64,
     interval: Option<Interval>,
     label: String,
+}
+
+impl Row {
+    fn of(figure: &Figure, value: f64, interval: Option<Interval>, label: String) -> Self {
+        Self {
+            name: figure.arm.name(),
+            colour: colour(figure.arm),
+            value,
+            interval,
+            label,
+        }
+    }
 }
 
 fn colour(arm: Arm) -> RGBColor {
@@ -184,14 +153,10 @@ const LABELS: i32 = 84;
 /// of 0.
 fn rows_of(rows: &[Row], band: Option<f64>, width: Width) -> Result<String> {
     let ends = rows.iter().flat_map(|row| {
-        let interval = row.interval.unwrap_or(Interval {
-            low: row.value,
-            high: row.value,
-        });
-        [interval.low, interval.high]
+        let interval = row.interval.map(|interval| [interval.low, interval.high]);
+        interval.unwrap_or([row.value; 2])
     });
-    let band_ends = band.map_or([0.0, 0.0], |band| [-1.5 * band, 1.5 * band]);
-    let (mut low, mut high) = (band_ends[0], band_ends[1]);
+    let [mut low, mut high] = band.map_or([0.0, 0.0], |band| [-1.5 * band, 1.5 * band]);
     for end in ends {
         (low, high) = (low.min(end), high.max(end));
     }

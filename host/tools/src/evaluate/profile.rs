@@ -159,18 +159,15 @@ impl Orders {
             let Some(likelihood) = likelihood else {
                 continue;
             };
-            let measured = Measured {
-                order,
-                per_token: likelihood.per_token(),
-            };
+            let per_token = likelihood.per_token();
+            let measured = Measured { order, per_token };
             match questions.last_mut().filter(|(last, _)| *last == number) {
                 Some((_, orders)) => orders.push(measured),
                 None => questions.push((number, vec![measured])),
             }
         }
-        let questions: Vec<Sums> = (questions.iter())
-            .map(|(_, orders)| Sums::of(orders))
-            .collect();
+        let questions = questions.iter().map(|(_, orders)| Sums::of(orders));
+        let questions: Vec<Sums> = questions.collect();
         profile(&questions, self.documents, model, template, seed)
     }
 }
@@ -201,11 +198,7 @@ fn profile(
                 at => losses[at - CELLS - RULES] - losses[best],
             })
         });
-    let worth = |value: f64, interval: Interval| Worth {
-        value,
-        low: interval.low,
-        high: interval.high,
-    };
+    let worth = |value: f64, Interval { low, high }| Worth { value, low, high };
     let exists = |rank: usize, place: usize| {
         rank < documents && (0..documents).any(|at| place_class(at, documents) == place)
     };
@@ -225,6 +218,10 @@ fn profile(
     };
     let chosen = indices().filter(is_as_good).filter(equally_free);
     let chosen = chosen.min_by(|&a, &b| own[a].total_cmp(&own[b]));
+    let placements = indices().filter_map(|index| {
+        let loss = worth(own[index], intervals[CELLS + index]);
+        rules[index].map(|placement| Placed { placement, loss })
+    });
     RankProfile {
         format: FORMAT,
         model: model.to_owned(),
@@ -234,17 +231,8 @@ fn profile(
         ranks: RANKS.map(str::to_owned).to_vec(),
         places: PLACES.map(str::to_owned).to_vec(),
         table: (0..RANKS.len()).map(row).collect(),
-        placements: indices()
-            .filter_map(|index| {
-                Some(Placed {
-                    placement: rules[index]?,
-                    loss: worth(own[index], intervals[CELLS + index]),
-                })
-            })
-            .collect(),
-        chosen: chosen
-            .filter(|_| questions.len() >= MIN_CASES)
-            .and_then(|index| rules[index]),
+        placements: placements.collect(),
+        chosen: (chosen.filter(|_| questions.len() >= MIN_CASES)).and_then(|index| rules[index]),
     }
 }
 
@@ -412,9 +400,8 @@ fn loss(placement: Placement, table: &Table, documents: usize) -> f64 {
     let leading = split.leading.iter().zip(0..);
     let trailing = split.trailing.iter().zip(behind..);
     let favoured = leading.chain(trailing);
-    let favoured: f64 = favoured
-        .map(|(&rank, place)| worth(place, rank.into()))
-        .sum();
+    let favoured = favoured.map(|(&rank, place)| worth(place, rank.into()));
+    let favoured: f64 = favoured.sum();
     let free = split.leading.len()..behind;
     let others = usize::from(split.shared)..documents;
     let shared: f64 = free
@@ -440,11 +427,10 @@ pub(super) fn words(placement: Placement) -> String {
 pub(super) fn setting(placement: Placement) -> String {
     match placement.place {
         Place::Free => r#"{"place": "free"}"#.to_owned(),
-        place => format!(
-            r#"{{"place": "{}", "documents": {}}}"#,
-            place.name(),
-            placement.documents
-        ),
+        place => {
+            let (place, documents) = (place.name(), placement.documents);
+            format!(r#"{{"place": "{place}", "documents": {documents}}}"#)
+        }
     }
 }
 
@@ -485,9 +471,8 @@ impl RankProfile {
             worth.map_or(0.0, |worth| worth.value)
         };
         let moved = order.iter().enumerate();
-        moved
-            .map(|(place, &rank)| worth(place, place) - worth(rank, place))
-            .sum()
+        let losses = moved.map(|(place, &rank)| worth(place, place) - worth(rank, place));
+        losses.sum()
     }
 
     /// Returns the classes of ranks, each with the effects of the places; classes of places that no order has are left
@@ -502,9 +487,8 @@ impl RankProfile {
     pub(super) fn columns(&self) -> impl Iterator<Item = &str> {
         let exists = |place: usize| self.table.iter().any(|row| row[place].is_some());
         let places = self.places.iter().enumerate();
-        places
-            .filter(move |(place, _)| exists(*place))
-            .map(|(_, name)| name.as_str())
+        let places = places.filter(move |(place, _)| exists(*place));
+        places.map(|(_, name)| name.as_str())
     }
 }
 

@@ -14,6 +14,8 @@ const TITLE: &str = "Foreword evaluate: are answers as good";
 
 /// Returns the report's page.
 pub(super) fn page(figures: &Figures) -> Result<String> {
+    let hidden = if figures.is_asked() { "" } else { " hidden" };
+    let compared = compared(figures, |figure| figure.difference.as_ref());
     let values = [
         ("data", escaped(&figures.data)),
         ("model", escaped(&figures.model)),
@@ -36,15 +38,9 @@ pub(super) fn page(figures: &Figures) -> Result<String> {
         ("positions", positions(figures)?),
         ("profile", profile(figures)?),
         ("served", served(figures)?),
-        (
-            "hidden",
-            if figures.is_asked() { "" } else { " hidden" }.to_owned(),
-        ),
+        ("hidden", hidden.to_owned()),
         ("rows", rows(figures)),
-        (
-            "compared",
-            compared(figures, |figure| figure.difference.as_ref()),
-        ),
+        ("compared", compared),
         ("hint_places", hint_places(figures)),
     ];
     let template = include_str!("report.html");
@@ -61,14 +57,11 @@ fn caches(figures: &Figures) -> &'static str {
 
 /// Returns the numbers of answers truncated at `max_tokens` by arm, or `none`.
 fn cut(figures: &Figures) -> String {
-    let cut: Vec<_> = (figures.arms.iter())
-        .filter(|figure| figure.cut > 0)
-        .map(|figure| format!("{} {}", figure.arm.name(), grouped(figure.cut as u64)))
-        .collect();
-    if cut.is_empty() {
-        "none".into()
-    } else {
-        cut.join(", ")
+    let cut = figures.arms.iter().filter(|figure| figure.cut > 0);
+    let cut = cut.map(|figure| format!("{} {}", figure.arm.name(), grouped(figure.cut as u64)));
+    match &*cut.collect::<Vec<_>>() {
+        [] => "none".into(),
+        cut => cut.join(", "),
     }
 }
 
@@ -96,12 +89,10 @@ fn tiles(figures: &Figures) -> String {
         tiles += &tile(&format!("Exact match, {name}"), |figure| {
             share(figure.exact_match.value)
         });
-        tiles += &tile("Prompt tokens reused", |figure| {
-            figure.reused.map_or("—".into(), share)
-        });
-        tiles += &tile("Time to first token, median", |figure| {
-            milliseconds(figure.ttft_median)
-        });
+        let reused = |figure: &Figure| figure.reused.map_or("—".into(), share);
+        tiles += &tile("Prompt tokens reused", reused);
+        let ttft = |figure: &Figure| milliseconds(figure.ttft_median);
+        tiles += &tile("Time to first token, median", ttft);
     }
     if filter.answer_logprob.is_some() {
         let what = format!("Right answer, nats a token, {name}");
@@ -114,11 +105,8 @@ fn tiles(figures: &Figures) -> String {
 }
 
 fn differences(figures: &Figures) -> Result<String> {
-    if figures
-        .arms
-        .iter()
-        .all(|figure| figure.difference.is_none())
-    {
+    let mut arms = figures.arms.iter();
+    if arms.all(|figure| figure.difference.is_none()) {
         return Ok(String::new());
     }
     let exact_match = both_widths("Exact match less retrieval order", |width| {
@@ -157,10 +145,8 @@ fn likelihood(figures: &Figures) -> Result<String> {
     if rows.is_empty() {
         return Ok(rows);
     }
-    let plot = both_widths(
-        "Log-probability of the right answer less retrieval order",
-        |width| plots::likelihood(figures, width),
-    )?;
+    let words = "Log-probability of the right answer less retrieval order";
+    let plot = both_widths(words, |width| plots::likelihood(figures, width))?;
     Ok(format!(
         "<figure>\n<h2>How likely the model finds the right answer, less retrieval order</h2>\n<figcaption>Mean \
          log-probability of the first right answer, forced on the model, in nats a token, with 95 % intervals. To the left \
@@ -176,10 +162,8 @@ fn positions(figures: &Figures) -> Result<String> {
         return Ok(String::new());
     };
     let questions = grouped(any.cases as u64);
-    let plot = both_widths(
-        "Exact match by the place of the answer’s document",
-        |width| plots::positions(figures, width),
-    )?;
+    let words = "Exact match by the place of the answer’s document";
+    let plot = both_widths(words, |width| plots::positions(figures, width))?;
     Ok(format!(
         "<figure>\n<h2>Where the answer’s document stands</h2>\n<figcaption>Exact match over the {questions} questions \
          whose answer stands in one known document, put first, in the middle and last, the others in retrieval order. A \
@@ -192,28 +176,24 @@ fn profile(figures: &Figures) -> Result<String> {
     let Some(profile) = &figures.profile else {
         return Ok(String::new());
     };
-    let plot = both_widths("What places are worth to documents, by rank", |width| {
-        plots::profile(profile, width)
-    })?;
+    let words = "What places are worth to documents, by rank";
+    let plot = both_widths(words, |width| plots::profile(profile, width))?;
     let mut rows = String::new();
     for Placed { placement, loss } in &profile.placements {
         let is_chosen = profile.chosen == Some(*placement);
         let _ = writeln!(
             rows,
-            "<tr><th>{}</th><td>{:+.3} [{:+.3}, {:+.3}]</td><td class=\"words\">{}</td></tr>",
+            "<tr><th>{}</th><td>{}</td><td class=\"words\">{}</td></tr>",
             profile::words(*placement),
-            loss.value,
-            loss.low,
-            loss.high,
+            loss.words(),
             if is_chosen { "chosen" } else { "" }
         );
     }
-    let chosen = profile.chosen.map_or_else(String::new, |rule| {
-        format!(
-            "<p>To be written: <code>\"rank\": {}</code></p>\n",
-            escaped(&profile::setting(rule))
-        )
+    let chosen = profile.chosen.map(|rule| {
+        let setting = escaped(&profile::setting(rule));
+        format!("<p>To be written: <code>\"rank\": {setting}</code></p>\n")
     });
+    let chosen = chosen.unwrap_or_default();
     let (questions, documents) = (profile.questions, profile.documents);
     Ok(format!(
         "<figure>\n<h2>Where the model reads</h2>\n<figcaption>What it is worth to the right answer, in nats a token, that the \
@@ -229,13 +209,11 @@ fn profile(figures: &Figures) -> Result<String> {
 /// Returns the section on reuse and times of the model's answers.
 fn served(figures: &Figures) -> Result<String> {
     if !figures.is_asked() {
-        return Ok(
-            "<p class=\"soft\">Nothing was asked; right answers were scored alone.</p>".into(),
-        );
+        let nothing = "<p class=\"soft\">Nothing was asked; right answers were scored alone.</p>";
+        return Ok(nothing.to_owned());
     }
-    let ttft = both_widths("Time to the first token by arm", |width| {
-        plots::ttft(figures, width)
-    })?;
+    let words = "Time to the first token by arm";
+    let ttft = both_widths(words, |width| plots::ttft(figures, width))?;
     Ok(format!(
         "<figure>\n<h2>Prompt tokens reused</h2>\n<figcaption>Share of all prompt tokens that the engine found in its \
          cache, as it says itself.</figcaption>\n{}\n</figure>\n<figure>\n<h2>Time to the first token</h2>\n\
@@ -246,11 +224,9 @@ fn served(figures: &Figures) -> Result<String> {
 
 fn reused(figures: &Figures) -> Result<String> {
     if figures.orders().all(|figure| figure.reused.is_none()) {
-        return Ok(
-            "<p class=\"soft\">The endpoint does not tell how much it reused \
-                   (<code>usage.prompt_tokens_details.cached_tokens</code>).</p>"
-                .into(),
-        );
+        let unknown = "<p class=\"soft\">The endpoint does not tell how much it reused \
+            (<code>usage.prompt_tokens_details.cached_tokens</code>).</p>";
+        return Ok(unknown.to_owned());
     }
     both_widths("Reuse by arm", |width| plots::reused(figures, width))
 }

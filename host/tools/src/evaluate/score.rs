@@ -37,20 +37,22 @@ impl Score {
 ///
 /// A model's thinking, up to the last `</think>`, does not belong to its answer.
 pub(super) fn score(answer: &str, right: &[String]) -> Score {
-    let answer = answer
-        .rsplit_once("</think>")
-        .map_or(answer, |(_, answer)| answer);
-    let answer = normalised(answer);
+    let answer = normalised(without_thinking(answer));
     let mut best = Score::default();
     for right in right {
         let right = normalised(right);
         best.exact_match = best.exact_match.max(f64::from(u8::from(answer == right)));
-        best.contains = best
-            .contains
-            .max(f64::from(u8::from(contains(&answer, &right))));
+        let contains = f64::from(u8::from(contains(&answer, &right)));
+        best.contains = best.contains.max(contains);
         best.f1 = best.f1.max(f1(&answer, &right));
     }
     best
+}
+
+/// Returns a reply without the model's thinking before it.
+pub(super) fn without_thinking(reply: &str) -> &str {
+    let thought = reply.rsplit_once("</think>");
+    thought.map_or(reply, |(_, rest)| rest)
 }
 
 /// Returns the normalised words, with single spaces between them.
@@ -65,11 +67,10 @@ fn normalised(text: &str) -> String {
         let of_a_kind = |c: char| is_letter(c) == is_letter(first);
         let end = rest.find(|c| !of_a_kind(c)).unwrap_or(rest.len());
         let (run, behind) = rest.split_at(end);
-        kept.push_str(if matches!(run, "a" | "an" | "the") {
-            " "
-        } else {
-            run
-        });
+        kept += match run {
+            "a" | "an" | "the" => " ",
+            run => run,
+        };
         rest = behind;
     }
     kept.split_whitespace().collect::<Vec<_>>().join(" ")

@@ -128,20 +128,12 @@ pub(super) fn read(
             return Err(Broken::Failed(error.to_string()));
         }
         for choice in chunk.choices {
-            let Delta {
-                content,
-                reasoning,
-                reasoning_content,
-            } = choice.delta;
-            for words in [&content, &reasoning, &reasoning_content]
-                .into_iter()
-                .flatten()
-            {
-                if !words.is_empty() {
-                    first.get_or_insert_with(&elapsed);
-                }
+            let delta = choice.delta;
+            let words = [&delta.content, &delta.reasoning, &delta.reasoning_content];
+            if words.into_iter().flatten().any(|words| !words.is_empty()) {
+                first.get_or_insert_with(&elapsed);
             }
-            answer.text.push_str(&content.unwrap_or_default());
+            answer.text += &delta.content.unwrap_or_default();
             let tokens = choice.logprobs.and_then(|told| told.content);
             if answer.first_token.is_empty()
                 && let Some(token) = tokens.into_iter().flatten().next()

@@ -56,9 +56,8 @@ impl Template {
 
     /// Returns the template of that name.
     pub(super) fn by_name(name: &str) -> Option<Self> {
-        Self::ALL
-            .into_iter()
-            .find(|template| template.name() == name)
+        let mut all = Self::ALL.into_iter();
+        all.find(|template| template.name() == name)
     }
 
     /// Changes a gateway's configuration so that it finds this template's documents.
@@ -166,11 +165,9 @@ fn write_tagged(
     };
     text.push_str(&format!("<{tag} {attributes}>{edge}"));
     if !title.is_empty() {
-        text.push_str(&inside(title));
-        text.push_str("\n\n");
+        *text += &(inside(title) + "\n\n");
     }
-    text.push_str(&inside(words));
-    text.push_str(&format!("{edge}</{tag}>\n"));
+    *text += &format!("{}{edge}</{tag}>\n", inside(words));
 }
 
 const RULE: &str = "--------------------";

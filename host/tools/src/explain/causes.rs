@@ -59,29 +59,23 @@ impl Causes {
 
     /// Returns the causes by which requests lost tokens, the costliest first.
     pub(crate) fn rows(&self) -> Vec<Row> {
-        let all = self.by_cause.iter();
-        let mut rows: Vec<Row> = all
-            .map(|(&(cause, segment, volatile), &sum)| Row {
-                cause,
-                segment,
-                volatile,
-                sum,
-            })
-            .filter(|row| !row.cause.is_none())
-            .collect();
-        rows.sort_by_key(|row| {
-            let Sum { requests, tokens } = row.sum;
-            std::cmp::Reverse((tokens, requests))
+        let rows = self.by_cause.iter();
+        let rows = rows.map(|(&(cause, segment, volatile), &sum)| Row {
+            cause,
+            segment,
+            volatile,
+            sum,
         });
+        let mut rows: Vec<Row> = rows.filter(|row| !row.cause.is_none()).collect();
+        rows.sort_by_key(|row| std::cmp::Reverse((row.sum.tokens, row.sum.requests)));
         rows
     }
 
     /// Returns the number of requests with a cause that costs nothing: [`Cause::None`] or [`Cause::FirstSeen`].
     pub(crate) fn quiet(&self, cause: Cause) -> u64 {
         let all = self.by_cause.iter();
-        all.filter(|((known, ..), _)| *known == cause)
-            .map(|(_, sum)| sum.requests)
-            .sum()
+        let alike = all.filter(|((known, ..), _)| *known == cause);
+        alike.map(|(_, sum)| sum.requests).sum()
     }
 
     /// Returns the rows as JSON: `{"segment", "cause", "requests", "tokens"}`, and `volatile` if there is a kind.
@@ -95,20 +89,16 @@ impl Causes {
         if rows.is_empty() {
             return String::new();
         }
-        let mut table = format!(
-            "\n{:<26}{:<11}{:>9}{:>15}{:>9}\n",
-            "why prefixes broke", "segment", "requests", "tokens lost", "of all"
+        let mut table = String::from(
+            "\nwhy prefixes broke        segment     requests    tokens lost   of all\n",
         );
         for row in rows {
-            let Sum { requests, tokens } = row.sum;
+            let (name, segment) = (row.name(), row.segment);
+            let (requests, tokens) = (grouped(row.sum.requests), grouped(row.sum.tokens));
+            let share = percent(self.share(row.sum.tokens));
             let _ = writeln!(
                 table,
-                "{:<26}{:<11}{:>9}{:>15}{:>9}",
-                row.name(),
-                row.segment,
-                grouped(requests),
-                grouped(tokens),
-                percent(self.share(tokens)),
+                "{name:<26}{segment:<11}{requests:>9}{tokens:>15}{share:>9}"
             );
         }
         table
@@ -116,10 +106,9 @@ impl Causes {
 
     /// Returns `tokens` as a fraction (0 to 1) of all prompts' tokens.
     pub(crate) fn share(&self, tokens: u64) -> f64 {
-        if self.prompt_tokens == 0 {
-            0.0
-        } else {
-            tokens as f64 / self.prompt_tokens as f64
+        match self.prompt_tokens {
+            0 => 0.0,
+            all => tokens as f64 / all as f64,
         }
     }
 }

@@ -47,10 +47,8 @@ impl Explaining {
         let body = logged.body.as_bytes();
         let mut diagnosis = match logged.kind()? {
             LoggedKind::Ranking => {
-                let documents = self.reader.requests(body)?;
-                let documents = documents
-                    .first()
-                    .map_or(&[][..], |request| &request.documents);
+                let requests = self.reader.requests(body)?;
+                let documents = requests.first().map_or(&[][..], |first| &first.documents);
                 self.index.explain_ranking(documents)
             }
             LoggedKind::Chat => {

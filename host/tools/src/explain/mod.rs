@@ -154,13 +154,13 @@ pub fn run(options: &Options) -> Result<()> {
         let why = format!("no line of {} is a request", log::names(&options.files));
         return Err(counts.empty(&why).into());
     }
-    let rows: Vec<_> = (causes.rows().into_iter())
+    let rows = causes.rows().into_iter();
+    let rows: Vec<_> = rows
         .map(|row| (row, Remedy::of(row.cause, row.volatile)))
         .collect();
-    let gains = if !options.no_gain {
-        gains(options, &ordering, &rows)?
-    } else {
-        BTreeMap::new()
+    let gains = match options.no_gain {
+        true => BTreeMap::new(),
+        false => gains(options, &ordering, &rows)?,
     };
     let findings = Findings {
         log: log::names(&options.files),
@@ -179,8 +179,8 @@ pub fn run(options: &Options) -> Result<()> {
         let fields = summary.trim_start_matches('{');
         writeln!(out, "\n],{fields}").context(written)?;
     } else {
-        out.write_all(findings.to_table().as_bytes())
-            .context(written)?;
+        let table = findings.to_table();
+        out.write_all(table.as_bytes()).context(written)?;
     }
     out.flush().context(written)
 }
@@ -200,10 +200,8 @@ fn entry(
         file.map(|file| file.display().to_string())
     };
     let earlier = diagnosis.earlier.and_then(|number| {
-        let at = places
-            .binary_search_by_key(&number, |(number, _)| *number)
-            .ok()?;
-        places.get(at).map(|(_, place)| *place)
+        let at = places.binary_search_by_key(&number, |(number, _)| *number);
+        places.get(at.ok()?).map(|(_, place)| *place)
     });
     let mut entry = json!({
         "line": place.number,
@@ -250,7 +248,6 @@ fn gains(
     };
     let plain = json!({"head": {"mode": "off"}, "conversation": {"pin": false}});
     let policy = ordering.policy()?;
-    let mut came = None;
     let mut ordered = None;
     let mut gains = BTreeMap::new();
     for part in rows.iter().filter_map(|(_, remedy)| remedy.part) {
@@ -261,21 +258,11 @@ fn gains(
             ordered = Some(computed(policy, &plain, true)?);
         }
         let ordered = ordered.unwrap_or_default();
-        let gain = if part == Part::Policy {
-            if came.is_none() {
-                came = Some(computed(PolicyKind::Retrieval, &plain, false)?);
-            }
-            Gain {
-                without: came.unwrap_or_default(),
-                with: ordered,
-            }
-        } else {
-            Gain {
-                without: ordered,
-                with: computed(policy, &part.alone(), true)?,
-            }
+        let (without, with) = match part {
+            Part::Policy => (computed(PolicyKind::Retrieval, &plain, false)?, ordered),
+            part => (ordered, computed(policy, &part.alone(), true)?),
         };
-        gains.insert(part, gain);
+        gains.insert(part, Gain { without, with });
     }
     Ok(gains)
 }
@@ -287,18 +274,14 @@ impl Findings {
     }
 
     fn to_json(&self) -> Value {
-        let causes: Vec<Value> = self
-            .rows
-            .iter()
-            .map(|(row, remedy)| {
-                let mut entry = row.to_json();
-                entry["share"] = rounded(self.causes.share(row.sum.tokens), 1e6).into();
-                entry["remedy"] = remedy.words.into();
-                entry["configuration"] = remedy.part.map(Part::configuration).into();
-                entry["saved_tokens"] = self.gain_of(remedy).map(Gain::saved).into();
-                entry
-            })
-            .collect();
+        let causes = self.rows.iter().map(|(row, remedy)| {
+            let mut entry = row.to_json();
+            entry["share"] = rounded(self.causes.share(row.sum.tokens), 1e6).into();
+            entry["remedy"] = remedy.words.into();
+            entry["configuration"] = remedy.part.map(Part::configuration).into();
+            entry["saved_tokens"] = self.gain_of(remedy).map(Gain::saved).into();
+            entry
+        });
         json!({
             "log": self.log,
             "requests": self.causes.requests,
@@ -309,7 +292,7 @@ impl Findings {
             "prompt_tokens": self.causes.prompt_tokens,
             "reused_tokens": self.causes.reused_tokens,
             "lost_tokens": self.causes.lost_tokens(),
-            "causes": causes,
+            "causes": causes.collect::<Vec<_>>(),
         })
     }
 
@@ -337,12 +320,8 @@ impl Findings {
                 let _ = writeln!(table, "  {}", part.configuration());
             }
             if let Some(gain) = self.gain_of(remedy) {
-                let _ = writeln!(
-                    table,
-                    "  it would save {} of {} tokens computed",
-                    grouped(gain.saved()),
-                    grouped(gain.without)
-                );
+                let (saved, all) = (grouped(gain.saved()), grouped(gain.without));
+                let _ = writeln!(table, "  it would save {saved} of {all} tokens computed");
             }
         }
         table

@@ -17,6 +17,7 @@ pub(super) fn page(findings: &Findings) -> Result<String> {
     let rows: Vec<Row> = findings.rows.iter().map(|(row, _)| *row).collect();
     let unbroken = causes.quiet(Cause::None);
     let first_seen = causes.quiet(Cause::FirstSeen);
+    let plot = both_widths("Tokens lost by cause", |width| plots::tokens(&rows, width))?;
     let values = [
         ("requests", grouped(causes.requests)),
         ("prompt_tokens", grouped(causes.prompt_tokens)),
@@ -27,10 +28,7 @@ pub(super) fn page(findings: &Findings) -> Result<String> {
         ("broken", grouped(causes.requests - unbroken - first_seen)),
         ("unbroken", grouped(unbroken)),
         ("first_seen", grouped(first_seen)),
-        (
-            "plot",
-            both_widths("Tokens lost by cause", |width| plots::tokens(&rows, width))?,
-        ),
+        ("plot", plot),
         ("rows", table(findings)),
         ("remedies", remedies(findings)),
         ("log", escaped(&findings.log)),
@@ -66,21 +64,16 @@ fn remedies(findings: &Findings) -> String {
             continue;
         }
         told.push(remedy.words);
-        let _ = write!(
-            list,
-            "<dt>{}</dt><dd>{}",
-            escaped(&row.name()),
-            escaped(remedy.words)
-        );
+        let (cause, words) = (escaped(&row.name()), escaped(remedy.words));
+        let _ = write!(list, "<dt>{cause}</dt><dd>{words}");
         if let Some(line) = remedy.part.map(Part::configuration) {
             let _ = write!(list, "<br><code>{}</code>", escaped(line));
         }
         if let Some(gain) = findings.gain_of(remedy) {
+            let (saved, all) = (grouped(gain.saved()), grouped(gain.without));
             let _ = write!(
                 list,
-                "<br>It would save <b>{}</b> of {} tokens computed.",
-                grouped(gain.saved()),
-                grouped(gain.without)
+                "<br>It would save <b>{saved}</b> of {all} tokens computed."
             );
         }
         list.push_str("</dd>\n");

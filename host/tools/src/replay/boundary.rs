@@ -39,10 +39,9 @@ pub(super) struct Boundary {
 pub(super) fn replay(options: &Options, kind: CacheKind) -> Result<Boundary> {
     let prices = prices::read(options.prices.as_deref())?;
     let ordering = Ordered::of(options)?;
-    let policy = if ordering.is_given() {
-        ordering.policy()?
-    } else {
-        PolicyKind::Foresight
+    let policy = match ordering.is_given() {
+        true => ordering.policy()?,
+        false => PolicyKind::Foresight,
     };
     let found = Boundary {
         kind,
@@ -187,15 +186,10 @@ impl Boundary {
 
     /// Returns the results as lines for a terminal.
     pub(super) fn to_table(&self) -> String {
+        let kind = format!("{} cache", self.kind.name());
         let mut table = format!(
-            "\n{:<14}{:>15}{:>15}{:>15}{:>9}{:>16}{:>15}\n",
-            format!("{} cache", self.kind.name()),
-            "tokens read",
-            "written",
-            "plain",
-            "markers",
-            self.currency,
-            "of no caching"
+            "\n{kind:<14}    tokens read        written          plain  markers{:>16}  of no caching\n",
+            self.currency
         );
         for outcome in &self.outcomes {
             let [name, read, written, plain, markers, cost, share] = self.cells(outcome);
@@ -204,11 +198,8 @@ impl Boundary {
                 "{name:<14}{read:>15}{written:>15}{plain:>15}{markers:>9}{cost:>16}{share:>15}"
             );
             if outcome.refused > 0 {
-                let refused = grouped(outcome.refused);
-                let _ = writeln!(
-                    table,
-                    "  {refused} with too many markers, which it would refuse"
-                );
+                let refused = grouped(outcome.refused) + " with too many markers";
+                let _ = writeln!(table, "  {refused}, which it would refuse");
             }
             if outcome.held > 0 {
                 let held = grouped(outcome.held);
@@ -216,11 +207,8 @@ impl Boundary {
             }
         }
         if self.rankings > 0 {
-            let rankings = grouped(self.rankings);
-            let _ = writeln!(
-                table,
-                "{rankings} rankings have no body and do not count here"
-            );
+            let rankings = grouped(self.rankings) + " rankings have no body";
+            let _ = writeln!(table, "{rankings} and do not count here");
         }
         table
     }

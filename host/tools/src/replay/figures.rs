@@ -74,16 +74,11 @@ impl Figures {
     /// Returns the results as lines for a terminal.
     pub(super) fn to_table(&self) -> String {
         let mut table = format!(
-            "{} requests, {} documents; {}\n\n{:<14}{:>8}{:>17}{:>17}{:>10}{:>10}\n",
+            "{} requests, {} documents; {}\n\n\
+             policy          reused    tokens reused  tokens computed      mean       p99\n",
             grouped(self.requests as u64),
             grouped(self.documents as u64),
             self.cache(),
-            "policy",
-            "reused",
-            "tokens reused",
-            "tokens computed",
-            "mean",
-            "p99"
         );
         for outcome in &self.outcomes {
             let [share, reused, computed, mean, p99] = cells(outcome);
@@ -93,17 +88,12 @@ impl Figures {
                 "{name:<14}{share:>8}{reused:>17}{computed:>17}{mean:>10}{p99:>10}"
             );
         }
-        let _ = writeln!(
-            table,
-            "{:<14}{:>8}{}",
-            "upper bound",
-            percent(self.bound.share),
-            if self.bound.sampled {
-                "  (estimated from a sample of the requests)"
-            } else {
-                ""
-            }
-        );
+        let sampled = match self.bound.sampled {
+            true => "  (estimated from a sample of the requests)",
+            false => "",
+        };
+        let bound = percent(self.bound.share);
+        let _ = writeln!(table, "{:<14}{bound:>8}{sampled}", "upper bound");
         table.extend(self.frontier.as_ref().map(Frontier::to_table));
         table.push_str(&self.prompts_table());
         table.push_str(&self.causes.to_table());
@@ -115,19 +105,13 @@ impl Figures {
     fn prompts_table(&self) -> String {
         let mut table = String::new();
         let rows = self.outcomes.iter().filter_map(|outcome| {
-            let stabilised = self
-                .stabilised
-                .iter()
-                .find(|other| other.name == outcome.name);
+            let mut stabilised = self.stabilised.iter();
+            let stabilised = stabilised.find(|other| other.name == outcome.name);
             Some((outcome.name, outcome.prompts?, stabilised?.prompts?))
         });
         for (at, (name, came, stabilised)) in rows.enumerate() {
             if at == 0 {
-                let _ = writeln!(
-                    table,
-                    "\n{:<14}{:>8}{:>17}{:>12}{:>17}",
-                    "whole prompts", "reused", "tokens computed", "stabilised", "tokens computed"
-                );
+                table += "\nwhole prompts   reused  tokens computed  stabilised  tokens computed\n";
             }
             let [share, better] = [came, stabilised].map(|reuse| percent(reuse.share()));
             let [computed, left] = [came, stabilised].map(|reuse| grouped(reuse.computed_tokens()));
@@ -180,7 +164,7 @@ pub(super) fn cells(outcome: &PolicyOutcome) -> [String; 5] {
     [
         percent(reuse.share()),
         grouped(reuse.reused_tokens),
-        grouped(reuse.document_tokens - reuse.reused_tokens),
+        grouped(outcome.computed()),
         microseconds(outcome.mean_us),
         microseconds(outcome.p99_us),
     ]

@@ -91,35 +91,27 @@ impl Frontier {
         );
         for point in &self.points {
             let mark = if point.is_efficient { "*" } else { "" };
-            let _ = writeln!(
-                table,
-                "{:<18}{:>8}{:>22} {mark}",
-                point.name(),
-                percent(point.reuse),
-                signed(point.loss)
-            );
+            let [name, reuse, loss] = point.cells();
+            let _ = writeln!(table, "{name:<18}{reuse:>8}{loss:>22} {mark}");
         }
         table
     }
 
     /// Returns the section of the report.
     pub(super) fn to_html(&self) -> Result<String> {
-        let plot = both_widths("Reuse against expected loss, by placement", |width| {
-            self.plot(width)
-        })?;
+        let words = "Reuse against expected loss, by placement";
+        let plot = both_widths(words, |width| self.plot(width))?;
         let mut rows = String::new();
         for point in &self.points {
+            let [name, reuse, loss] = point.cells();
+            let place = if point.is_efficient {
+                "on the frontier"
+            } else {
+                ""
+            };
             let _ = writeln!(
                 rows,
-                "<tr><th>{}</th><td>{}</td><td>{}</td><td class=\"words\">{}</td></tr>",
-                point.name(),
-                percent(point.reuse),
-                signed(point.loss),
-                if point.is_efficient {
-                    "on the frontier"
-                } else {
-                    ""
-                }
+                "<tr><th>{name}</th><td>{reuse}</td><td>{loss}</td><td class=\"words\">{place}</td></tr>"
             );
         }
         Ok(format!(
@@ -134,18 +126,13 @@ impl Frontier {
 
     fn plot(&self, width: Width) -> Result<String> {
         let (pixels, height) = (width.pixels(), width.height());
-        let (right, bottom) = (
-            i32::try_from(pixels)? - RIGHT,
-            i32::try_from(height)? - EDGE,
-        );
+        let right = i32::try_from(pixels)? - RIGHT;
+        let bottom = i32::try_from(height)? - EDGE;
         let losses = || self.points.iter().map(|point| point.loss).chain([0.0]);
         let low = losses().fold(f64::INFINITY, f64::min);
         let span = (losses().fold(f64::NEG_INFINITY, f64::max) - low).max(1e-9);
-        let most = self
-            .points
-            .iter()
-            .map(|point| point.reuse)
-            .fold(1e-9, f64::max);
+        let reuse = self.points.iter().map(|point| point.reuse);
+        let most = reuse.fold(1e-9, f64::max);
         let x = |reuse: f64| LEFT + (f64::from(right - LEFT) * reuse / most).round() as i32;
         let y =
             |loss: f64| bottom - (f64::from(bottom - EDGE) * (loss - low) / span).round() as i32;
@@ -155,9 +142,8 @@ impl Frontier {
             area.draw(&PathElement::new(zero, GRID.stroke_width(2)))?;
             area.draw(&Text::new("0", (LEFT - 8, y(0.0)), words(HPos::Right)))?;
             let efficient = self.points.iter().filter(|point| point.is_efficient);
-            let frontier: Vec<_> = efficient
-                .map(|point| (x(point.reuse), y(point.loss)))
-                .collect();
+            let frontier = efficient.map(|point| (x(point.reuse), y(point.loss)));
+            let frontier: Vec<_> = frontier.collect();
             area.draw(&PathElement::new(frontier, BEST.stroke_width(1)))?;
             for point in &self.points {
                 let at = (x(point.reuse), y(point.loss));
@@ -187,11 +173,17 @@ impl Point {
     fn name(&self) -> String {
         match self.placement {
             None => "retrieval order".to_owned(),
-            Some(Placement {
-                place: Place::Free, ..
-            }) => "free".to_owned(),
-            Some(Placement { place, documents }) => format!("{}:{documents}", place.name()),
+            Some(Placement { place, documents }) => match place {
+                Place::Free => "free".to_owned(),
+                place => format!("{}:{documents}", place.name()),
+            },
         }
+    }
+
+    /// Returns the table cells: name, reuse, loss.
+    fn cells(&self) -> [String; 3] {
+        let loss = format!("{:+.3}", self.loss);
+        [self.name(), percent(self.reuse), loss]
     }
 }
 
@@ -221,10 +213,6 @@ fn replayed(
         loss: loss / counted.max(1) as f64,
         is_efficient: false,
     }
-}
-
-fn signed(loss: f64) -> String {
-    format!("{loss:+.3}")
 }
 
 #[cfg(test)]

@@ -118,10 +118,9 @@ impl Options {
 
     /// Returns the policies to compare, in the order of the table.
     fn policies(&self) -> &[PolicyKind] {
-        if self.policies.is_empty() {
-            &PolicyKind::ALL
-        } else {
-            &self.policies
+        match &*self.policies {
+            [] => &PolicyKind::ALL,
+            policies => policies,
         }
     }
 }
@@ -142,10 +141,8 @@ pub fn run(options: &Options) -> Result<()> {
     let read = read::read(options, Config::try_from(ordering.as_came()?)?)?;
     read.tell();
     if read.trace.requests() == 0 {
-        return Err(read
-            .counts
-            .without_documents("trace", &options.files)
-            .into());
+        let empty = read.counts.without_documents("trace", &options.files);
+        return Err(empty.into());
     }
     let trace = read.trace;
     let bar = progress::bar("upper bound", trace.parts().count())?;
@@ -180,25 +177,20 @@ pub fn run(options: &Options) -> Result<()> {
         None => None,
     };
     let policy = |kind| Ok::<_, anyhow::Error>(config(kind)?.policy());
-    let mut outcomes = options
-        .policies()
-        .iter()
-        .map(|&kind| simulate::replay(&trace, kind, policy(kind)?, capacity))
-        .collect::<Result<Vec<_>>>()?;
+    let policies = options.policies().iter();
+    let outcomes = policies.map(|&kind| simulate::replay(&trace, kind, policy(kind)?, capacity));
+    let mut outcomes = outcomes.collect::<Result<Vec<_>>>()?;
     let whole = whole::replay(options)?;
     for (outcome, prompts) in outcomes.iter_mut().zip(whole.came) {
         outcome.prompts = Some(prompts);
     }
-    let boundary = options
-        .cache_kind
-        .map(|kind| boundary::replay(options, kind));
+    let boundary = (options.cache_kind).map(|kind| boundary::replay(options, kind));
     let boundary = boundary.transpose()?;
     if let Some(window) = options.batch {
         let window = usize::try_from(window.get())?;
         let placement = config(PolicyKind::Longest)?.policy_options().placement;
-        outcomes.push(simulate::replay_batches(
-            &trace, window, capacity, placement,
-        )?);
+        let batches = simulate::replay_batches(&trace, window, capacity, placement);
+        outcomes.push(batches?);
     }
     let figures = Figures {
         trace: names,

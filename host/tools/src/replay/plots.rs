@@ -19,12 +19,8 @@ pub(super) fn bars(figures: &Figures, width: Width) -> Result<String> {
     let pixels = width.pixels();
     let height = TOP + rows * ROW + 8;
     let room = f64::from(i32::try_from(pixels)? - NAMES - VALUES);
-    let greatest = figures
-        .outcomes
-        .iter()
-        .map(|outcome| outcome.reuse.share())
-        .fold(figures.bound.share, f64::max)
-        .max(f64::MIN_POSITIVE);
+    let shares = figures.outcomes.iter().map(|outcome| outcome.reuse.share());
+    let greatest = shares.fold(figures.bound.share.max(f64::MIN_POSITIVE), f64::max);
     let x = |share: f64| NAMES + (room * share / greatest).round() as i32;
     let words = |side| label(15, side);
     let size = (pixels, u32::try_from(height)?);
@@ -34,18 +30,15 @@ pub(super) fn bars(figures: &Figures, width: Width) -> Result<String> {
             let (middle, share) = (top + ROW / 2, outcome.reuse.share());
             let name = outcome.name;
             area.draw(&Text::new(name, (NAMES - 10, middle), words(HPos::Right)))?;
-            area.draw(&Rectangle::new(
-                [(NAMES, top + 5), (x(share).max(NAMES + 1), top + ROW - 5)],
-                colour(figures, outcome).filled(),
-            ))?;
+            let corners = [(NAMES, top + 5), (x(share).max(NAMES + 1), top + ROW - 5)];
+            let style = colour(figures, outcome).filled();
+            area.draw(&Rectangle::new(corners, style))?;
             let beside = (x(share) + 8, middle);
             area.draw(&Text::new(percent(share), beside, words(HPos::Left)))?;
         }
         let bound = x(figures.bound.share);
-        area.draw(&PathElement::new(
-            [(bound, TOP - 8), (bound, height - 4)],
-            INK.stroke_width(1),
-        ))?;
+        let line = [(bound, TOP - 8), (bound, height - 4)];
+        area.draw(&PathElement::new(line, INK.stroke_width(1)))?;
         let label = format!("upper bound {}", percent(figures.bound.share));
         // The label is on the side with room for it.
         let (at, side) = if bound + LABEL > i32::try_from(pixels)? {
@@ -62,9 +55,8 @@ pub(super) fn bars(figures: &Figures, width: Width) -> Result<String> {
 pub(super) fn reuse(figures: &Figures, width: Width) -> Result<String> {
     let line = |outcome: &PolicyOutcome| -> Points {
         let points = outcome.curve.iter();
-        points
-            .map(|&(requests, reuse)| (requests as f64, 100.0 * reuse.share()))
-            .collect()
+        let points = points.map(|&(requests, reuse)| (requests as f64, 100.0 * reuse.share()));
+        points.collect()
     };
     let shown = &figures.outcomes;
     over_requests(figures, shown, width, "% of document tokens", line)
@@ -104,9 +96,8 @@ fn over_requests(
     y_words: &str,
     line: impl Fn(&PolicyOutcome) -> Points,
 ) -> Result<String> {
-    let drawn = outcomes
-        .iter()
-        .map(|outcome| (colour(figures, outcome), line(outcome)));
+    let outcomes = outcomes.iter();
+    let drawn = outcomes.map(|outcome| (colour(figures, outcome), line(outcome)));
     lines(drawn.collect(), "requests so far", y_words, width)
 }
 

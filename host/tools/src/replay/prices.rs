@@ -43,12 +43,8 @@ pub(crate) fn read(file: Option<&Path>) -> Result<CachePrices> {
     let Some(file) = file else {
         return Ok(CachePrices::published());
     };
-    let text = std::fs::read(file);
-    let prices = text
-        .map_err(anyhow::Error::from)
-        .and_then(|text| Ok(serde_json::from_slice(&text)?))
-        .and_then(checked);
-    prices.with_context(|| format!("cannot read the prices in {}", file.display()))
+    let read = || checked(serde_json::from_slice(&std::fs::read(file)?)?);
+    read().with_context(|| format!("cannot read the prices in {}", file.display()))
 }
 
 fn checked(file: File) -> Result<CachePrices> {
@@ -86,11 +82,8 @@ fn checked(file: File) -> Result<CachePrices> {
         if let Some(tokens) = model.minimum_tokens {
             rules.minimum_tokens = tokens;
         }
-        let price = CachePrice {
-            rules,
-            input: model.input,
-        };
-        Ok((kind, model.name, price))
+        let input = model.input;
+        Ok((kind, model.name, CachePrice { rules, input }))
     });
     Ok(CachePrices {
         currency: file.currency,

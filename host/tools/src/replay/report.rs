@@ -14,6 +14,12 @@ const TITLE: &str = "Foreword replay: what ordering would save";
 
 /// Returns the HTML page.
 pub(super) fn page(figures: &Figures) -> Result<String> {
+    let bars = both_widths("Reuse by policy", |width| plots::bars(figures, width))?;
+    let reuse = both_widths("Reuse over requests", |width| plots::reuse(figures, width))?;
+    let words = "Tokens computed over requests";
+    let computed = both_widths(words, |width| plots::computed(figures, width))?;
+    let frontier = figures.frontier.as_ref().map(Frontier::to_html);
+    let boundary = figures.boundary.as_ref().map(Boundary::to_html);
     let values = [
         ("trace", escaped(&figures.trace)),
         ("requests", grouped(figures.requests as u64)),
@@ -25,34 +31,12 @@ pub(super) fn page(figures: &Figures) -> Result<String> {
         ("bound_kind", bound_kind(figures).to_owned()),
         ("tiles", tiles(figures)),
         ("legend", legend(figures)),
-        (
-            "bars",
-            both_widths("Reuse by policy", |width| plots::bars(figures, width))?,
-        ),
-        (
-            "reuse",
-            both_widths("Reuse over requests", |width| plots::reuse(figures, width))?,
-        ),
-        (
-            "computed",
-            both_widths("Tokens computed over requests", |width| {
-                plots::computed(figures, width)
-            })?,
-        ),
+        ("bars", bars),
+        ("reuse", reuse),
+        ("computed", computed),
         ("rows", rows(figures)),
-        (
-            "frontier",
-            (figures.frontier.as_ref().map(Frontier::to_html))
-                .transpose()?
-                .unwrap_or_default(),
-        ),
-        (
-            "boundary",
-            figures
-                .boundary
-                .as_ref()
-                .map_or_else(String::new, Boundary::to_html),
-        ),
+        ("frontier", frontier.transpose()?.unwrap_or_default()),
+        ("boundary", boundary.unwrap_or_default()),
     ];
     let template = include_str!("report.html");
     Ok(foreword_report::page(TITLE, "", template, &values))
@@ -70,28 +54,18 @@ fn tiles(figures: &Figures) -> String {
     let Some(best) = figures.best() else {
         return String::new();
     };
-    let left =
-        |reuse: foreword_simulation::Reuse| grouped(reuse.document_tokens - reuse.reused_tokens);
-    let was = |value: &dyn Fn(&PolicyOutcome) -> String| {
-        let value = figures.baseline().map(value);
-        value.map_or_else(String::new, |value| format!("{value} in retrieval order"))
+    let compared = |what: &str, value: fn(&PolicyOutcome) -> String| {
+        let was = figures.baseline().map(value);
+        let was = was.map(|was| format!("{was} in retrieval order"));
+        tile(what, &value(best), &was.unwrap_or_default())
     };
+    let reused = |outcome: &PolicyOutcome| percent(outcome.reuse.share());
+    let computed = |outcome: &PolicyOutcome| grouped(outcome.computed());
+    let p99 = format!("99th percentile {}", microseconds(best.p99_us));
     [
-        tile(
-            "Document tokens reused",
-            &percent(best.reuse.share()),
-            &was(&|outcome| percent(outcome.reuse.share())),
-        ),
-        tile(
-            "Document tokens computed",
-            &left(best.reuse),
-            &was(&|outcome| left(outcome.reuse)),
-        ),
-        tile(
-            "Time to decide, mean",
-            &microseconds(best.mean_us),
-            &format!("99th percentile {}", microseconds(best.p99_us)),
-        ),
+        compared("Document tokens reused", reused),
+        compared("Document tokens computed", computed),
+        tile("Time to decide, mean", &microseconds(best.mean_us), &p99),
     ]
     .concat()
 }

@@ -26,6 +26,13 @@ pub(crate) struct PolicyOutcome {
     pub(crate) prompts: Option<PromptReuse>,
 }
 
+impl PolicyOutcome {
+    /// Returns the document tokens that were computed.
+    pub(super) fn computed(&self) -> u64 {
+        self.reuse.document_tokens - self.reuse.reused_tokens
+    }
+}
+
 /// Most points of a curve; a plot cannot show more.
 const POINTS: usize = 240;
 

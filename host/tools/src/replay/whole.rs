@@ -42,10 +42,8 @@ pub(super) struct Whole {
 pub(super) fn replay(options: &Options) -> Result<Whole> {
     let ordering = Ordered::of(options)?;
     let (came, stabilised) = (ordering.as_came()?, ordering.stabilised()?);
-    let jobs: Vec<(PolicyKind, &RawConfig)> = [&came, &stabilised]
-        .into_iter()
-        .flat_map(|raw| options.policies().iter().map(move |&kind| (kind, raw)))
-        .collect();
+    let of = |raw| options.policies().iter().map(move |&kind| (kind, raw));
+    let jobs: Vec<(PolicyKind, &RawConfig)> = of(&came).chain(of(&stabilised)).collect();
     let input = Input {
         files: &options.files,
         capacity: options.capacity(),
@@ -62,11 +60,9 @@ pub(super) fn replay(options: &Options) -> Result<Whole> {
     let (causes, outcomes) = rayon::join(|| causes(options, &came), replayed);
     let (causes, mut outcomes) = (causes?, outcomes?);
     let stabilised = outcomes.split_off(policies);
+    let came = outcomes.into_iter().filter_map(|outcome| outcome.prompts);
     Ok(Whole {
-        came: outcomes
-            .into_iter()
-            .filter_map(|outcome| outcome.prompts)
-            .collect(),
+        came: came.collect(),
         stabilised,
         causes,
     })
@@ -97,10 +93,9 @@ pub(crate) fn prompts(
         replay.order_all();
     }
     let mut pace = Pace::default();
-    let name = if is_stabilised {
-        "stabilised"
-    } else {
-        "prompts"
+    let name = match is_stabilised {
+        true => "stabilised",
+        false => "prompts",
     };
     log::read(input.files, name, OnBad::Count, |_, line| {
         Ok(served(&mut replay, &reader, line, &mut pace)?)
@@ -129,9 +124,7 @@ fn served(
     let began = Instant::now();
     let sent = replay.decide(&logged).map_err(BadLine::Body)?;
     pace.add(began.elapsed());
-    replay
-        .serve(&logged, sent.as_deref())
-        .map_err(BadLine::Body)
+    (replay.serve(&logged, sent.as_deref())).map_err(BadLine::Body)
 }
 
 /// Returns the causes for which original bodies lost tokens; `came` is the configuration of documents.

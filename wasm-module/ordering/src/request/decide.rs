@@ -200,6 +200,13 @@ impl<'a> Request<'_, 'a> {
                 && words.len() < block.len()
                 && self.shown.holds(turn, fingerprint, &block);
         }
+        if self.config.repeats_favoured && !self.config.unranked.contains(&group.format) {
+            let favoured = self.config.policy_options.placement.documents;
+            references
+                .iter_mut()
+                .take(favoured.into())
+                .for_each(|is_reference| *is_reference = false);
+        }
         references
     }
 

@@ -33,6 +33,9 @@ pub(crate) struct Arguments {
     /// Folder of a Hugging Face checkpoint (config.json, tokenizer.json, safetensors), or a GGUF file
     #[arg(long, value_name = "PATH")]
     model: PathBuf,
+    /// File with a chat template (Jinja), as vLLM's option of that name [default: the checkpoint's]
+    #[arg(long, value_name = "FILE")]
+    chat_template: Option<PathBuf>,
     /// Name under which the model is served [default: the folder's name]
     #[arg(long)]
     name: Option<String>,
@@ -234,7 +237,9 @@ fn load(arguments: &Arguments) -> anyhow::Result<Model> {
         max_running: arguments.max_running,
         ..arguments.scheduling.config()
     };
-    let model = Model::load(folder, name, &device, &arguments.cache.tiers(), engine)?;
+    let template = arguments.chat_template.as_deref();
+    let tiers = arguments.cache.tiers();
+    let model = Model::load(folder, template, name, &device, &tiers, engine)?;
     Ok(model.with_token_cache((arguments.token_cache_mib as usize) << 20))
 }
 

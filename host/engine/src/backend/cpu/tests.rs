@@ -43,8 +43,11 @@ fn packed_models() -> Vec<(ModelConfig, Element)> {
     [
         (Packing::Q4_0, narrow),
         (Packing::Q4_1, wide),
+        (Packing::Q5_0, narrow),
+        (Packing::Q5_1, wide),
         (Packing::Q8_0, narrow),
         (Packing::Q4K, wide),
+        (Packing::Q5K, wide),
         (Packing::Q6K, wide),
     ]
     .into_iter()

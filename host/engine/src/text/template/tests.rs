@@ -395,7 +395,7 @@ fn a_runaway_template_ends() {
 fn files_are_found_where_checkpoints_have_them() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
-    let load = || ChatTemplate::load(folder.path());
+    let load = || ChatTemplate::load(folder.path(), None);
     let hello = |template: &ChatTemplate, tools: Option<&Json>| {
         template.render(&json!([]), tools, None).unwrap()
     };
@@ -413,6 +413,14 @@ fn files_are_found_where_checkpoints_have_them() {
         hello(&load().unwrap().unwrap(), None),
         "<s>file",
         "the file comes first"
+    );
+    write("own.jinja", "{{ bos_token }}own");
+    let own = |name: &str| ChatTemplate::load(folder.path(), Some(&folder.path().join(name)));
+    assert_eq!(hello(&own("own.jinja").unwrap().unwrap(), None), "<s>own");
+    let missing = own("none.jinja").map(drop).unwrap_err().to_string();
+    assert!(
+        missing.contains("none.jinja: there is no such file"),
+        "{missing}"
     );
 
     std::fs::remove_file(folder.path().join("chat_template.jinja")).unwrap();

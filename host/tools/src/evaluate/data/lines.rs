@@ -64,8 +64,8 @@ pub(super) fn read(text: &[u8], documents: Option<usize>) -> Result<Data> {
     let mut data = Data::default();
     for (number, line) in lines_of(text) {
         let case = case(line, number, documents, &mut known);
-        data.cases
-            .push(case.with_context(|| format!("line {number}"))?);
+        let case = case.with_context(|| format!("line {number}"))?;
+        data.cases.push(case);
     }
     Ok(data)
 }
@@ -77,18 +77,12 @@ fn case(line: &[u8], number: usize, documents: Option<usize>, known: &mut Known)
         Some(_) => bail!("it has `question` and `turns`"),
         None => vec![line.turn],
     };
-    let turns = raw
-        .into_iter()
-        .map(|raw| turn(raw, documents.unwrap_or(usize::MAX), known))
-        .collect::<Result<Vec<_>>>()?;
-    ensure!(
-        turns.iter().any(|turn| !turn.answers.is_empty()),
-        "it has no answers"
-    );
-    ensure!(
-        turns.iter().any(|turn| !turn.documents.is_empty()),
-        "it has no documents"
-    );
+    let turns = (raw.into_iter()).map(|raw| turn(raw, documents.unwrap_or(usize::MAX), known));
+    let turns: Vec<Turn> = turns.collect::<Result<_>>()?;
+    let has_answers = turns.iter().any(|turn| !turn.answers.is_empty());
+    ensure!(has_answers, "it has no answers");
+    let has_documents = turns.iter().any(|turn| !turn.documents.is_empty());
+    ensure!(has_documents, "it has no documents");
     let id = line.id.map_or_else(|| format!("line {number}"), Name::text);
     Ok(Case { id, turns })
 }
@@ -99,10 +93,8 @@ fn turn(raw: RawTurn, documents: usize, known: &mut Known) -> Result<Turn> {
     let documents: Vec<_> = found.map(|document| known.document(document)).collect();
     let answers = raw.answers;
     if !raw.choices.is_empty() {
-        let letters: Vec<String> = (0..raw.choices.len())
-            .filter_map(super::letter)
-            .map(String::from)
-            .collect();
+        let letters = (0..raw.choices.len()).filter_map(super::letter);
+        let letters: Vec<String> = letters.map(String::from).collect();
         ensure!(
             raw.choices.len() <= letters.len()
                 && answers.iter().all(|answer| letters.contains(answer)),
@@ -111,10 +103,9 @@ fn turn(raw: RawTurn, documents: usize, known: &mut Known) -> Result<Turn> {
         );
     }
     Ok(Turn {
-        answer_document: if raw.choices.is_empty() {
-            holder(&documents, &answers)
-        } else {
-            None
+        answer_document: match &*raw.choices {
+            [] => holder(&documents, &answers),
+            _ => None,
         },
         question,
         documents,

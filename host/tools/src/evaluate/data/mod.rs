@@ -115,10 +115,8 @@ pub(super) struct Reading {
 impl Case {
     /// Returns whether the position arms apply: each answered turn has an answer document, and at least three in all.
     pub(super) fn has_positions(&self) -> bool {
-        let scored = self.turns.iter().filter(|turn| !turn.answers.is_empty());
-        scored
-            .clone()
-            .all(|turn| turn.answer_document.is_some() && turn.documents.len() >= 3)
+        let mut scored = self.turns.iter().filter(|turn| !turn.answers.is_empty());
+        scored.all(|turn| turn.answer_document.is_some() && turn.documents.len() >= 3)
     }
 }
 

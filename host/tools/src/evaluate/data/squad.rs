@@ -77,21 +77,19 @@ pub(super) fn read(json: &[u8], documents: usize, seed: u64) -> Result<Data> {
             found.truncate(documents - 1);
             found.push(own);
         }
-        data.cases.push(Case {
-            id: question
-                .id
-                .unwrap_or_else(|| format!("question {}", at + 1)),
-            turns: vec![Turn {
-                question: question.question,
-                answers,
-                answer_document: found.iter().position(|&at| at == own),
-                choices: Vec::new(),
-                documents: found
-                    .iter()
-                    .map(|&at| Arc::clone(&paragraphs[at]))
-                    .collect(),
-            }],
-        });
+        let documents = found.iter().map(|&at| Arc::clone(&paragraphs[at]));
+        let id = question
+            .id
+            .unwrap_or_else(|| format!("question {}", at + 1));
+        let turn = Turn {
+            question: question.question,
+            answers,
+            answer_document: found.iter().position(|&at| at == own),
+            choices: Vec::new(),
+            documents: documents.collect(),
+        };
+        let turns = vec![turn];
+        data.cases.push(Case { id, turns });
     }
     Random::new(seed).shuffle(&mut data.cases);
     Ok(data)

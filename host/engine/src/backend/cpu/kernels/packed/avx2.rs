@@ -1,13 +1,13 @@
 //! The kernel in AVX2: `VPMADDUBSW` multiplies unsigned by signed bytes and sums two products in 16 bits, saturating.
 //!
-//! Integers of 4 bits are unsigned as they are. Signed ones of 8 and 6 bits are multiplied as `|w| · (sign of w · a)`.
+//! Integers of 4 bits are unsigned as they are. Those that take 8 bits, of 5, 6 and 8, are multiplied as `|w| · (sign of w · a)`.
 //! Activations are at most 127 in magnitude. So no sum saturates, and it can stay in 16 bits for
 //!
 //! | bits | largest sum of two | kept in 16 bits |
 //! | --- | --- | --- |
 //! | 4 | 2 · 15 · 127 = 3 810 | for 32 inputs, 8 of them: 30 480 |
 //! | 6 | 2 · 32 · 127 = 8 128 | for 16 inputs, 4 of them: 32 512 |
-//! | 8 | 2 · 128 · 127 = 32 512 | never longer |
+//! | 5 and 8 | 2 · 128 · 127 = 32 512 | never longer |
 //!
 //! Up to four rows share the weights that are unpacked for them.
 
@@ -31,6 +31,10 @@ trait Format {
     const LAYOUT: Layout = Layout::of(Self::PACKING);
     /// True if a block has one scale for its first 16 inputs and another for its last 16.
     const HALVES: bool = matches!(Self::PACKING, Packing::Q6K);
+    /// True if a weight is its integer times a scale, without an offset.
+    const PLAIN: bool = matches!(Self::PACKING, Packing::Q5_0 | Packing::Q8_0);
+    /// True if sums of products are widened to 32 bits at once.
+    const WIDE: bool = Self::LAYOUT.integers == BLOCK * PANEL && !Self::HALVES;
 }
 
 macro_rules! formats {
@@ -42,7 +46,7 @@ macro_rules! formats {
     )* };
 }
 
-formats!(Q4_0 Q4_1 Q8_0 Q4K Q6K);
+formats!(Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4K Q5K Q6K);
 
 /// # Safety
 /// The CPU must have AVX2, FMA and F16C. The product is checked.
@@ -53,8 +57,11 @@ pub(in super::super) unsafe fn multiply(product: Checked<'_>) {
         match product.0.packing {
             Packing::Q4_0 => rows::<Q4_0>(product),
             Packing::Q4_1 => rows::<Q4_1>(product),
+            Packing::Q5_0 => rows::<Q5_0>(product),
+            Packing::Q5_1 => rows::<Q5_1>(product),
             Packing::Q8_0 => rows::<Q8_0>(product),
             Packing::Q4K => rows::<Q4K>(product),
+            Packing::Q5K => rows::<Q5K>(product),
             Packing::Q6K => rows::<Q6K>(product),
         }
     }
@@ -172,18 +179,20 @@ impl Tile {
                     for row in 0..ROWS {
                         let [scale, sum] = *self.scales.add(row * (self.inputs / BLOCK) + block);
                         let [mut one, mut other] = [sums[0][row][vector], sums[1][row][vector]];
-                        if !matches!(F::PACKING, Packing::Q8_0) {
+                        if !F::WIDE {
                             one = _mm256_madd_epi16(one, ones);
                             other = _mm256_madd_epi16(other, ones);
                         }
                         let value = _mm256_mul_ps(_mm256_cvtepi32_ps(one), weights);
-                        let more = match F::PACKING {
-                            Packing::Q6K => _mm256_mul_ps(_mm256_cvtepi32_ps(other), second),
-                            _ => _mm256_mul_ps(second, _mm256_set1_ps(sum)),
+                        let more = if F::HALVES {
+                            _mm256_mul_ps(_mm256_cvtepi32_ps(other), second)
+                        } else {
+                            _mm256_mul_ps(second, _mm256_set1_ps(sum))
                         };
-                        let value = match F::PACKING {
-                            Packing::Q8_0 => value,
-                            _ => _mm256_add_ps(value, more),
+                        let value = if F::PLAIN {
+                            value
+                        } else {
+                            _mm256_add_ps(value, more)
                         };
                         let c = self.c.add(row * PANEL + output);
                         let value = _mm256_mul_ps(value, _mm256_set1_ps(scale));
@@ -209,13 +218,13 @@ unsafe fn weight_scales<F: Format>(
     // SAFETY: see above: eight f16, or eight bytes, of the places that the layout has.
     unsafe {
         match F::PACKING {
-            Packing::Q8_0 => [half(scales, output), _mm256_setzero_ps()],
+            Packing::Q5_0 | Packing::Q8_0 => [half(scales, output), _mm256_setzero_ps()],
             Packing::Q4_0 => {
                 let scale = half(scales, output);
                 [scale, _mm256_mul_ps(_mm256_set1_ps(-8.0), scale)]
             }
-            Packing::Q4_1 => [half(scales, output), half(scales, PANEL + output)],
-            Packing::Q4K => {
+            Packing::Q4_1 | Packing::Q5_1 => [half(scales, output), half(scales, PANEL + output)],
+            Packing::Q4K | Packing::Q5K => {
                 let [scale, offset] = [output, PANEL + output].map(|at| scales.add(at).cast());
                 let scale = _mm256_cvtepu8_epi32(_mm_loadl_epi64(scale));
                 let offset = _mm256_cvtepu8_epi32(_mm_loadl_epi64(offset));

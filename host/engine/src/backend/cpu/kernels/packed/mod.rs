@@ -9,7 +9,7 @@
 //!  a record    head     K types: [32] f16 scales, then [32] f16 offsets if there are any
 //!              blocks   1, or 8 of K types, each for 32 inputs:
 //!                         4 bits   [input % 16 / 4][output][input % 4] u8, inputs from 16 on in the upper halves
-//!                         8 bits   [input / 4][output][input % 4] i8; those of 6 bits are widened
+//!                         8 bits   [input / 4][output][input % 4] i8; those of 5 and 6 bits are widened
 //!                         scales   [32] f16, then offsets; of K types [32] of 8 bits, or [2][32] for 16 inputs each
 //! ```
 //!
@@ -61,8 +61,10 @@ impl Layout {
         let (blocks, head, bits, scales) = match packing {
             Packing::Q4_0 => (1, 0, 4, 2 * PANEL),
             Packing::Q4_1 => (1, 0, 4, 4 * PANEL),
-            Packing::Q8_0 => (1, 0, 8, 2 * PANEL),
+            Packing::Q5_1 => (1, 0, 8, 4 * PANEL),
+            Packing::Q5_0 | Packing::Q8_0 => (1, 0, 8, 2 * PANEL),
             Packing::Q4K => (8, 4 * PANEL, 4, 2 * PANEL),
+            Packing::Q5K => (8, 4 * PANEL, 8, 2 * PANEL),
             Packing::Q6K => (8, 2 * PANEL, 8, 2 * PANEL),
         };
         let integers = BLOCK * PANEL * bits / 8;
@@ -115,7 +117,20 @@ pub(in super::super) fn pack_row(packing: Packing, row: &[u8], output: usize, pa
                     for (at, to) in bytes.iter_mut().enumerate() {
                         *to = half(at) | half(at + BLOCK / 2) << 4;
                     }
-                    (&from[..4], Packing::q4k_scales(from, number))
+                    (&from[..4], Packing::group_scales(from, number))
+                }
+                Packing::Q5_0 | Packing::Q5_1 | Packing::Q5K => {
+                    let zero = if packing == Packing::Q5_0 { 16 } else { 0 };
+                    for (at, to) in bytes.iter_mut().enumerate() {
+                        let integer = packing.five_bits(from, number * BLOCK + at);
+                        *to = integer.wrapping_sub(zero);
+                    }
+                    let wide = if zero == 0 { 4 } else { 2 };
+                    let narrow = match packing {
+                        Packing::Q5K => Packing::group_scales(from, number),
+                        _ => [0; 2],
+                    };
+                    (&from[..wide], narrow)
                 }
                 Packing::Q6K => {
                     for (at, to) in bytes.iter_mut().enumerate() {
@@ -181,10 +196,12 @@ impl Block {
         for output in 0..PANEL {
             let byte = |at: usize| scales[at * PANEL + output];
             let (scale, offset) = match packing {
-                Packing::Q8_0 => ([half(scales, output); 2], 0.0),
+                Packing::Q5_0 | Packing::Q8_0 => ([half(scales, output); 2], 0.0),
                 Packing::Q4_0 => ([half(scales, output); 2], -8.0 * half(scales, output)),
-                Packing::Q4_1 => ([half(scales, output); 2], half(scales, PANEL + output)),
-                Packing::Q4K => (
+                Packing::Q4_1 | Packing::Q5_1 => {
+                    ([half(scales, output); 2], half(scales, PANEL + output))
+                }
+                Packing::Q4K | Packing::Q5K => (
                     [head(output) * f32::from(byte(0)); 2],
                     -(head(PANEL + output) * f32::from(byte(1))),
                 ),
@@ -292,7 +309,7 @@ pub(super) fn multiply(product: Checked<'_>) {
                 let [first, last] = [sums[0][output], sums[1][output]];
                 let of = |half: usize, sum: i32| sum as f32 * weights.scales[half][output];
                 let value = match p.packing {
-                    Packing::Q8_0 => of(0, first + last),
+                    Packing::Q5_0 | Packing::Q8_0 => of(0, first + last),
                     Packing::Q6K => of(0, first) + of(1, last),
                     _ => of(0, first + last) + weights.offsets[output] * sum,
                 };

@@ -3,11 +3,14 @@ use super::super::tests::numbers;
 use super::*;
 use proptest::prelude::*;
 
-const PACKINGS: [Packing; 5] = [
+const PACKINGS: [Packing; 8] = [
     Packing::Q4_0,
     Packing::Q4_1,
+    Packing::Q5_0,
+    Packing::Q5_1,
     Packing::Q8_0,
     Packing::Q4K,
+    Packing::Q5K,
     Packing::Q6K,
 ];
 
@@ -21,7 +24,10 @@ fn packed_rows(packing: Packing, seed: u32, outputs: usize, inputs: usize) -> Ve
         for (at, block) in row.chunks_exact_mut(size).enumerate() {
             let scales = block[packing.scale()..].as_chunks_mut::<2>().0;
             scales[0] = f16::from_f32(0.01 + at as f32 * 0.003).to_le_bytes();
-            if matches!(packing, Packing::Q4_1 | Packing::Q4K) {
+            if matches!(
+                packing,
+                Packing::Q4_1 | Packing::Q5_1 | Packing::Q4K | Packing::Q5K
+            ) {
                 scales[1] = f16::from_f32(-0.4 + output as f32 * 0.02).to_le_bytes();
             }
         }
@@ -195,8 +201,8 @@ fn the_largest_integers_do_not_saturate() {
             let mut block = vec![byte; size];
             block[packing.scale()..][..2].copy_from_slice(&f16::ONE.to_le_bytes());
             match packing {
-                Packing::Q4_1 => block[2..4].fill(0),
-                Packing::Q4K => {
+                Packing::Q4_1 | Packing::Q5_1 => block[2..4].fill(0),
+                Packing::Q4K | Packing::Q5K => {
                     block[2..16].copy_from_slice(&[0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1]);
                 }
                 Packing::Q6K => block[192..208].fill(1),

@@ -1,0 +1,98 @@
+//! Python packages that the tests import, each group in a folder of its own.
+
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+
+use super::{python, say};
+use crate::workspace::Workspace;
+
+/// A group of packages.
+pub(super) struct Packages {
+    name: &'static str,
+    /// What the set-up says if they are present.
+    present: &'static str,
+    /// Folder below `.tools`.
+    folder: &'static str,
+    /// Pip's arguments: names with exact versions, or a file with them.
+    wanted: &'static [&'static str],
+    /// The modules that the tests import.
+    modules: &'static str,
+    /// Their names in the error if Python cannot import them.
+    words: &'static str,
+}
+
+/// pyzmq and msgspec (1.1 MB of wheels), with which the tests read KV events, like readers of vLLM's events.
+pub(super) const ZMQ: Packages = Packages {
+    name: "pyzmq, msgspec",
+    present: "they are there",
+    folder: "python",
+    wanted: &["pyzmq==27.3.0", "msgspec==0.22.0"],
+    modules: "zmq, msgspec",
+    words: "zmq and msgspec",
+};
+
+/// Starlette with uvicorn, and h2: the tests send spellings of paths to the HTTP stack of vLLM and SGLang.
+pub(super) const STARLETTE: Packages = Packages {
+    name: "starlette",
+    present: "it is there",
+    folder: "starlette",
+    wanted: &[
+        "--require-hashes",
+        "--requirement",
+        "xtask/src/setup/starlette.txt",
+    ],
+    modules: "starlette.applications, uvicorn, h2.connection",
+    words: "starlette, uvicorn and h2",
+};
+
+/// The official SDKs of OpenAI and Anthropic (20 MB of wheels) and their dependencies, with which the tests read the
+/// server's answers.
+pub(super) const CLIENTS: Packages = Packages {
+    name: "openai, anthropic",
+    present: "they are there",
+    folder: "clients",
+    wanted: &[
+        "openai==3.54.0",
+        "anthropic==2.12.0",
+        "annotated-types==0.8.0",
+        "anyio==4.16.0",
+        "docstring_parser==0.18.0",
+        "h11==0.16.0",
+        "httpcore2==2.16.2",
+        "httpx2==2.16.2",
+        "idna==3.20",
+        "jiter==0.19.0",
+        "opentelemetry-api==1.45.2",
+        "pydantic==2.14.3",
+        "pydantic_core==2.50.4",
+        "sniffio==1.3.1",
+        "truststore==0.10.5",
+        "typing_extensions==4.16.0",
+        "typing-inspection==0.4.5",
+    ],
+    modules: "openai, anthropic",
+    words: "openai and anthropic",
+};
+
+impl Packages {
+    /// Installs the packages into their folder, unless this Python can import them from there.
+    pub(super) fn install(&self, workspace: &Workspace) -> Result<()> {
+        let folder = workspace.tools().join(self.folder);
+        let imports = || {
+            let asked = Command::new(python::PYTHON)
+                .args(["-c", &format!("import {}", self.modules)])
+                .env("PYTHONPATH", &folder)
+                .output();
+            asked.is_ok_and(|output| output.status.success())
+        };
+        if folder.is_dir() && imports() {
+            say(self.name, self.present);
+            return Ok(());
+        }
+        python::install(workspace, self.name, self.wanted, &folder)?;
+        let (words, folder) = (self.words, folder.display());
+        ensure!(imports(), "Python cannot import {words} from {folder}");
+        Ok(())
+    }
+}
