@@ -112,8 +112,18 @@ const TENSORS: [(&str, &str, &[u64]); 11] = [
 
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = vec![safetensors()];
-    // F32, F16, Q4_0, Q4_1, Q8_0, BF16, with the bytes that 32 numbers take.
-    for (kind, bytes) in [(0, 128), (1, 64), (2, 18), (3, 20), (8, 34), (30, 64)] {
+    // F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, BF16, with the bytes that 32 numbers take.
+    let sizes = [
+        (0, 128),
+        (1, 64),
+        (2, 18),
+        (3, 20),
+        (6, 22),
+        (7, 24),
+        (8, 34),
+        (30, 64),
+    ];
+    for (kind, bytes) in sizes {
         seeds.push(gguf("llama", kind, bytes));
     }
     seeds.push(gguf("gemma3", 30, 64));

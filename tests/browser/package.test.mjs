@@ -126,7 +126,7 @@ test("a configuration with every field of the types is accepted, and no other fi
       outputs: false,
     },
     tree: { max_nodes: 100, max_tokens: 9, max_trees: 2 },
-    conversation: { deduplicate: true, pin: false, max_pinned_tokens: 1, max_entries: 1, max_bytes: 1, answers: "none", max_answers_bytes: 1 },
+    conversation: { deduplicate: true, repeat_favoured: false, pin: false, max_pinned_tokens: 1, max_entries: 1, max_bytes: 1, answers: "none", max_answers_bytes: 1 },
     head: {
       mode: "apply", tools: {}, volatile: { patterns: [{ name: "clock", pattern: "o'clock", class: "freeze" }], add: [], learn: true },
       max_moved_bytes: 100, contexts: {}, documents: {}, upstream: "tokens",

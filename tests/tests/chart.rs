@@ -202,6 +202,14 @@ fn a_value_that_cannot_be_is_refused_by_its_name() {
             "gateway.plugin.retrieval.cluster=retriever",
             "gateway.plugin.retrieval.cluster",
         ),
+        (
+            "gateway.plugin.retrieval.cluster=feed",
+            "gateway.plugin.retrieval.cluster",
+        ),
+        (
+            "gateway.plugin.engines[0].feed.cluster=other",
+            "gateway.plugin.engines[0].feed.cluster",
+        ),
         ("monitoring.namespace=A_b", "/monitoring/namespace"),
         ("gateway.plugin.max_body_bytes=0", "max_body_bytes"),
         ("gateway.plugin.routes={v1}", "/gateway/plugin/routes"),
@@ -244,11 +252,8 @@ fn names_of_digits_and_texts_with_yamls_signs_stay_texts() {
 #[test]
 fn a_release_name_that_no_service_may_have_is_refused() {
     for name in ["1st", "foreword.prod"] {
-        let helm = repository().join(".tools/helm");
-        if !helm.is_file() {
-            return;
-        }
-        let output = Command::new(helm)
+        let Some(_) = helm(&["version"]) else { return };
+        let output = Command::new(repository().join(".tools/helm"))
             .args(["template", name, "gateway-config/helm/foreword"])
             .current_dir(repository())
             .output()
@@ -286,6 +291,11 @@ fn a_gateway_that_is_replaced_serves_its_streams_first() {
     let waits = waits.and_then(Value::as_u64).unwrap();
     let grace = pod["terminationGracePeriodSeconds"].as_u64().unwrap();
     assert!((60..grace).contains(&waits), "{waits} of {grace} seconds");
+    // Kubernetes before 1.30 would refuse it.
+    if let Some(output) = helm(&["template", "--kube-version", "1.29.0"]) {
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && !text.contains("preStop"));
+    }
 }
 
 #[test]

@@ -176,7 +176,7 @@ impl Processor {
         loop {
             let plugin = tokio::select! {
                 () = self.woken.notified() => {
-                    next = next.min(tokio::time::Instant::now() + Plugin::WOKEN);
+                    next = next.min(tokio::time::Instant::now() + Plugin::WAKE_DELAY);
                     continue;
                 }
                 () = tokio::time::sleep_until(next) => {

@@ -178,7 +178,8 @@ impl Vm {
         Ok(context)
     }
 
-    /// Runs the callback `name` for headers or a piece of a body, of this number or size; `end`: nothing follows.
+    /// Runs the callback `name` for headers or a piece of a body. `length` is the number of headers, or of bytes; `end` is
+    /// true if nothing follows.
     pub(crate) fn pass(
         &mut self,
         name: &'static str,

@@ -64,7 +64,7 @@ pub enum Failure {
     },
     /// No such response, file or batch is stored, or it belongs to another client.
     #[error("the {what} `{id}` is not kept here, or no longer")]
-    Unkept {
+    NotStored {
         /// `response`, `file` or `batch`.
         what: &'static str,
         /// The id sent, shortened by [`clip`].
@@ -106,7 +106,7 @@ pub enum Failure {
         "without keys the cache is emptied on the internal listener alone, and there on loopback: give --kv-key-file or --api-key-file"
     )]
     OperatorsKeyRequired,
-    /// The path exists, the method does not.
+    /// The path is served, but not with the request's method.
     #[error("{path} does not take {method}; see the `allow` header")]
     Method {
         /// The request's method.
@@ -192,9 +192,9 @@ impl Failure {
     }
 
     /// Returns the failure for the id of a response, file or batch that is not stored; `param` is the field with the id.
-    pub fn unkept(what: &'static str, id: &str, param: Option<&'static str>) -> Self {
+    pub fn not_stored(what: &'static str, id: &str, param: Option<&'static str>) -> Self {
         let id = clip(id);
-        Self::Unkept { what, id, param }
+        Self::NotStored { what, id, param }
     }
 
     /// Returns the failure for an invalid body.
@@ -205,7 +205,8 @@ impl Failure {
         }
     }
 
-    /// Replaces the field name that begins `param` and the message by another API's; `names` are pairs of old and new.
+    /// Translates an invalid field's name into another API's, at the beginning of `param` and of the message. `names`
+    /// are pairs of old and new name. Other failures, and fields that are not in `names`, are returned unchanged.
     #[must_use]
     pub fn renamed(self, names: &[(&str, &str)]) -> Self {
         let Self::Invalid {
@@ -286,7 +287,7 @@ impl Failure {
             }
             Self::Unauthorized => (StatusCode::UNAUTHORIZED, REQUEST, "invalid_api_key"),
             Self::UnknownModel { .. } => (StatusCode::NOT_FOUND, REQUEST, "model_not_found"),
-            Self::Unkept { what, .. } => {
+            Self::NotStored { what, .. } => {
                 let code = match *what {
                     "response" => "response_not_found",
                     "file" => "file_not_found",
@@ -354,7 +355,7 @@ impl Failure {
         let param = match self {
             Self::Invalid { param, .. } => param.as_deref(),
             Self::UnknownModel { .. } => Some("model"),
-            Self::Unkept { param, .. } => *param,
+            Self::NotStored { param, .. } => *param,
             _ => None,
         };
         json!({"error": {"message": self.to_string(), "type": kind, "param": param, "code": code}})

@@ -389,7 +389,8 @@ impl Model {
         self.tokenizer.bytes(token).or_else(special)
     }
 
-    /// Returns the tokens of `text`, and the number of tokens before each offset in `bytes`.
+    /// Returns the tokens of `text` and, for each byte offset in `bytes` (ascending), the number of tokens wholly
+    /// before it. `special` adds the tokenizer's own tokens, such as BOS.
     fn encode(
         &self,
         text: &str,

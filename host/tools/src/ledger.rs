@@ -305,7 +305,8 @@ impl Sum {
         self.cached_tokens as f64 / self.prompt_tokens.max(1) as f64
     }
 
-    /// Returns the tokens of all prompts: reported, plus estimated times `scale`, the engine's per estimated one.
+    /// Returns the tokens of all prompts: as the engine reports them, otherwise the estimate times `scale`, which is
+    /// the number of the engine's tokens per estimated token.
     fn prompts(&self, scale: f64) -> f64 {
         let counted = self.counted_estimated_tokens;
         let uncounted = self.estimated_tokens.saturating_sub(counted);

@@ -138,11 +138,11 @@ fn json(name: &str, value: &JsValue, fields: &JsValue) -> Result<String, JsValue
         .ok_or_else(|| wrong_type(name, value, "an object"))
 }
 
-/// Replaces unpaired surrogates, which serde refuses, with U+FFFD. `JSON.stringify` escapes no others as `\ud…`; a text
-/// that is cut in the middle of an emoji has one.
+/// Replaces unpaired surrogates, which serde refuses, with U+FFFD: a text that is cut in the middle of an emoji has one.
+/// `JSON.stringify` writes `\ud…` only for these.
 fn well_formed(json: String) -> String {
     let mut json = json.into_bytes();
-    // The bytes so far of such an escape, of which the last four are written anew.
+    // How many bytes of such an escape have been read; the last four of its six are replaced.
     let mut begun = 0;
     for byte in &mut json {
         begun = match (begun, *byte) {

@@ -59,7 +59,7 @@ impl Clock {
                 match received.recv_timeout(left) {
                     Err(RecvTimeoutError::Timeout) => next = Instant::now() + interval,
                     // The tick is delayed a little, so that it serves later requests for one too.
-                    Ok(Signal::Wake) => thread::sleep(Plugin::WOKEN),
+                    Ok(Signal::Wake) => thread::sleep(Plugin::WAKE_DELAY),
                     Ok(Signal::Stop) | Err(RecvTimeoutError::Disconnected) => return,
                 }
                 scheduler.commit();

@@ -23,7 +23,7 @@ pub(crate) struct PendingResponse {
     chat: Option<ChatKey>,
     /// The reader of the answer; `None` unless it is kept, and the response can be read (status 200, uncompressed).
     answer: Option<AnswerReader>,
-    /// The usage that the response reports.
+    /// The usage that the response reports; `None` until it has reported any.
     counted: Option<PromptUsage>,
     /// The tenant and the responding engine, for a response that the engine may store; `None` with a single engine.
     asked: Option<(Box<str>, EngineId)>,

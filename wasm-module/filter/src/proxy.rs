@@ -73,7 +73,7 @@ impl RootContext for Root {
         let configuration = configuration.ok().flatten().unwrap_or_default();
         match Plugin::load(&self.proxy, &configuration) {
             Ok(plugin) => {
-                plugin.wake_with(|| set_tick(Plugin::WOKEN));
+                plugin.wake_with(|| set_tick(Plugin::WAKE_DELAY));
                 set_tick(plugin.until_tick(&self.proxy));
                 self.plugin = Some(Arc::new(plugin));
                 true

@@ -1,7 +1,8 @@
-//! Changes shared data that several workers change: compare-and-swap, retried if another worker was faster.
+//! Changes values in the proxy's shared data that several workers write: compare-and-swap, retried if another worker
+//! was faster.
 //!
-//! Compare-and-swap cannot guard the creation of a key: keys are created while a plugin loads, first on Envoy's main
-//! thread.
+//! Compare-and-swap cannot guard the creation of a key. So keys are created while a plugin loads, which Envoy does
+//! first on its main thread.
 
 use crate::host::{Host, HostError};
 

@@ -330,7 +330,8 @@ fn link(chain: u64, next: u64) -> u64 {
     xxh3_64_with_seed(&next.to_le_bytes(), chain)
 }
 
-/// Most leaders of all tenants; further requests are forwarded without leading.
+/// Most leaders at a time, over all tenants. Beyond it, a request is forwarded without becoming a leader, so no other
+/// one waits for it.
 const MAX_LEADERS: usize = 256;
 /// Most documents of a prompt that are compared; later ones are ignored.
 const MAX_LINKS: usize = 32;

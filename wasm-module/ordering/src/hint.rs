@@ -60,7 +60,7 @@ pub struct LocationTemplate {
 pub struct OrderHint {
     /// The hint, escaped as in a JSON string.
     pub words: String,
-    /// True if the hint uses places instead of labels because a label is unsafe in a hint.
+    /// True if a label is unsafe in a hint, so the hint names all documents by their places in the prompt.
     pub numbered: bool,
 }
 

@@ -5,7 +5,7 @@
 //! a body's bytes uses `body::search` or `body::scan`, which count here; the lint `disallowed_methods` forbids the
 //! standard library's own searches in that module.
 
-/// Numbers of bytes that were looked at and hashed.
+/// Counts of the bytes that parsing has looked at, and of those that it has hashed.
 #[cfg(any(test, feature = "count-work"))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {

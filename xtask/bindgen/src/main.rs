@@ -48,7 +48,7 @@ fn write(
     let mut output = target(&mut bindgen)?
         .generate_output()
         .with_context(failed)?;
-    // It tells tools that change a module what it may use.
+    // Only tools that rewrite the module read it.
     let _ = output.wasm_mut().customs.remove_raw("target_features");
     let mut hashed: Vec<(String, String)> = Vec::new();
     for import in output.wasm_mut().imports.iter_mut() {

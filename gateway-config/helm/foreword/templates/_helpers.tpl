@@ -32,10 +32,16 @@ there are. */}}
 {{- if gt (len (default list $plugin.engines)) 1 }}
 {{- fail "gateway.plugin.engines: the chart's cluster chooses among its endpoints by itself, so that one engine can be described; gateway-config/envoy/engines.yaml has a cluster that follows the filter" }}
 {{- end }}
-{{- /* The clusters that the chart writes. */}}
-{{- with (default dict $plugin.retrieval).cluster }}
-{{- if not (has . (list "engine" "feed")) }}
-{{- fail (printf "gateway.plugin.retrieval.cluster: %q is none of the chart's clusters, and the chart adds none; write Envoy's configuration yourself (gateway-config/envoy/envoy.yaml)" .) }}
+{{- $retrieval := default dict $plugin.retrieval }}
+{{- $clusters := list "engine" }}
+{{- if and .Values.host.feedKeySecret (not .Values.engines) }}
+{{- $clusters = append $clusters "feed" }}
+{{- end }}
+{{- range $field, $object := dict "retrieval" $retrieval "retrieval.embedding" $retrieval.embedding "retrieval.warm_up" $retrieval.warm_up "engines[0].feed" (default dict (first (default list $plugin.engines))).feed }}
+{{- with (default dict $object).cluster }}
+{{- if not (has . $clusters) }}
+{{- fail (printf "gateway.plugin.%s.cluster: the chart writes no cluster %q; take Envoy's configuration of gateway-config/envoy/envoy.yaml, and add it" $field .) }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- if and .Values.host.feedKeySecret (not .Values.engines) (not $plugin.engines) }}

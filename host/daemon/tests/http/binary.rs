@@ -101,6 +101,26 @@ fn a_folder_without_a_checkpoint_exits_with_1_and_the_chain_of_causes() {
 }
 
 #[test]
+fn a_chat_template_that_is_not_there_is_named() {
+    let model = crate::support::process::CHECKPOINT;
+    let events = "tcp://127.0.0.1:1";
+    for begun in [&["serve"][..], &["kv-bridge", "--events", events]] {
+        let given = ["--model", model, "--chat-template", "no/such/template"];
+        let anywhere = [
+            "--listen",
+            "127.0.0.1:0",
+            "--internal-listen",
+            "127.0.0.1:0",
+        ];
+        refused(
+            &[begun, &given, &anywhere].concat(),
+            1,
+            &["no/such/template: there is no such file"],
+        );
+    }
+}
+
+#[test]
 fn a_taken_address_exits_with_1() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();

@@ -175,12 +175,12 @@ async fn a_request_says_whether_it_reads_the_cache_and_whether_it_is_kept() {
         let details = &answer["usage"]["prompt_tokens_details"];
         details["cached_tokens"].as_u64().unwrap()
     };
-    for unkept in [
+    for not_stored in [
         json!({"cache_prefix": false}),
         json!({"cache_prompt": false}),
         json!({"min_cache_tokens": prompt_tokens + 1}),
     ] {
-        assert_eq!(ask(unkept).await, 0);
+        assert_eq!(ask(not_stored).await, 0);
         assert_eq!(house.stats().pages_cached, 0);
     }
     assert_eq!(ask(json!({"min_cache_tokens": prompt_tokens})).await, 0);

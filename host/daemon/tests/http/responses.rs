@@ -365,9 +365,9 @@ async fn kept_responses_are_their_tenants_alone() {
     shown.error(404, "response_not_found", None);
     // Responses that must not be stored are not.
     let before = house.app().transcripts.as_ref().unwrap().held();
-    let mut unkept = say("x");
-    unkept["store"] = false.into();
-    assert_eq!(asked("one", &unkept).await.json()["store"], false);
+    let mut not_stored = say("x");
+    not_stored["store"] = false.into();
+    assert_eq!(asked("one", &not_stored).await.json()["store"], false);
     assert_eq!(house.app().transcripts.as_ref().unwrap().held(), before);
 }
 

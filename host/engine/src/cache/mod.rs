@@ -265,7 +265,8 @@ impl PrefixCache {
         self.mark(lease);
     }
 
-    /// Ends a lease. The KV state of the first `computed` tokens stays cached for other sequences.
+    /// Ends the lease of the sequence `tokens`. The KV state of its first `computed` tokens stays cached for other
+    /// sequences, unless the lease keeps fewer tokens.
     pub fn close(&mut self, mut lease: Lease, tokens: &[TokenId], computed: u32) {
         self.commit(&mut lease, tokens, computed);
         let shared = lease.nodes.len();

@@ -121,8 +121,9 @@ impl PrefixCache {
         }
     }
 
-    /// Adds the pages of the lease's nodes to it: the first `near` are on the device, the others are loaded. All were
-    /// kept by [`PrefixCache::keep`] before.
+    /// Adds the pages of the lease's nodes to the lease. The first `near` nodes are on the device. For each of the
+    /// others, takes a page from `free` and returns the load from host memory that fills it. The caller has protected
+    /// all nodes by [`PrefixCache::keep`].
     fn share(
         &mut self,
         lease: &mut Lease,

@@ -44,8 +44,9 @@ impl Work {
         self.step.segments.is_empty() && self.step.loads.is_empty()
     }
 
-    /// Computes the work; the answers are then those of [`Backend::run`]. A panic of the backend counts as an error,
-    /// because it has the same effect as a failed device: undefined pages, which return to the pool.
+    /// Carries out the work and replaces `answers` by the results of its step; see [`Backend::run`]. A panic of the
+    /// backend counts as an error, because it has the same effect as a failed device: undefined pages, which return to
+    /// the pool.
     ///
     /// # Errors
     /// Returns the backend's error. Only pages that the work writes are affected, unless the device is lost.

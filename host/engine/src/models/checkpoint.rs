@@ -449,7 +449,7 @@ fn random_block(packing: Packing, deviation: f32, to: &mut [u8], seed: u64) {
         Packing::Q5_1 => (9.2, Some(-15.5)),
         Packing::Q8_0 => (74.0, None),
         Packing::Q4K => (258.0, Some(7.5)),
-        Packing::Q5K => (533.0, Some(15.5)),
+        Packing::Q5K => (527.0, Some(15.5)),
         Packing::Q6K => (1368.0, None),
     };
     let scale = deviation / unit;

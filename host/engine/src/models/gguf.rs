@@ -127,8 +127,12 @@ impl Gguf {
         Ok(config)
     }
 
-    /// Refuses a rotation of only a part of each head, and tensors of layers that are not loaded, such as biases: a model
-    /// without them would answer slightly wrong. `is_loaded` says which are, by their names without `blk.N.`.
+    /// Checks that the loader uses all that the file has for its layers; otherwise the model would answer slightly
+    /// wrong. `is_loaded` returns whether a tensor is used, given its name without `blk.N.`.
+    ///
+    /// # Errors
+    /// Returns an error if rotary embedding covers only a part of each head, if a tensor of a layer (a bias, say) is
+    /// not used, or if there is one beyond the first `layers` layers.
     pub(super) fn check(
         &self,
         layers: usize,
@@ -1113,14 +1117,14 @@ mod tests {
             let tokens = |path: &Path| Tokenizer::load(path).unwrap().encode(said, true).unwrap();
             assert_eq!(tokens(&path), tokens(&fixture(name)));
             let messages = json!([{"role": "user", "content": "Why?"}]);
-            let prompt = |path: &Path| {
-                ChatTemplate::load(path, None)
-                    .unwrap()
-                    .unwrap()
-                    .render(&messages, None, None)
-                    .unwrap()
+            let prompt = |path: &Path, own: Option<&Path>| {
+                let template = ChatTemplate::load(path, own).unwrap().unwrap();
+                template.render(&messages, None, None).unwrap()
             };
-            assert_eq!(prompt(&path), prompt(&fixture(name)));
+            assert_eq!(prompt(&path, None), prompt(&fixture(name), None));
+            let own = place.path().join("own.jinja");
+            std::fs::write(&own, "{{ messages[0].content }} Own.").unwrap();
+            assert_eq!(prompt(&path, Some(&own)), "Why? Own.");
             assert_ne!(file.fingerprint(), folder.fingerprint());
             let positions = |model: &Checkpoint| {
                 let c = model.config().clone();

@@ -38,7 +38,7 @@ impl Packing {
         }
     }
 
-    /// Returns the byte offset of a block's scale, an f16. In formats with offsets, their own f16 follows.
+    /// Returns the byte offset of a block's scale, an f16. In formats with offsets, the f16 of the offsets follows it.
     pub(crate) const fn scale(self) -> usize {
         match self {
             Self::Q6K => 208,
@@ -63,7 +63,8 @@ impl Packing {
     /// Returns the integer of number `at` of a block of a format of 5 bits, 0 to 31.
     pub(crate) fn five_bits(self, block: &[u8], at: usize) -> u8 {
         let byte = |at: usize| block.get(at).copied().unwrap_or_default();
-        // Where the fifth bits and the other four begin, which byte has this number's, and which half and bit of it.
+        // The byte with the fifth bit, the byte with the other four, whether these are its upper half, and the place of the
+        // fifth bit.
         let (fifth, low, upper, bit) = if self == Self::Q5K {
             let (group, within) = (at / 32, at % 32);
             let low = byte(48 + group / 2 * 32 + within);

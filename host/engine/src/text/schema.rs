@@ -77,7 +77,8 @@ struct Check<'a> {
     anchors: HashMap<String, String>,
     /// Each `$ref`: its path, and its target.
     references: Vec<(String, String)>,
-    /// The first nested schema that has an id: references within it would be relative to that id.
+    /// Path of the first nested schema that has an `$id` or `id`; `None` if none has. If there is one, all references
+    /// are refused, since those within it would be relative to its id.
     inner_id: Option<String>,
     patterns: Patterns,
     values: usize,
@@ -510,7 +511,8 @@ fn malformed(place: &str, wanted: &'static str) -> SchemaError {
     }
 }
 
-/// Returns the end of a long path or name, which distinguishes it from others, on one line.
+/// Returns a path or name on one line, for an error message: with control characters escaped, and only its end, which
+/// distinguishes it from others, if it has more than 120 characters.
 fn clip(text: &str) -> String {
     const CHARACTERS: usize = 120;
     let (mark, end) = match text.char_indices().rev().nth(CHARACTERS - 1) {

@@ -38,7 +38,7 @@ pub struct Answer<'m> {
     choices: Vec<ChoiceStream<'m>>,
     /// The engine requests of the last choices, until they are submitted.
     waiting: VecDeque<Request>,
-    /// Time of the next attempt to submit them; `None` before the first one.
+    /// Time of the next attempt to submit the requests in `waiting`; `None` until the engine's queue was full at one.
     next_attempt: Option<Instant>,
     /// The field that requires the answer's grammar; empty without a grammar.
     grammar_field: &'static str,

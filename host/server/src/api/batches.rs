@@ -43,7 +43,7 @@ pub(super) async fn show(
     let found = files::asked_of(&app, &headers, &id, ask).await?;
     Ok(Json(
         found
-            .ok_or_else(|| Failure::unkept("batch", &id, None))?
+            .ok_or_else(|| Failure::not_stored("batch", &id, None))?
             .object(),
     ))
 }
@@ -71,7 +71,7 @@ pub(super) async fn cancel(
     let cancelled = files::asked_of(&app, &headers, &id, ask).await??;
     Ok(Json(
         cancelled
-            .ok_or_else(|| Failure::unkept("batch", &id, None))?
+            .ok_or_else(|| Failure::not_stored("batch", &id, None))?
             .object(),
     ))
 }
@@ -128,7 +128,7 @@ impl Asked {
     fn create(self, store: &Store, owner: String) -> Result<BatchRecord, Failure> {
         let now = now();
         let file = store.file(&owner, &self.file, now);
-        let unknown = || Failure::unkept("file", &self.file, Some("input_file_id"));
+        let unknown = || Failure::not_stored("file", &self.file, Some("input_file_id"));
         let file = file.ok_or_else(unknown)?;
         if file.purpose != "batch" {
             let message = format!(

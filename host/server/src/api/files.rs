@@ -210,7 +210,7 @@ pub(super) async fn show(
     let found = asked_of(&app, &headers, &id, ask).await?;
     Ok(Json(
         found
-            .ok_or_else(|| Failure::unkept("file", &id, None))?
+            .ok_or_else(|| Failure::not_stored("file", &id, None))?
             .object(),
     ))
 }
@@ -244,7 +244,7 @@ pub(super) async fn remove(
 ) -> Result<Json<Value>, Failure> {
     let ask = |store: &Store, owner: &str, id: &str| store.remove(owner, id, now());
     if !asked_of(&app, &headers, &id, ask).await?? {
-        return Err(Failure::unkept("file", &id, None));
+        return Err(Failure::not_stored("file", &id, None));
     }
     Ok(Json(json!({"id": id, "object": "file", "deleted": true})))
 }
@@ -260,7 +260,7 @@ pub(super) async fn content(
         Some(store.content(&record.id).map(|file| (record, file)))
     };
     let found = asked_of(&app, &headers, &id, open).await?;
-    let (record, file) = found.ok_or_else(|| Failure::unkept("file", &id, None))??;
+    let (record, file) = found.ok_or_else(|| Failure::not_stored("file", &id, None))??;
     let pieces = stream::try_unfold(file, |file| async move {
         tokio::task::spawn_blocking(move || piece(file))
             .await

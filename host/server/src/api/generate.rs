@@ -303,7 +303,7 @@ async fn with_documents(
             guessed: Some((found.id, found.guess)),
             retrieved: HeaderValue::from(found.documents),
         },
-        Err(failure @ Failure::Retriever { .. }) if wanted.does_without => {
+        Err(failure @ Failure::Retriever { .. }) if wanted.is_optional => {
             failure.log();
             without(plain, HeaderValue::from_static("failed"))
         }

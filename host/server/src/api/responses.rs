@@ -257,7 +257,7 @@ pub(super) fn earlier(app: &App, owner: &Owner, id: &str) -> Result<Vec<Value>, 
     };
     let found = transcripts.get(owner, id, Instant::now());
     let Transcript { response, input } =
-        found.ok_or_else(|| Failure::unkept("response", id, Some(field)))?;
+        found.ok_or_else(|| Failure::not_stored("response", id, Some(field)))?;
     let mut items = input;
     if let Some(output) = response["output"].as_array() {
         items.extend(output.iter().cloned());
@@ -282,7 +282,7 @@ fn kept(app: &App, headers: &HeaderMap) -> Result<(Arc<Transcripts>, Owner), Fai
 fn found(app: &App, headers: &HeaderMap, id: &str) -> Result<Transcript, Failure> {
     let (transcripts, owner) = kept(app, headers)?;
     let found = transcripts.get(&owner, id, Instant::now());
-    found.ok_or_else(|| Failure::unkept("response", id, None))
+    found.ok_or_else(|| Failure::not_stored("response", id, None))
 }
 
 /// `GET /v1/responses/{id}`.
@@ -302,7 +302,7 @@ pub(super) async fn forget(
 ) -> Result<Json<Value>, Failure> {
     let (transcripts, owner) = kept(&app, &headers)?;
     if !transcripts.forget(&owner, &id, Instant::now()) {
-        return Err(Failure::unkept("response", &id, None));
+        return Err(Failure::not_stored("response", &id, None));
     }
     Ok(Json(
         json!({"id": id, "object": "response", "deleted": true}),

@@ -52,7 +52,8 @@ struct Running {
     failed: OnceLock<Fault>,
 }
 
-/// Plans a batch's next requests and orders their documents. Locked asynchronously, or on blocking threads only.
+/// Plans a batch's next requests and orders their documents. Planning may take seconds under the lock: async code must
+/// await it, and only blocking threads may block on it.
 struct Plan {
     schedule: BatchSchedule,
     orderer: BatchOrderer,

@@ -670,7 +670,7 @@ impl Store {
         Ok(())
     }
 
-    /// Subtracts bytes from those of `owner`.
+    /// Frees bytes of `owner`'s quota that [`Self::reserve`] took.
     pub(super) fn release(&self, owner: &str, bytes: u64) {
         self.state.lock().release(owner, bytes);
     }

@@ -122,8 +122,8 @@ async fn follow(app: Arc<App>, mut pass: Pass, path: Option<HeaderValue>, body: 
     let reader = Arc::clone(&app);
     let read = move || {
         let _permit = permit;
-        if reader.residency.needs_salts() && has_salt(&body) {
-            reader.residency.note_salt();
+        if reader.residency.awaits_first_salt() && has_salt(&body) {
+            reader.residency.record_salt();
         }
         match path {
             Some(path) => reader.prompts.read(&path, &body),
@@ -153,7 +153,7 @@ async fn follow(app: Arc<App>, mut pass: Pass, path: Option<HeaderValue>, body: 
 /// Takes a copy of a request without documents, or of another request than a chat, since only chats' documents can be
 /// found. Only its salt matters, and only if the engine may not report salts.
 async fn other(State(app): State<Arc<App>>, request: Request) -> StatusCode {
-    if !app.residency.needs_salts() {
+    if !app.residency.awaits_first_salt() {
         app.metrics.copy("no_documents");
         body::discard(request).await;
     } else if let Ok((body, pass)) = arrived(&app, request).await {

@@ -172,7 +172,7 @@ impl Bridge {
         })
     }
 
-    /// Returns the address in use, with its real port.
+    /// Returns the address of the listener for clients, with the actual port if port 0 was configured.
     pub fn address(&self) -> SocketAddr {
         self.serving.address
     }

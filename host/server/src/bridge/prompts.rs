@@ -29,7 +29,7 @@ pub(super) struct Prompt {
     pub(super) documents: DocumentPath,
 }
 
-/// Reads copies of one engine's requests.
+/// Computes the tokens of one engine's prompts from copies of its requests, and finds where their documents end.
 pub(super) struct Prompts {
     /// Names under which the engine serves the model; requests for others, such as a LoRA, are skipped.
     names: Vec<String>,

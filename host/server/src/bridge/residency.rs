@@ -14,8 +14,8 @@ pub(super) struct Residency {
     /// A panic under the lock could only leave documents unreported: the feed knows less than is held, never more.
     blocks: Mutex<Blocks>,
     feed: Arc<Feed>,
-    /// [`Blocks::needs_salts`] after the last change, for callers that must not wait.
-    needs_salts: AtomicBool,
+    /// [`Blocks::awaits_first_salt`] after the last change, for callers that must not wait.
+    awaits_first_salt: AtomicBool,
 }
 
 impl Residency {
@@ -24,7 +24,7 @@ impl Residency {
         Self {
             blocks: Mutex::new(Blocks::new(limits)),
             feed: Arc::new(Feed::new()),
-            needs_salts: AtomicBool::new(true),
+            awaits_first_salt: AtomicBool::new(true),
         }
     }
 
@@ -38,14 +38,14 @@ impl Residency {
         self.change(|blocks| blocks.prompt(prompt.tokens, prompt.salt, prompt.documents));
     }
 
-    /// Returns whether [`Self::note_salt`] must be told of requests with a salt.
-    pub(super) fn needs_salts(&self) -> bool {
-        self.needs_salts.load(Ordering::Relaxed)
+    /// Returns whether [`Self::record_salt`] must be told of requests with a salt.
+    pub(super) fn awaits_first_salt(&self) -> bool {
+        self.awaits_first_salt.load(Ordering::Relaxed)
     }
 
     /// Records that the engine gets a request with a salt, whatever its prompt.
-    pub(super) fn note_salt(&self) {
-        self.change(Blocks::note_salt);
+    pub(super) fn record_salt(&self) {
+        self.change(Blocks::record_salt);
     }
 
     /// Applies the engine's events.
@@ -67,8 +67,8 @@ impl Residency {
     fn change(&self, change: impl FnOnce(&mut Blocks)) {
         let mut blocks = self.blocks.lock();
         change(&mut blocks);
-        self.needs_salts
-            .store(blocks.needs_salts(), Ordering::Relaxed);
+        self.awaits_first_salt
+            .store(blocks.awaits_first_salt(), Ordering::Relaxed);
         self.feed.publish(blocks.take_events());
     }
 }

@@ -4,7 +4,7 @@ use super::fields::{Fields, missing, wrong_type, wrong_value};
 use crate::failure::Failure;
 use serde_json::Value;
 
-/// A validated request for vectors.
+/// A validated request for embeddings.
 #[derive(Debug)]
 pub struct Embeddings {
     /// The requested model; `None` for the configured embedder.
@@ -13,7 +13,8 @@ pub struct Embeddings {
     pub input: Vec<String>,
     /// The encoding of the vectors.
     pub encoding: Encoding,
-    /// The required length of the vectors; `None` for the embedder's own, which is the only one accepted.
+    /// The number of dimensions that the client asks for; `None` if it does not say. Refused unless it is the
+    /// embedder's.
     pub dimensions: Option<u32>,
 }
 

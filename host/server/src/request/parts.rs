@@ -102,7 +102,7 @@ impl Conversation {
     }
 }
 
-/// Returns a message's `content`: up to one text as a string, several as an array of parts.
+/// Returns a message's `content`: a string for one text (empty for none), an array of text parts for several.
 fn content(mut texts: Vec<String>) -> Value {
     if texts.len() <= 1 {
         return texts.pop().unwrap_or_default().into();

@@ -33,7 +33,7 @@ pub struct Retrieving {
     /// The search.
     pub asked: SearchQuery,
     /// True if the chat is answered without documents if retrieval is unavailable.
-    pub does_without: bool,
+    pub is_optional: bool,
     /// True if nothing can be searched for: the question is the last user message, and that has no letter or digit.
     pub is_wordless: bool,
 }
@@ -100,7 +100,7 @@ impl Retrieving {
         if asked.ask.words.is_some() {
             asked.ask.words.clone_from(&asked.query);
         }
-        let does_without = match fields.string("on_failure").map_err(inside)?.as_deref() {
+        let is_optional = match fields.string("on_failure").map_err(inside)?.as_deref() {
             None | Some("answer") => true,
             Some("fail") => false,
             Some(other) => {
@@ -111,7 +111,7 @@ impl Retrieving {
         Ok(Some(Self {
             body,
             asked,
-            does_without,
+            is_optional,
             is_wordless,
         }))
     }
@@ -254,13 +254,13 @@ mod tests {
         };
         let wanted = chat(json!(true)).unwrap();
         assert_eq!(wanted.asked.query.as_deref(), Some("second"));
-        assert_eq!((wanted.asked.ask.k, wanted.does_without), (5, true));
+        assert_eq!((wanted.asked.ask.k, wanted.is_optional), (5, true));
         assert_eq!(wanted.asked.ask.words.as_deref(), Some("second"));
         assert!(!wanted.body.contains_key("retrieval") && wanted.body["seed"] == 1);
         let wanted = chat(json!({"query": "other", "k": 2, "words": false, "on_failure": "fail"}));
         let wanted = wanted.unwrap();
         assert_eq!(wanted.asked.query.as_deref(), Some("other"));
-        assert_eq!((wanted.asked.ask.k, wanted.does_without), (2, false));
+        assert_eq!((wanted.asked.ask.k, wanted.is_optional), (2, false));
         assert_eq!(wanted.asked.ask.words, None);
         assert!(chat(json!(false)).is_none() && chat(Value::Null).is_none());
         assert!(

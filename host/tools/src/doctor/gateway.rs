@@ -76,7 +76,8 @@ pub(super) fn decide(
     }
 }
 
-/// Sends all requests of the gateway's checks. `is_salted`: the engine honours `cache_salt` on the chat route.
+/// Sends all requests that the gateway's checks need, and returns the observations. `is_salted` is true if the engine
+/// honours `cache_salt` on the chat route; otherwise no requests with salts are sent.
 pub(super) fn ask(
     engine: &Engine<'_>,
     root: &str,

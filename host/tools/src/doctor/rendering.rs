@@ -172,7 +172,7 @@ fn plain(word: &str) -> String {
     }
 }
 
-/// Names in an order that sorting does not produce.
+/// Names of the test chat's tools, in an order that sorting does not produce.
 const TOOLS: [&str; 5] = [
     "mend_roof",
     "ask_tide",

@@ -62,7 +62,8 @@ pub(super) fn clear(
     }
 }
 
-/// Checks that neither the events nor the gateway's decision contradict that the cache was cleared.
+/// Checks that the events report the clearing of the cache, and that the gateway no longer believes the documents
+/// resident. Skipped if the cache was not cleared; a warning if the engine still has the prompt cached.
 pub(super) fn believed(cleared: &Cleared) -> Finding {
     let (after, is_announced, decision) = match cleared {
         Cleared::NotAllowed => return Finding::skipped("the cache was not emptied", ALLOW),
@@ -88,14 +89,14 @@ pub(super) fn believed(cleared: &Cleared) -> Finding {
         }
         (_, Some(_)) => Finding::ok(format!("{detail}; the gateway knew it")),
         (Some(true), None) => Finding::ok(format!("{detail}; events say so")),
-        (None, None) => Finding::skipped(detail, NOBODY),
+        (None, None) => Finding::skipped(detail, NO_READER),
     }
 }
 
 const ALLOW: &str = "--allow-reset, when the engine's cache may be emptied: every prompt is then computed once more";
 const RESET: &str = "vLLM: VLLM_SERVER_DEV_MODE=1 serves /reset_prefix_cache; foreword serve: --internal with its internal listener";
 const BUSY: &str = "ask again when nothing runs: an engine empties no cache in use";
-const NOBODY: &str = "--events or --gateway: nothing else believes anything of this cache";
+const NO_READER: &str = "--events or --gateway: nothing else believes anything of this cache";
 const UNTOLD: &str = "an engine that publishes AllBlocksCleared, as vLLM does; until then restart gateways after a reset";
 /// Routes that empty an engine's cache: vLLM's and SGLang's.
 const RESETS: [&str; 2] = ["/reset_prefix_cache", "/flush_cache"];

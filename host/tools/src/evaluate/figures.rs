@@ -12,7 +12,7 @@ use std::fmt::Write;
 /// The results to show.
 #[derive(Debug)]
 pub(super) struct Figures {
-    /// Name of the file.
+    /// Name of the file with the questions.
     pub(super) data: String,
     pub(super) model: String,
     pub(super) endpoint: String,
@@ -208,7 +208,7 @@ fn add_differences<'a>(
 }
 
 /// The heading of differences, without its first column.
-const DIFFERENCES: &str = "exact match [95 %]                          contains [95 %]       \
+const DIFFERENCES: &str = "exact match [95 %]                          contains [95 %]                             \
                           F1 [95 %]             TTFT median [95 %]";
 
 /// Adds the rank profile, the costs of placements, and the setting to configure.
@@ -438,6 +438,30 @@ pub(super) mod tests {
             table.contains("\nordered         -5.6 [-13.9, 0.0]"),
             "{table}"
         );
+        // Each figure stands under its heading.
+        let (heading, rows) = table
+            .split_once("\nless retrieval ")
+            .unwrap()
+            .1
+            .split_once('\n')
+            .unwrap();
+        let row = rows.lines().next().unwrap();
+        for (name, place) in [
+            ("exact match", 16),
+            ("contains", 60),
+            ("F1", 104),
+            ("TTFT", 126),
+        ] {
+            assert_eq!(
+                heading.find(name),
+                Some(place - "less retrieval ".len()),
+                "{table}"
+            );
+            assert!(
+                row[..place].ends_with("  ") && row[place..].starts_with('-'),
+                "{table}"
+            );
+        }
         assert_eq!(table.matches("\nfirst ").count(), 3);
         assert!(
             table.contains("\nordered                       36       -1.750    -0.250 [-0.250, -0.250]   worse                       -3.500    -0.500 [-0.500, -0.500]\n"),

@@ -61,7 +61,8 @@ struct Response {
     prompt_logprobs: Option<Vec<Option<Map<String, Value>>>>,
 }
 
-/// Tokens that are scored before an answer, which has at most as many tokens as bytes: one can begin before it.
+/// Number of tokens to score in addition to the bytes of the answer. An answer has at most as many tokens as bytes, but
+/// its first token may begin in the text before it.
 const BEFORE: usize = 8;
 
 impl Forced {

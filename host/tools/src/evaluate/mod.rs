@@ -360,7 +360,9 @@ fn score(
     Ok(())
 }
 
-/// Measures right answers' likelihoods in several document orders, and fits the effect of each rank's place on them.
+/// Measures the likelihood of each question's right answer in several orders of its documents, and fits the model's
+/// rank profile to it. `orders` is the number of orders per question; by default, as many as the question has
+/// documents.
 fn measure_profile(
     options: &Options,
     orders: Option<NonZeroUsize>,

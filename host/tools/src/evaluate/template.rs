@@ -1,5 +1,6 @@
 //! The forms in which clients write documents into a prompt. They affect where in a prompt a model reads best, so a
 //! measurement is valid for one template only.
+//!
 //! | template | documents | earlier turns |
 //! | --- | --- | --- |
 //! | `tags` | `<document id="…">` before the question | keep their documents |
@@ -8,8 +9,8 @@
 //! | `llamaindex` | `file_name: …` between rules, at the beginning of the system message | are sent without |
 //! | `cohere` | the array `documents`, which the model's chat template must know | are sent without |
 //!
-//! The core finds single documents in these templates. It finds none in LangChain's, which joins texts by blank lines,
-//! and one in Dify's.
+//! The core finds every document in these templates. In LangChain's template, which joins texts by blank lines, it
+//! finds none; in Dify's, it finds all texts as one document.
 
 use super::data::Document;
 use foreword_ordering::RawConfig;
@@ -103,7 +104,8 @@ impl Template {
         }
     }
 
-    /// Returns the array outside the messages, if the template has one.
+    /// Returns the body's array `documents`; `None` if the template writes documents into a message, or if there are
+    /// none.
     pub(super) fn array(self, documents: &[&Arc<Document>]) -> Option<Value> {
         let element = |document: &&Arc<Document>| json!({"id": document.id, "title": document.title, "text": document.text});
         (self == Self::Cohere && !documents.is_empty())
@@ -118,7 +120,8 @@ impl Template {
         text
     }
 
-    /// Writes a document with its number.
+    /// Appends a document to `text` in the template's form. `number` is its place, from 1; `tag` is used by
+    /// [`Template::Tags`] only.
     pub(super) fn write(self, text: &mut String, tag: &str, number: usize, document: &Document) {
         let name = document.id.replace('"', "'").replace(['\n', '\r'], " ");
         let (title, words) = (document.title.as_str(), document.text.as_str());

@@ -19,7 +19,7 @@ pub(crate) enum Part {
     Tools,
     /// Moves changing values of known form, such as dates and ids, out of the head.
     Patterns,
-    /// Also learns which other words change.
+    /// Like [`Part::Patterns`], and also moves other lines and sentences that are found to change between requests.
     Learned,
     /// Removes positional ids and scores from documents.
     Documents,

@@ -584,7 +584,7 @@ const LAYOUT: u32 = 1;
 const HEADER: usize = 48;
 /// Most attempts to change a place that other workers change too.
 const ATTEMPTS: u32 = 4;
-/// Most nesting levels of arguments that are compared.
+/// Most nesting levels of a tool call's arguments that are compared as JSON; deeper arguments count as changed.
 const MAX_DEPTH: u32 = 64;
 /// Length in bytes from which a message is parsed only if it contains `"assistant"`.
 const LONG: usize = 1024;

@@ -15,7 +15,8 @@ use super::salt_key::SaltKey;
 pub(super) struct Fields<'v>(Option<&'v Map<String, Value>>);
 
 impl<'v> Fields<'v> {
-    /// Reads an object that has only `known` fields. An absent object has no fields.
+    /// Reads an optional object; an absent one has no fields. Returns an error if the value is not an object, or has a
+    /// field that is not in `known`.
     pub(super) fn of(
         field: &'static str,
         value: Option<&'v Value>,

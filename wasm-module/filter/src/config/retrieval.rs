@@ -47,7 +47,7 @@ pub(crate) struct Peer {
     pub(crate) max_answer_bytes: usize,
 }
 
-/// Where a question's vector comes from: the client's header, or an embedder.
+/// The sources of a question's vector: a header that the client may send, and an embedder that the gateway calls.
 #[derive(Clone)]
 pub(crate) struct Embedding {
     /// The header in which a client may send the vector. It is always removed.

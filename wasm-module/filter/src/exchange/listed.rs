@@ -46,7 +46,7 @@ pub(crate) enum Unlisted {
         "the gateway serves no such path; it compares paths byte by byte, without escapes, double slashes or a final slash"
     )]
     Path,
-    /// The path is on a list, but with other methods.
+    /// The path is on a list, but the gateway does not serve it with this method.
     #[error("the gateway serves this path with other methods: {allowed}")]
     Method {
         /// The value of the response header `allow`.

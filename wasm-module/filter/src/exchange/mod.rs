@@ -119,7 +119,7 @@ struct BufferedRequest {
 
 /// Whether documents must be retrieved for a body.
 enum RetrievalNeed<'b> {
-    /// No search is needed. What is known of the body's documents is reused.
+    /// No search is needed. Holds the parsed body if the rewrite can reuse it.
     None(RequestDocuments<'b>),
     Search(SearchStep),
 }

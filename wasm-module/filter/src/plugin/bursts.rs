@@ -1,4 +1,5 @@
-//! Holds requests of one plugin while another one computes their documents: in Wasm those of one worker, else all.
+//! Holds a request while another request of the same plugin computes the same documents. In Wasm, a plugin has the
+//! requests of one worker; otherwise those of all workers.
 
 use std::collections::VecDeque;
 use std::sync::MutexGuard;

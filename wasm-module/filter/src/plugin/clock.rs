@@ -1,6 +1,6 @@
 //! A plugin's ticks: every [`Plugin::TICK_MS`], and earlier if it has updates to push or requests to resume.
 //!
-//! A shell triggers ticks in its own way, and sets a [waker](Plugin::wake_with) for additional ones, [`Plugin::WOKEN`]
+//! A shell triggers ticks in its own way, and sets a [waker](Plugin::wake_with) for additional ones, [`Plugin::WAKE_DELAY`]
 //! after each request for one: at most a thousand a second. Without a waker, that work waits for the next tick.
 
 use std::sync::OnceLock;
@@ -64,8 +64,8 @@ impl Plugin {
     /// The interval of full ticks, in milliseconds.
     pub const TICK_MS: u64 = 100;
 
-    /// The time from a request for a tick to that tick.
-    pub const WOKEN: Duration = Duration::from_millis(1);
+    /// The delay of an additional tick after the [waker](Plugin::wake_with) was called for it.
+    pub const WAKE_DELAY: Duration = Duration::from_millis(1);
 
     /// Sets the function that requests a tick from the shell. Any thread may call it, in the middle of a callback, at
     /// most once before each tick. Later calls of `wake_with` have no effect.

@@ -17,10 +17,10 @@ use super::reason::Reason;
 pub(super) struct Cache {
     caches: SimilarityCaches,
     documents: Documents,
-    /// The retriever's version in its last response.
+    /// The version that the retriever stated with its last result. Empty before the first one, and if it states none.
     version: String,
     /// The retriever's version before the last change; `None` before the first one.
-    left_behind: Option<String>,
+    previous_version: Option<String>,
 }
 
 /// The result of a similar earlier question.
@@ -38,7 +38,7 @@ impl Cache {
             caches: SimilarityCaches::new(config),
             documents: Documents::new(max_document_bytes),
             version: String::new(),
-            left_behind: None,
+            previous_version: None,
         }
     }
 
@@ -107,7 +107,7 @@ impl Cache {
         found: &RetrieverAnswer,
         now_ms: u64,
     ) -> bool {
-        let is_old = self.left_behind.as_ref() == Some(&found.version);
+        let is_old = self.previous_version.as_ref() == Some(&found.version);
         !is_old && self.keep(tenant, vector, found, now_ms)
     }
 
@@ -139,7 +139,7 @@ impl Cache {
         if self.version != version {
             self.clear();
             let left = std::mem::replace(&mut self.version, version.to_owned());
-            self.left_behind = (!left.is_empty()).then_some(left);
+            self.previous_version = (!left.is_empty()).then_some(left);
         }
     }
 }

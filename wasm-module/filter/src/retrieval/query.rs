@@ -21,8 +21,9 @@ pub(super) struct RetrievalQuery {
     pub(super) fields: Map<String, Value>,
     /// Most documents in the retriever's response.
     pub(super) limit: usize,
-    /// True if a similar question would get the same result: true if the client sets no options.
-    pub(super) is_common: bool,
+    /// True if the client sets no options (`query`, `k`, `filters`, `words`), so that the result of a similar question
+    /// may be used.
+    pub(super) is_cacheable: bool,
     /// The body of a warm-up request, which prefills the chat's first system messages; `None` if it has none.
     pub(super) opening: Option<String>,
 }
@@ -63,7 +64,7 @@ impl RetrievalQuery {
         let Some(text) = question.text.as_deref().filter(|_| !off) else {
             return Ok(None);
         };
-        let is_common = query.is_none() && k.is_none() && special.is_empty();
+        let is_cacheable = query.is_none() && k.is_none() && special.is_empty();
         let text = query.as_deref().unwrap_or(text);
         if text.len() > config.max_question_bytes {
             return Err(Reason::LongQuestion);
@@ -87,7 +88,7 @@ impl RetrievalQuery {
             vector,
             fields,
             limit: usize::try_from(k).unwrap_or(usize::MAX),
-            is_common,
+            is_cacheable,
             opening: opening(&question, salt),
         }))
     }
@@ -196,7 +197,7 @@ mod tests {
                 .unwrap()
                 .unwrap();
             assert_eq!(asked(&wanted), json!({"query": "Why?", "k": 5}));
-            assert!(wanted.is_common && wanted.opening.is_none());
+            assert!(wanted.is_cacheable && wanted.opening.is_none());
         }
         assert!(
             read(json!({"cluster": "c"}), &chat(json!(false)), None)
@@ -223,13 +224,13 @@ mod tests {
                 .unwrap()
                 .unwrap();
             assert_eq!(asked(&wanted), expected);
-            assert!(!wanted.is_common);
+            assert!(!wanted.is_cacheable);
         }
         let vector = chat(json!({"embedding": [0.5, 1]}));
         let wanted = read(json!({"cluster": "c"}), &vector, Some(b"!"))
             .unwrap()
             .unwrap();
-        assert!(wanted.is_common);
+        assert!(wanted.is_cacheable);
         assert_eq!(asked(&wanted)["embedding"], json!([0.5, 1.0]));
         let header = Some(b"AACAPwAAAL8=".as_slice());
         let wanted = read(json!({"cluster": "c"}), &chat(json!(true)), header)

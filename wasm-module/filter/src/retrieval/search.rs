@@ -147,7 +147,7 @@ impl Search {
 
     /// Returns whether a cached result of another question may be used.
     fn may_hit(&self, retrieval: &Retrieval) -> bool {
-        retrieval.cache.is_some() && self.wanted.is_common
+        retrieval.cache.is_some() && self.wanted.is_cacheable
     }
 
     fn embed(&mut self, host: &impl Host, retrieval: &Retrieval, embedder: &Peer) -> SearchStep {

@@ -6,7 +6,8 @@ use serde_json::Value;
 /// Most components of a vector that is read; a similarity cache requires its own number.
 const MAX_DIMENSIONS: usize = 16_384;
 
-/// Reads a vector in either form; `None` if it is empty, too long, or not all finite numbers.
+/// Reads a vector from a JSON array of numbers or a string in base64. `None` if the value is neither, if the vector is
+/// empty or too long, or if a component is not finite.
 pub(super) fn from_json(value: &Value) -> Option<Vec<f32>> {
     let vector = match value {
         Value::String(text) => from_base64(text.as_bytes())?,

@@ -61,8 +61,8 @@ pub(super) struct ParsedMessage<'a> {
     pub(super) pieces: SmallVec<[Piece<'a>; 1]>,
 }
 
-/// The fields of a request that contain messages or that a prompt depends on, as JSON. Single fields are in the order
-/// of [`FIELDS`].
+/// The fields of a request's body that hold messages, affect the prompt or identify the user, as raw JSON. `fields`,
+/// `parameters` and `preceding` are in the order of [`FIELDS`], [`PARAMETERS`] and [`PRECEDING`].
 #[derive(Default)]
 struct RawChat<'a> {
     /// Message lists, in the order of [`FORMATS`].

@@ -177,8 +177,14 @@ fn named<'t>(lines: &[&'t str], quoted: &FxHashMap<&str, u32>) -> Option<Named<'
     };
     let lines = lines.iter().enumerate();
     Some(Named {
-        first: lines.clone().take(MAX_UNNAMED).find_map(own)?,
-        last: lines.rev().take(MAX_UNNAMED).find_map(own)?,
+        first: lines
+            .clone()
+            .take(MAX_LINES_SEARCHED_FOR_NAME)
+            .find_map(own)?,
+        last: lines
+            .rev()
+            .take(MAX_LINES_SEARCHED_FOR_NAME)
+            .find_map(own)?,
     })
 }
 
@@ -204,7 +210,7 @@ impl Named<'_> {
 }
 
 /// Most lines at each end of a run that are searched for quotable words.
-const MAX_UNNAMED: usize = 16;
+const MAX_LINES_SEARCHED_FOR_NAME: usize = 16;
 
 /// Returns the text with hints in place of the runs' lines.
 fn replaced(all: &[&str], runs: &[Run]) -> String {

@@ -22,7 +22,7 @@ pub(crate) struct SentMessage {
 pub(crate) struct Kept {
     /// The spans that moved into a user message, as written there.
     pub(crate) moved: Box<str>,
-    /// A hash of each span.
+    /// A hash of each span: of those that moved, then of the frozen ones.
     pub(crate) spans: Box<[u64]>,
     /// The first values of a system message's frozen spans, in order.
     pub(crate) frozen: Box<[Box<str>]>,

@@ -305,7 +305,7 @@ struct Reading<'a> {
     layout: Layout,
 }
 
-/// A run of adjacent blocks that a provider's look-back counts as one step.
+/// The kind of a run of adjacent blocks that a provider's look-back counts as one step: tool calls, or their results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Run {
     Calls,

@@ -221,7 +221,7 @@ impl Ledger {
         rules: &CacheRules,
         now_ms: u64,
     ) {
-        self.grow_older(rules, now_ms);
+        self.age_visits(rules, now_ms);
         let mut marks = marks.iter().peekable();
         for (at, position) in layout.positions.iter().enumerate() {
             let marked = marks.next_if(|(marked, _)| *marked == at);
@@ -240,8 +240,9 @@ impl Ledger {
         }
     }
 
-    /// For each age, counts the visits that have reached its end without a hit, and drops those past the last age.
-    fn grow_older(&mut self, rules: &CacheRules, now_ms: u64) {
+    /// Updates the queued visits for the time `now_ms`: a visit that has reached the end of an age without a hit counts
+    /// as a pass of that age. Drops visits past the last age, and the oldest ones beyond the queue's bound.
+    fn age_visits(&mut self, rules: &CacheRules, now_ms: u64) {
         for age in 0..AGES {
             let end = ends_at(age, rules);
             let mut passed = self.passed.get(age).copied().unwrap_or_default();

@@ -37,7 +37,8 @@ pub(super) struct Entry {
     pub(super) same: Box<[u64]>,
 }
 
-/// Hashes of everything other than content by which engines separate caches.
+/// Hashes of model, salt (with the tenant) and engine. Requests that differ in one of these share no cached prefix,
+/// even if their content is the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Realm {
     pub(super) model: u64,

@@ -555,8 +555,8 @@ impl DocumentMarks {
     }
 }
 
-/// Returns the hash of a text from byte `start` on without a retriever's values, given its words; see
-/// [`DocumentMarks::apart`].
+/// Returns [`DocumentMarks::apart`] for `text` from byte `start` on: a hash that leaves out the numbers, scores, ids
+/// and times that a retriever wrote. `words` are the words of that part.
 fn apart_from_rank(text: &str, start: usize, words: &[Word]) -> u32 {
     let mut stream = Stream::default();
     let mut done = start;

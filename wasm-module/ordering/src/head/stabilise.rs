@@ -83,11 +83,12 @@ impl Heads {
     }
 
     /// Takes the forms of tools that this worker has recorded first since the last call, to be sent to other workers.
-    pub(crate) fn take_told(&mut self) -> Vec<Form> {
-        self.tools.take_told()
+    pub(crate) fn take_unpublished(&mut self) -> Vec<Form> {
+        self.tools.take_unpublished()
     }
 
-    /// Records a form from another worker.
+    /// Records a form from another worker. Of two forms of one tool or set of tools, the smaller one by byte order is
+    /// kept.
     pub(crate) fn learn(&mut self, form: &Form) {
         self.tools.learn(form);
     }
@@ -317,7 +318,8 @@ impl Heads {
         all
     }
 
-    /// Returns for each unit of each text whether it is in a volatile slot. The templates learn from the texts.
+    /// Returns, for each unit of each text, whether it is in a volatile slot of a template. False for units that hold
+    /// documents, and for units that a pattern moves, freezes or drops. The templates also learn from the texts.
     fn volatile(
         &mut self,
         config: &Head,

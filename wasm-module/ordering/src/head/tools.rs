@@ -200,7 +200,7 @@ impl Tools {
     }
 
     /// Takes the forms recorded first by this worker since the last call; at most 64.
-    pub(crate) fn take_told(&mut self) -> Vec<Form> {
+    pub(crate) fn take_unpublished(&mut self) -> Vec<Form> {
         std::mem::take(&mut self.told)
     }
 

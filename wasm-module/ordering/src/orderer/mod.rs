@@ -242,7 +242,7 @@ impl Orderer {
         rewrite.head = report;
         if applies {
             let heads = self.heads.get_mut(tenant, &parsed.model);
-            rewrite.record.forms = heads.map(Heads::take_told).unwrap_or_default();
+            rewrite.record.forms = heads.map(Heads::take_unpublished).unwrap_or_default();
         }
         Ok(rewrite)
     }

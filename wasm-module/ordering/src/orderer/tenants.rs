@@ -56,7 +56,7 @@ impl TenantStore {
         if !self.all.contains_key(&key)
             && self.is_full(config)
             && let Some(key) =
-                (self.oldest_heard()).or_else(|| self.eviction_candidate(tenant.name))
+                (self.oldest_foreign()).or_else(|| self.eviction_candidate(tenant.name))
         {
             self.all.remove(&key);
         }
@@ -78,7 +78,7 @@ impl TenantStore {
     ) -> Option<&mut TenantState> {
         let key = key_of(tenant, model);
         if !self.all.contains_key(&key) && self.is_full(config) {
-            let oldest = self.oldest_heard()?;
+            let oldest = self.oldest_foreign()?;
             self.all.remove(&oldest);
         }
         let new = || TenantState::new(config, tenant, model);
@@ -125,8 +125,9 @@ impl TenantStore {
         self.all.len() >= config.max_trees as usize
     }
 
-    /// Returns the key of the least recently updated state among those that no request has used.
-    fn oldest_heard(&self) -> Option<String> {
+    /// Returns the key of the least recently updated of the states that only a feed or another gateway has used; `None`
+    /// if there is none.
+    fn oldest_foreign(&self) -> Option<String> {
         let heard = self.all.iter().filter(|(_, state)| !state.is_own);
         let oldest = heard.min_by_key(|(_, state)| state.last_used);
         oldest.map(|(key, _)| key.clone())

@@ -79,7 +79,7 @@ pub(super) struct Gate<'a, 'b> {
     pub(super) source: usize,
     /// Panel of `sums` where the up part begins; the gate part begins at 0.
     pub(super) up: usize,
-    /// Biases of gate and up.
+    /// Biases of gate and up, `[intermediate]` each; `None` if the model has none.
     pub(super) bias: Option<&'a [Vec<f32>; 2]>,
     pub(super) activation: Activation,
     pub(super) intermediate: usize,

@@ -1,5 +1,5 @@
-//! The best rates of a device, measured as the backend uses its parts: a large matrix product by the same library, and
-//! a large copy by the kernel that copies pages.
+//! Measures a device's peak rates with the operations that the backend itself uses: a large matrix product by cuBLASLt,
+//! and a large copy by the kernel that copies pages.
 
 use super::CudaError;
 use super::device::{Array, Bf16, Device, Fault, Output, Product, Queue};

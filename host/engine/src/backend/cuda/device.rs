@@ -91,7 +91,7 @@ pub(super) trait Device: Send {
     /// Allocates memory at an address divisible by 16 (real devices: 256). Content undefined. Freed with the device.
     fn allocate(&mut self, bytes: usize) -> Result<u64, Fault>;
 
-    /// Frees allocated memory once no queue uses it any more.
+    /// Waits until no queue uses the memory any more, then frees it.
     fn free(&mut self, address: u64) -> Result<(), Fault>;
 
     /// Allocates zeroed, pinned host memory, which the device can access at the same address.

@@ -15,7 +15,8 @@ use crate::backend::{Output, Segment, Step};
 use crate::sampling::Draw;
 use std::ops::Range;
 
-/// Upper bounds of the device's buffers, and the number of blocks that occupy it.
+/// The device's limits on a plan: sizes of its buffers, and the number of thread blocks that occupy all
+/// multiprocessors.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Capacity {
     /// Most rows that decode.
@@ -57,7 +58,7 @@ pub(super) struct Plan {
     pub(super) decoding: Option<usize>,
 }
 
-/// The items that attention of some rows is cut into.
+/// The work items of the attention of some rows, as ranges of [`Plan::words`].
 #[derive(Clone, Default)]
 pub(super) struct Cut {
     /// Items `[items][Item::WORDS]`.

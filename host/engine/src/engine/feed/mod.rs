@@ -284,7 +284,7 @@ impl Ring {
     }
 }
 
-/// Returns an epoch that no reader has seen before, from this process or an earlier one.
+/// Returns a random epoch, so that no reader has seen it before, from this process or an earlier one.
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }

@@ -106,7 +106,7 @@ impl Blocks {
     /// Records a prompt that was or will be sent to the engine.
     pub fn prompt(&mut self, tokens: Vec<TokenId>, salt: Arc<str>, documents: DocumentPath) {
         if !salt.is_empty() {
-            self.note_salt();
+            self.record_salt();
         }
         let id = self.next;
         self.next += 1;
@@ -121,14 +121,14 @@ impl Blocks {
         });
     }
 
-    /// Returns whether [`Self::note_salt`] must be told of requests with a salt: not after the first one, nor while the
-    /// engine reports salts.
-    pub fn needs_salts(&self) -> bool {
+    /// Returns whether [`Self::record_salt`] must still be called for a request with a salt: true until the first call,
+    /// unless the engine reports salts.
+    pub fn awaits_first_salt(&self) -> bool {
         !self.salted && self.reports_keys != Some(true)
     }
 
     /// Records that a request with a salt was or will be sent to the engine, whether or not its prompt is known.
-    pub fn note_salt(&mut self) {
+    pub fn record_salt(&mut self) {
         let is_first = !std::mem::replace(&mut self.salted, true);
         if is_first && self.held.has_first_without_keys() {
             self.forget();

@@ -185,7 +185,7 @@ fn where_salts_are_not_told_a_salted_prompt_ends_what_was_believed() {
         blocks.prompt(tokens.clone(), salt.into(), documents(&[4]));
     }
     assert_eq!(told(&mut blocks), []);
-    assert!(blocks.counts().is_silent && !blocks.needs_salts());
+    assert!(blocks.counts().is_silent && !blocks.awaits_first_salt());
     // Reported documents stay reported.
     blocks.event(stored(&[2], None, &tokens, &["a"]));
     assert_eq!(told(&mut blocks).len(), 1);
@@ -207,10 +207,10 @@ fn a_salted_request_of_unknown_prompt_ends_what_was_believed_too() {
             stored.keys = adapter;
         }
         blocks.event(other);
-        assert!(blocks.needs_salts());
+        assert!(blocks.awaits_first_salt());
         blocks.event(event.clone());
-        assert_eq!(blocks.needs_salts(), !is_told);
-        blocks.note_salt();
+        assert_eq!(blocks.awaits_first_salt(), !is_told);
+        blocks.record_salt();
         blocks.event(event);
         blocks.prompt(tokens.clone(), "".into(), documents(&[4]));
         assert_eq!(told(&mut blocks).len(), usize::from(is_told));

@@ -431,8 +431,8 @@ impl ContextMessage {
     }
 }
 
-/// Returns the chat's chain before each message, and after the last one. System messages are left out, since contexts
-/// in them change at every turn.
+/// Returns the chat's hash chain before each message and after the last one: one value more than there are messages.
+/// System messages do not enter the chain, since contexts in them change at every turn.
 fn chains(parsed: &Parsed<'_>) -> Vec<Chain> {
     let mut chain = parsed.start.chain;
     let mut chains = Vec::with_capacity(parsed.messages.len() + 1);

@@ -61,7 +61,7 @@ fn context(text: &str) -> Result<Vec<Fingerprint>, String> {
     documents.collect()
 }
 
-/// Digits of a fingerprint.
+/// Number of hexadecimal digits of a fingerprint.
 const DIGITS: usize = 16;
 
 #[cfg(test)]

@@ -259,8 +259,10 @@ unsafe fn tile_256<E: Scalar, const ROWS: usize>(
     }
 }
 
+/// Loads sixteen elements and widens them to f32.
+///
 /// # Safety
-/// Sixteen elements are readable at `from`.
+/// Sixteen elements must be readable at `from`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 unsafe fn load_512<E: Scalar>(from: *const E) -> __m512 {
@@ -278,8 +280,10 @@ unsafe fn load_512<E: Scalar>(from: *const E) -> __m512 {
     }
 }
 
+/// Loads eight elements and widens them to f32.
+///
 /// # Safety
-/// Eight elements are readable at `from`.
+/// Eight elements must be readable at `from`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn load_256<E: Scalar>(from: *const E) -> __m256 {

@@ -7,7 +7,8 @@
 //! | --- | --- | --- |
 //! | 4 | 2 · 15 · 127 = 3 810 | for 32 inputs, 8 of them: 30 480 |
 //! | 6 | 2 · 32 · 127 = 8 128 | for 16 inputs, 4 of them: 32 512 |
-//! | 5 and 8 | 2 · 128 · 127 = 32 512 | never longer |
+//! | 5 | 2 · 31 · 127 = 7 874 | never longer, as 8 |
+//! | 8 | 2 · 128 · 127 = 32 512 | never longer |
 //!
 //! Up to four rows share the weights that are unpacked for them.
 
