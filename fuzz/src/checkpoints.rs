@@ -177,7 +177,10 @@ fn gguf(architecture: &str, kind: u32, bytes_of_32: u64) -> Vec<u8> {
         ("attention.sliding_window", 20),
         ("context_length", 64),
     ] {
-        field(&format!("{architecture}.{name}"), 4, &value.to_le_bytes());
+        // Of these architectures only Gemma 3 has windows.
+        if is_gemma || name != "attention.sliding_window" {
+            field(&format!("{architecture}.{name}"), 4, &value.to_le_bytes());
+        }
     }
     field("tokenizer.ggml.eos_token_id", 4, &15_u32.to_le_bytes());
     field(
