@@ -174,13 +174,13 @@ fn gguf(architecture: &str, kind: u32, bytes_of_32: u64) -> Vec<u8> {
         ("attention.head_count", 2),
         ("attention.head_count_kv", 1),
         ("attention.key_length", 16),
-        ("attention.sliding_window", 20),
         ("context_length", 64),
     ] {
-        // Of these architectures only Gemma 3 has windows.
-        if is_gemma || name != "attention.sliding_window" {
-            field(&format!("{architecture}.{name}"), 4, &value.to_le_bytes());
-        }
+        field(&format!("{architecture}.{name}"), 4, &value.to_le_bytes());
+    }
+    if is_gemma {
+        let window = 20_u32.to_le_bytes();
+        field("gemma3.attention.sliding_window", 4, &window);
     }
     field("tokenizer.ggml.eos_token_id", 4, &15_u32.to_le_bytes());
     field(

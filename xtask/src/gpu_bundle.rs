@@ -20,7 +20,7 @@ use crate::build::{self, DENIED, LINTED};
 use crate::kernels::Lines;
 use crate::oci::{self, Entry};
 use crate::step::Step;
-use crate::workspace::{Workspace, cargo};
+use crate::workspace::{Workspace, cargo, empty_folder};
 use crate::{kernels, setup};
 
 /// Options of `cargo xtask gpu-bundle`.
@@ -41,9 +41,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let tests = tests(workspace, &engine.split(' ').collect::<Vec<_>>())?;
     let model = fs::read(setup::smollm2(workspace)?)?;
     let output = workspace.root().join(&options.output);
-    if output.is_dir() {
-        fs::remove_dir_all(&output)?;
-    }
+    empty_folder(&output)?;
     let first = output.join("1");
     pack(workspace, &foreword, &tests, &model, &first)?;
     let most = (options.most_mib as usize) << 20;

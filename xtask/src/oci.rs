@@ -16,6 +16,8 @@ use flate2::{Compression, GzBuilder};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use crate::workspace::empty_folder;
+
 /// An image of layers.
 #[derive(Clone)]
 pub(crate) struct Image {
@@ -49,7 +51,7 @@ impl Image {
     /// Returns an error if the folder cannot be written.
     pub(crate) fn write(self, folder: &Path, tag: &str) -> Result<String> {
         let blobs = folder.join("blobs/sha256");
-        cleared(&blobs)?;
+        empty_folder(&blobs)?;
 
         let (mut layers, mut uncompressed) = (Vec::new(), Vec::new());
         for layer in &self.layers {
@@ -126,14 +128,6 @@ fn blob(blobs: &Path, media_type: &str, bytes: &[u8]) -> Result<Value> {
     let name = digest.strip_prefix("sha256:").unwrap_or(&digest);
     save(&blobs.join(name), bytes)?;
     Ok(json!({"mediaType": media_type, "digest": digest, "size": bytes.len()}))
-}
-
-/// Empties `folder`, creating it if necessary.
-pub(crate) fn cleared(folder: &Path) -> Result<()> {
-    if folder.is_dir() {
-        fs::remove_dir_all(folder).with_context(|| format!("cannot clear {}", folder.display()))?;
-    }
-    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))
 }
 
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {

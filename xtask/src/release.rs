@@ -24,7 +24,7 @@ use clap::Args;
 
 use crate::oci::{self, Entry, Image, read};
 use crate::step::Step;
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, empty_folder};
 use crate::{build, image, kernels, setup};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -40,7 +40,7 @@ pub(crate) struct Options {
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     setup::for_demo(workspace)?;
     let folder = workspace.root().join(&options.output);
-    oci::cleared(&folder)?;
+    empty_folder(&folder)?;
 
     kernels::embed(workspace)?;
     let filter = read(&build::filter(workspace)?)?;

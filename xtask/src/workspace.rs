@@ -1,6 +1,7 @@
 //! Locations: the repository's root, cargo's target folder, and the folder of downloaded tools.
 
 use std::env;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -97,6 +98,14 @@ pub(crate) fn cargo() -> Command {
         }
     }
     command
+}
+
+/// Removes what `folder` contains, and creates it if it is missing.
+pub(crate) fn empty_folder(folder: &Path) -> Result<()> {
+    if folder.is_dir() {
+        fs::remove_dir_all(folder).with_context(|| format!("removing {}", folder.display()))?;
+    }
+    fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))
 }
 
 /// Returns a profile's folder: `debug` for the dev profile, otherwise the profile's name.

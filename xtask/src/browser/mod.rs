@@ -76,14 +76,6 @@ fn build(workspace: &Workspace) -> Result<Built> {
     Ok(built)
 }
 
-/// Empties `folder`, creating it if necessary.
-pub(crate) fn fresh(folder: &Path) -> Result<()> {
-    if folder.is_dir() {
-        fs::remove_dir_all(folder).with_context(|| format!("removing {}", folder.display()))?;
-    }
-    fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))
-}
-
 /// Copies a file, or a folder with its content, to the new path `to`.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     let failed = || format!("copying {} to {}", from.display(), to.display());

@@ -5,10 +5,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use super::fresh;
 use crate::build;
 use crate::step::Step;
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, empty_folder};
 
 const TARGET: &str = "wasm32-unknown-unknown";
 const PACKAGE: &str = "foreword-browser";
@@ -17,7 +16,7 @@ const PROFILE: &str = "wasm-small";
 /// Builds `bundler/` and `web/` in `folder`.
 pub(super) fn build(workspace: &Workspace, folder: &Path) -> Result<()> {
     let module = build::module(workspace, "browser module", PACKAGE, TARGET, PROFILE)?;
-    fresh(folder)?;
+    empty_folder(folder)?;
     let bindgen = "run --locked --quiet --package bindgen --";
     Step::cargo("browser glue", workspace.root(), bindgen)
         .args([&*module, folder])

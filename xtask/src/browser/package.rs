@@ -6,11 +6,11 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::{copy, fresh};
-use crate::workspace::Workspace;
+use super::copy;
+use crate::workspace::{Workspace, empty_folder};
 
 pub(super) fn write(workspace: &Workspace, glue: &Path, folder: &Path) -> Result<()> {
-    fresh(folder)?;
+    empty_folder(folder)?;
     for target in ["bundler", "web"] {
         copy(&glue.join(target), &folder.join(target))?;
     }

@@ -4,12 +4,12 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::{copy, fresh};
+use super::copy;
 use crate::setup;
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, empty_folder};
 
 pub(super) fn write(workspace: &Workspace, glue: &Path, folder: &Path) -> Result<()> {
-    fresh(folder)?;
+    empty_folder(folder)?;
     let sources = workspace.root().join("examples/browser-demo");
     for name in SOURCES {
         copy(&sources.join(name), &folder.join(name))?;
@@ -17,14 +17,14 @@ pub(super) fn write(workspace: &Workspace, glue: &Path, folder: &Path) -> Result
     copy(&glue.join("web"), &folder.join("foreword"))?;
 
     let handbook = folder.join("handbook");
-    fresh(&handbook)?;
+    empty_folder(&handbook)?;
     for name in ["documents.jsonl", "questions.jsonl"] {
         let corpus = workspace.root().join("examples/handbook");
         copy(&corpus.join(name), &handbook.join(name))?;
     }
 
     let vendor = folder.join("vendor");
-    fresh(&vendor)?;
+    empty_folder(&vendor)?;
     let uplot = setup::npm_folder(workspace).join("node_modules/uplot");
     for (from, to) in [
         ("dist/uPlot.esm.js", "uplot.js"),

@@ -25,10 +25,9 @@ use serde_json::{Map, Value, json};
 
 use self::interrupt::Interrupt;
 use self::questions::Question;
-use crate::browser::fresh;
 use crate::build::{self, Built};
 use crate::setup;
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, empty_folder};
 
 /// Options of `cargo xtask demo`.
 #[derive(Args, Clone)]
@@ -256,7 +255,7 @@ impl Demo {
         interrupt: &Interrupt,
     ) -> Result<Value> {
         let folder = report_folder(workspace);
-        fresh(&folder)?;
+        empty_folder(&folder)?;
         let data = folder.join("questions.jsonl");
         let asked = questions::all(workspace, usize::from(options.top_k))?;
         let lines: Vec<String> = asked.iter().map(Question::line).collect();

@@ -10,15 +10,15 @@ use crate::workspace::Workspace;
 /// A group of packages.
 pub(super) struct Packages {
     name: &'static str,
-    /// What the set-up says if they are present.
+    /// The status that the set-up prints behind `name` if Python can already import the modules.
     present: &'static str,
-    /// Folder below `.tools`.
+    /// Name of the folder in `.tools` that the packages are installed into.
     folder: &'static str,
     /// Pip's arguments: names with exact versions, or a file with them.
     wanted: &'static [&'static str],
     /// The modules that the tests import.
     modules: &'static str,
-    /// Their names in the error if Python cannot import them.
+    /// Names of the modules, as the error lists them if Python cannot import them after the installation.
     words: &'static str,
 }
 

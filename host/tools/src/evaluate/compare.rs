@@ -92,7 +92,7 @@ pub(super) struct Difference {
 /// A case's results under an arm, as sums over its turns.
 #[derive(Clone, Debug, Default)]
 struct Sums {
-    /// Number of turns.
+    /// Number of the case's turns that were answered under the arm; with fewer than the case has, the case is left out.
     turns: usize,
     /// Number of the model's answers.
     asked: usize,
