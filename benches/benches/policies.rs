@@ -318,7 +318,7 @@ fn decisions() {
 /// for what runs first: later on, freed memory is used again and growth says too little.
 fn memory() {
     let trace = workload::zipf_topics(1, STORED, 100_000, 5);
-    let before = resident_bytes();
+    let before = foreword_benches::resident_bytes();
     let mut replay = Replay::new(
         PolicyKind::Foresight,
         &PolicyOptions::default(),
@@ -327,7 +327,7 @@ fn memory() {
     for request in &trace {
         replay.decide(request);
     }
-    match resident_bytes().zip(before) {
+    match foreword_benches::resident_bytes().zip(before) {
         Some((after, before)) => println!(
             "Memory: {} bytes per node (foresight, k=5, {STORED} contexts, {} nodes)\n",
             after.saturating_sub(before) / replay.nodes() as u64,
@@ -335,13 +335,6 @@ fn memory() {
         ),
         None => println!("skipped: memory (this system has no /proc/self/statm)\n"),
     }
-}
-
-/// Memory that this process holds, where the system says so (Linux).
-fn resident_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/self/statm").ok()?;
-    let pages: u64 = text.split(' ').nth(1)?.parse().ok()?;
-    Some(pages * 4096)
 }
 
 /// Clustering a context index, and growing one by one request after another: the time of a search and of an update.

@@ -2,21 +2,22 @@
 //!
 //! ```text
 //! cargo bench -p foreword-benches -- scenarios
-//! cargo bench -p foreword-benches -- scenarios targets    hits of the engine's own cache
+//! cargo bench -p foreword-benches -- scenarios targets    hits and evictions of the engine's own cache
 //! cargo bench -p foreword-benches -- scenarios kinds      hits and work of hash and tree
+//! cargo bench -p foreword-benches -- scenarios memory     bytes that the engine's cache takes for a page, besides KV state
 //! ```
 //!
-//! Everything is counted, so the figures are the same on every machine. `targets` is the real engine on a simulated
+//! Hits and work are counted, so they are the same on every machine. `targets` is the real engine on a simulated
 //! device, with requests that arrive together where the scenario has them arrive together. `kinds` serves the same
 //! prompts one after the other from models of three caches, of the same number of pages.
 
 use anyhow::Result;
-use foreword_benches::Arguments;
 use foreword_benches::scenarios::{
     Blocks, Cache, Radix, Scenario, WholeSequences, batches, chat, mixed, rag,
 };
-use foreword_benches::simulated::PAGE_TOKENS;
-use foreword_engine::engine::EngineConfig;
+use foreword_benches::simulated::{Arrival, Costs, House, PAGE_TOKENS, prompt, serve};
+use foreword_benches::{Arguments, resident_bytes};
+use foreword_engine::engine::{EngineConfig, Request};
 use foreword_ordering::policy::PolicyKind;
 
 /// The host's default pool on a CPU.
@@ -30,6 +31,9 @@ pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
     }
     if arguments.has("kinds") {
         kinds(&scenarios);
+    }
+    if arguments.has("memory") {
+        memory(if arguments.benching { 1 << 18 } else { 1 << 10 });
     }
     // At a small scale the first requests, which cannot hit, weigh too much.
     arguments.require(holds)
@@ -56,15 +60,15 @@ fn targets(scenarios: &[(Scenario, bool)]) -> bool {
         "The engine's cache, a pool of {POOL_TOKENS} tokens; a request hits if a page of its prompt is found\n"
     );
     println!(
-        "| scenario | ADR-011 | hits | that could hit | tokens found | of those that could be found |"
+        "| scenario | ADR-011 | hits | that could hit | tokens found | of those that could be found | pages evicted of those computed |"
     );
-    println!("| --- | --- | --- | --- | --- | --- |");
+    println!("| --- | --- | --- | --- | --- | --- | --- |");
     let mut holds = true;
     for (scenario, counts) in scenarios {
         let found = scenario.serve(POOL_TOKENS, &EngineConfig::default());
         let share = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
         println!(
-            "| {} | {:.0} % | {:.2} % ({} of {}) | {} | {:.1} % | {:.1} % |",
+            "| {} | {:.0} % | {:.2} % ({} of {}) | {} | {:.1} % | {:.1} % | {:.1} % |",
             scenario.name,
             100.0 * scenario.target,
             share(found.hits, found.requests),
@@ -73,6 +77,7 @@ fn targets(scenarios: &[(Scenario, bool)]) -> bool {
             found.possible,
             share(found.found_tokens, found.tokens),
             share(found.found_tokens, found.possible_tokens),
+            share(found.evicted_pages, found.computed_pages),
         );
         holds &= found.meets(scenario.target) || !counts;
     }
@@ -113,4 +118,35 @@ fn kinds(scenarios: &[(Scenario, bool)]) {
         }
     }
     println!();
+}
+
+/// Prints the memory that the engine's tree takes for a cached page, after serving prompts of 64 pages of their own to
+/// an engine of so many pages.
+fn memory(pages: u32) {
+    const PROMPT_PAGES: u32 = 64;
+    let before = resident_bytes();
+    let config = EngineConfig {
+        max_waiting: 100_000,
+        ..EngineConfig::default()
+    };
+    let mut house = House::new(Costs::MISTRAL_7B_A10G, pages * PAGE_TOKENS, &config);
+    for number in 0..u64::from(pages / PROMPT_PAGES) {
+        let arrival = Arrival {
+            at: house.now(),
+            request: Request {
+                prompt: prompt([(number, PROMPT_PAGES * PAGE_TOKENS)], number),
+                max_tokens: 1,
+                ..Request::default()
+            },
+        };
+        let _served = serve(&mut house, &[arrival]);
+    }
+    let cached = u64::from(house.stepper().stats().pages_cached);
+    match resident_bytes().zip(before) {
+        Some((after, before)) => println!(
+            "Memory: {} bytes for each of {cached} cached pages of {PAGE_TOKENS} tokens\n",
+            after.saturating_sub(before) / cached.max(1)
+        ),
+        None => println!("skipped: memory (this system has no /proc/self/statm)\n"),
+    }
 }

@@ -3,7 +3,11 @@
 //!
 //! ```text
 //! cargo bench -p foreword-benches -- tokens [FOLDER]
+//! cargo bench -p foreword-benches -- tokens vocabularies MODELS    our tokens of a GGUF file against llama.cpp's
 //! ```
+//!
+//! MODELS is the folder `models` of llama.cpp's sources: beside `ggml-vocab-NAME.gguf` are texts (`.inp`) and their tokens
+//! (`.out`).
 //!
 //! FOLDER contains a `tokenizer.json`; the default is the engine's test tokenizer (4,096 tokens). The prompts are the
 //! handbook's questions, each with its five retrieved documents, so documents recur at other positions and beside other
@@ -25,6 +29,11 @@ const CACHE_BYTES: usize = 64 << 20;
 
 pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    if let [mode, models] = &arguments.words[..]
+        && mode == "vocabularies"
+    {
+        return vocabularies(Path::new(models));
+    }
     let folder = arguments.words.first();
     let folder = folder.map_or_else(|| root.join("host/engine/fixtures/qwen2"), PathBuf::from);
     let tokenizer = Tokenizer::load(&folder)?;
@@ -149,4 +158,52 @@ fn lines(file: &Path) -> Result<Vec<Value>> {
 fn median(mut times: Vec<Duration>) -> Duration {
     times.sort_unstable();
     times[times.len() / 2]
+}
+
+/// Compares the tokens of llama.cpp's own test texts with those that it states. Vocabularies that this host does not
+/// serve are listed with the reason.
+fn vocabularies(models: &Path) -> Result<()> {
+    let mut files: Vec<PathBuf> = std::fs::read_dir(models)?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<_>>()?;
+    files.retain(|path| path.to_string_lossy().ends_with(".gguf.inp"));
+    files.sort();
+    ensure!(
+        !files.is_empty(),
+        "{} has no vocabularies",
+        models.display()
+    );
+    let mut differ = 0;
+    println!("| vocabulary | texts | with llama.cpp's tokens |\n| --- | --- | --- |");
+    for texts in files {
+        let file = texts.with_extension("");
+        let name = file.file_stem().unwrap_or_default().to_string_lossy();
+        let tokenizer = match Tokenizer::load(&file) {
+            Ok(tokenizer) => tokenizer,
+            Err(error) => {
+                println!("| {name} | | {error} |");
+                continue;
+            }
+        };
+        let tokens = std::fs::read_to_string(file.with_extension("gguf.out"))?;
+        let texts = std::fs::read_to_string(&texts)?;
+        let texts: Vec<&str> = texts.split("\n__ggml_vocab_test__\n").collect();
+        let mut equal = 0;
+        for (text, expected) in texts.iter().zip(tokens.lines()) {
+            let expected: Vec<u32> = expected
+                .split_whitespace()
+                .map(str::parse)
+                .collect::<Result<_, _>>()?;
+            let found = tokenizer.encode(text, false)?;
+            if found == expected {
+                equal += 1;
+            } else {
+                println!("{name}: {text:?} has {found:?}, llama.cpp {expected:?}");
+            }
+        }
+        differ += texts.len() - equal;
+        println!("| {name} | {} | {equal} |", texts.len());
+    }
+    ensure!(differ == 0, "{differ} texts differ");
+    Ok(())
 }

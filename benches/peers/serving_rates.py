@@ -30,7 +30,6 @@ The last line is one JSON object.
 """
 
 import argparse
-import http.client
 import json
 import os
 import pathlib
@@ -49,55 +48,13 @@ import numpy
 
 import cpu_engines
 from batch_plans import ROOT, batch, bodies
+from server import Server
 
 VOCABULARY = 32000
 # The throughput of an arm: the highest rate whose mean is at most so many times that of the lowest.
 WITHIN = 5
 # Times that the requests are repeated where the queue is computed.
 REPEATED = 50
-
-
-class Server:
-    """A server under test; `process` is None where the user started it."""
-
-    def __init__(self, name, address, process=None):
-        self.name, self.address, self.process = name, address, process
-
-    def post(self, path, body):
-        connection = http.client.HTTPConnection(self.address, timeout=600)
-        try:
-            connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
-            response = connection.getresponse()
-            text = response.read()
-        finally:
-            connection.close()
-        return response.status, json.loads(text)
-
-    def ask(self, tokens):
-        """Prompt tokens, and those from the cache."""
-        body = {"prompt": tokens, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
-        status, answer = self.post("/v1/completions", body)
-        if status != 200:
-            raise RuntimeError(f"{self.name} answered {status}: {json.dumps(answer)[:300]}")
-        usage = answer["usage"]
-        details = usage.get("prompt_tokens_details") or {}
-        return usage["prompt_tokens"], details.get("cached_tokens") or 0
-
-    def processor_time(self):
-        """Seconds that the process's threads have run."""
-        folder = pathlib.Path(f"/proc/{self.process.pid}/task")
-        return sum(int((task / "schedstat").read_text().split()[0]) for task in folder.iterdir()) / 1e9
-
-    def wait(self):
-        for _ in range(600):
-            if self.process and self.process.poll() is not None:
-                sys.exit(f"{self.name} ended with {self.process.returncode}")
-            try:
-                self.ask([300])
-                return
-            except (OSError, RuntimeError, http.client.HTTPException, ValueError):
-                time.sleep(0.2)
-        sys.exit(f"{self.name} does not answer at {self.address}")
 
 
 def values_of(name, size):

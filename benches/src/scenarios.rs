@@ -59,6 +59,10 @@ pub struct Found {
     pub found_tokens: u64,
     /// Tokens that an earlier prompt and answer hold.
     pub possible_tokens: u64,
+    /// Pages that the engine computed; 0 for a model of a cache.
+    pub computed_pages: u64,
+    /// Pages that the engine evicted; 0 for a model of a cache.
+    pub evicted_pages: u64,
 }
 
 /// The work of a cache's lookups, in counts.
@@ -244,8 +248,13 @@ impl Scenario {
                 },
             })
             .collect();
-        let (served, _) = serve(&mut house, &arrivals);
-        self.found(served.iter().map(|served| served.cached))
+        let (served, stats) = serve(&mut house, &arrivals);
+        let computed = stats.prompt_tokens - stats.cached_tokens + stats.generated_tokens;
+        Found {
+            computed_pages: computed / u64::from(PAGE_TOKENS),
+            evicted_pages: stats.evicted_pages,
+            ..self.found(served.iter().map(|served| served.cached))
+        }
     }
 
     /// Serves the scenario from a cache of this kind, one request after the other.

@@ -293,6 +293,18 @@ async fn prompt_and_answer_must_fit_into_the_pages() {
 }
 
 #[tokio::test]
+async fn a_search_is_refused_by_a_server_that_was_started_without_an_index() {
+    let house = TestServer::open().await;
+    let mut chat = say("x");
+    chat["retrieval"] = json!(true);
+    for (path, body) in [(CHAT, chat), ("/v1/retrieve", json!({"query": "ferry"}))] {
+        let answer = post(house.address(), path, &body).await;
+        let message = answer.error(400, "invalid_value", None);
+        assert!(message.contains("started without --index"), "{message}");
+    }
+}
+
+#[tokio::test]
 async fn another_model_is_not_found() {
     let house = TestServer::open().await;
     let mut body = say("x");

@@ -46,6 +46,14 @@ impl Packing {
         }
     }
 
+    /// Returns the number of f16s from [`Packing::scale`] on: 2 in formats with offsets, 1 in the others.
+    pub(crate) const fn f16s(self) -> usize {
+        match self {
+            Self::Q4_1 | Self::Q5_1 | Self::Q4K | Self::Q5K => 2,
+            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 | Self::Q6K => 1,
+        }
+    }
+
     /// Returns the 6-bit scale and offset of the 32 numbers of group `group` in a block of [`Packing::Q4K`] or
     /// [`Packing::Q5K`].
     pub(crate) fn group_scales(block: &[u8], group: usize) -> [u8; 2] {

@@ -163,7 +163,7 @@ impl Retriever {
     /// Returns the version of the store's content, for the response.
     ///
     /// # Errors
-    /// Returns [`Failure::Retriever`] if there is no store or it cannot be reached.
+    /// Returns [`Failure::Invalid`] if the server has no store, and [`Failure::Retriever`] if it cannot be reached.
     pub fn version(&self) -> Result<String, Failure> {
         self.store()?.version().map_err(refused)
     }
@@ -173,7 +173,7 @@ impl Retriever {
     ///
     /// # Errors
     /// Returns [`Failure::Retriever`] if embedder or store are not available, and [`Failure::Invalid`] if they do not
-    /// accept the query.
+    /// accept the query or the server has no store.
     pub fn search(
         &self,
         asked: SearchQuery,
@@ -204,7 +204,11 @@ impl Retriever {
     }
 
     fn store(&self) -> Result<&Arc<dyn Store>, Failure> {
-        let none = || Failure::retriever("no index was configured; see --index");
+        let none = || {
+            Failure::invalid_body(
+                "this server searches no documents: it was started without --index",
+            )
+        };
         self.store.as_ref().ok_or_else(none)
     }
 }

@@ -104,12 +104,9 @@ pub(in super::super) fn pack_row(packing: Packing, row: &[u8], output: usize, pa
             let (integers, scales) = to.split_at_mut(layout.integers);
             let mut bytes = [0; BLOCK];
             let bytes = &mut bytes[..layout.integers / PANEL];
-            // Scales as the file has them: f16, or the integers of a group.
-            let (wide, narrow): (_, [u8; 2]) = match packing {
+            match packing {
                 Packing::Q4_0 | Packing::Q4_1 | Packing::Q8_0 => {
-                    let (scales, integers) = from.split_at(from.len() - bytes.len());
-                    bytes.copy_from_slice(integers);
-                    (scales, [0; 2])
+                    bytes.copy_from_slice(&from[from.len() - bytes.len()..]);
                 }
                 Packing::Q4K => {
                     let from_bytes = &from[16 + number / 2 * BLOCK..];
@@ -117,7 +114,6 @@ pub(in super::super) fn pack_row(packing: Packing, row: &[u8], output: usize, pa
                     for (at, to) in bytes.iter_mut().enumerate() {
                         *to = half(at) | half(at + BLOCK / 2) << 4;
                     }
-                    (&from[..4], Packing::group_scales(from, number))
                 }
                 Packing::Q5_0 | Packing::Q5_1 | Packing::Q5K => {
                     let zero = if packing == Packing::Q5_0 { 16 } else { 0 };
@@ -125,34 +121,29 @@ pub(in super::super) fn pack_row(packing: Packing, row: &[u8], output: usize, pa
                         let integer = packing.five_bits(from, number * BLOCK + at);
                         *to = integer.wrapping_sub(zero);
                     }
-                    let wide = if zero == 0 { 4 } else { 2 };
-                    let narrow = match packing {
-                        Packing::Q5K => Packing::group_scales(from, number),
-                        _ => [0; 2],
-                    };
-                    (&from[..wide], narrow)
                 }
                 Packing::Q6K => {
                     for (at, to) in bytes.iter_mut().enumerate() {
                         *to = Packing::q6k_integer(from, number * BLOCK + at).cast_unsigned();
                     }
-                    (
-                        &from[208..],
-                        [from[192 + 2 * number], from[193 + 2 * number]],
-                    )
                 }
-            };
+            }
             for (group, four) in bytes.chunks_exact(GROUP).enumerate() {
                 integers[(group * PANEL + output) * GROUP..][..GROUP].copy_from_slice(four);
             }
             let halves = if layout.head == 0 {
                 &mut *scales
             } else {
-                scales[output] = narrow[0];
-                scales[PANEL + output] = narrow[1];
+                let [first, second] = match packing {
+                    Packing::Q6K => [from[192 + 2 * number], from[193 + 2 * number]],
+                    _ => Packing::group_scales(from, number),
+                };
+                scales[output] = first;
+                scales[PANEL + output] = second;
                 &mut *head
             };
-            for (to, from) in halves.chunks_exact_mut(2 * PANEL).zip(wide.chunks_exact(2)) {
+            let f16s = from[packing.scale()..][..2 * packing.f16s()].chunks_exact(2);
+            for (to, from) in halves.chunks_exact_mut(2 * PANEL).zip(f16s) {
                 to[2 * output..][..2].copy_from_slice(from);
             }
         }

@@ -24,10 +24,7 @@ fn packed_rows(packing: Packing, seed: u32, outputs: usize, inputs: usize) -> Ve
         for (at, block) in row.chunks_exact_mut(size).enumerate() {
             let scales = block[packing.scale()..].as_chunks_mut::<2>().0;
             scales[0] = f16::from_f32(0.01 + at as f32 * 0.003).to_le_bytes();
-            if matches!(
-                packing,
-                Packing::Q4_1 | Packing::Q5_1 | Packing::Q4K | Packing::Q5K
-            ) {
+            if packing.f16s() == 2 {
                 scales[1] = f16::from_f32(-0.4 + output as f32 * 0.02).to_le_bytes();
             }
         }
