@@ -32,19 +32,19 @@ struct Table {
     seconds: Vec<f64>,
 }
 
-/// Why a table is unusable as a cost profile; the message names the value.
+/// The error for a table that is not a valid cost profile; the message names the offending value and the limit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unusable cost profile: {0}")]
 pub struct CostError(String);
 
 impl CostProfile {
-    /// Builds a profile from measurements: `seconds` is `[cached, new]`, row-major. More tokens are assumed to cost at
-    /// least as much. Disturbances only ever add to a measurement, so each point is lowered to the least of the points with
-    /// more tokens.
+    /// Builds a profile from measurements: `seconds` is `[cached, new]`, row-major. More tokens of either kind are
+    /// assumed to cost at least as much. Disturbances only ever add to a measurement, so each point is lowered to the
+    /// least of the points with more tokens.
     ///
     /// # Errors
-    /// [`CostError`] when an axis is empty or does not ascend, `new` begins with 0, or there is not one finite and positive
-    /// value for each point.
+    /// [`CostError`] when an axis is empty or does not ascend, `new` begins with 0, or there is not one finite and
+    /// positive value for each point.
     pub fn new(cached: Vec<u32>, new: Vec<u32>, seconds: Vec<f64>) -> Result<Self, CostError> {
         let wrong = |what: String| Err(CostError(what));
         for (name, axis) in [("cached", &cached), ("new", &new)] {
@@ -101,9 +101,10 @@ impl CostProfile {
     /// Returns the seconds that computing `new` tokens after `cached` ones takes; 0 when `new` is 0. More tokens of
     /// either kind never cost less.
     ///
-    /// Below the first number of new tokens the cost falls in proportion. Beyond the last it rises at the slope between
-    /// the last two, or that of a row with fewer cached tokens if it is steeper. Beyond the last number of cached
-    /// tokens it rises by a constant for each further pair of a new and a cached token, as attention does.
+    /// Below the table's first number of new tokens, the cost is proportional to `new`. Beyond the last number of new
+    /// tokens, it rises at the slope between the last two, or at that of a row with fewer cached tokens if that is
+    /// steeper. Beyond the last number of cached tokens, it rises by a constant for each further pair of a new and a
+    /// cached token, as attention does.
     pub fn seconds(&self, cached: u32, new: u32) -> f64 {
         if new == 0 {
             return 0.0;

@@ -27,7 +27,7 @@ pub mod scheduler;
 pub mod text;
 
 /// Returns the folder for files that the program can recreate: `foreword` in `$XDG_CACHE_HOME`, or in the user's
-/// `.cache`. Returns `None` if the user has no home. The folder may not exist yet.
+/// `.cache`. Returns `None` if the variable is unset and the user has no home directory. The folder may not exist yet.
 pub fn cache_folder() -> Option<std::path::PathBuf> {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(std::path::PathBuf::from);
     let cache = cache.or_else(|| Some(std::env::home_dir()?.join(".cache")))?;

@@ -30,7 +30,8 @@ pub struct App {
     pub spans: Option<Spans>,
     /// The clients' keys, for all routes that need one (see [`crate::api`]); `None` if no key is required.
     pub keys: Option<ApiKeys>,
-    /// Keys for emptying the cache: those of the KV feed, else the clients'; `None` if neither are configured.
+    /// Keys for emptying the cache: those of the KV feed, else the clients'; `None` if no keys are configured for
+    /// either.
     pub operators: Option<ApiKeys>,
     /// True if the internal listener is bound to an address other than loopback.
     pub is_internal_exposed: bool,
@@ -46,7 +47,7 @@ pub struct App {
     pub readers: Arc<Readers>,
     /// Finds the ends of a prompt's documents from the gateway's path header.
     pub locator: Locator,
-    /// Retrieves documents for requests without any.
+    /// Retrieves documents for requests that have none.
     pub retriever: Arc<Retriever>,
     /// Permits to parse, render and tokenise requests: one per core.
     pub preparing: Arc<Semaphore>,
@@ -68,7 +69,7 @@ impl App {
 /// Limits of a request's body and time.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Longest body, in bytes.
+    /// Maximum length of a body, in bytes.
     pub max_body_bytes: u64,
     /// Time limit for receiving the body.
     pub body_time: Duration,

@@ -7,12 +7,14 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-/// A pending request for a permit, which is granted only when a permit is given back. There is at most one.
+/// Detects that the permits of a semaphore are no longer given back: when none is free, a probe waits for one, and the
+/// time that it waits is reported. There is at most one probe.
 #[derive(Debug, Default)]
 pub struct Canary(Arc<Mutex<Option<Instant>>>);
 
 impl Canary {
-    /// Returns how long the pending probe has waited for a permit, or zero. Starts a probe if no permit is free.
+    /// Returns the time for which the pending probe has waited for a permit; zero without one. Starts a probe if no
+    /// permit is free.
     pub fn waits(&self, permits: &Arc<Semaphore>) -> Duration {
         let mut since = self.0.lock();
         if let Some(since) = *since {

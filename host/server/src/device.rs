@@ -86,12 +86,12 @@ pub struct DeviceConfig {
     pub kv_host: KvSize,
     /// Tokens in a page.
     pub page_tokens: u32,
-    /// Most tokens of a step; by default 512 on the CPU (2,048 with AMX while no answer is generated), and 8,192 on a CUDA
-    /// device.
+    /// Maximum number of tokens of a step; by default 512 on the CPU (2,048 with AMX while no answer is generated), and
+    /// 8,192 on a CUDA device.
     pub max_step_tokens: Option<u32>,
     /// Number of worker threads on the CPU; by default chosen by the backend.
     pub threads: Option<u32>,
-    /// How the CPU multiplies weights.
+    /// The number format in which the CPU multiplies weights.
     pub precision: Precision,
     /// Seed of random weights; `None` to read the checkpoint's weights.
     pub random_weights: Option<u64>,
@@ -105,9 +105,9 @@ pub struct Opened {
     pub identity: u128,
     /// Description of the hardware; measured costs are valid only for the same description.
     pub machine: String,
-    /// Most tokens of a step.
+    /// Maximum number of tokens of a step.
     pub max_step_tokens: u32,
-    /// Most tokens of a step in which no answer is generated.
+    /// Maximum number of tokens of a step in which no answer is generated.
     pub max_prefill_step_tokens: u32,
 }
 

@@ -28,7 +28,7 @@ use foreword_engine::engine::{self, SubmitError};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// Why a request got no answer, or an incomplete one.
+/// The reason that a request got no answer, or an incomplete one.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// A field, or the body, is invalid.
@@ -46,9 +46,9 @@ pub enum Failure {
     ContextLength {
         /// Tokens of the prompt.
         prompt: u32,
-        /// Tokens of prompt and answer.
+        /// Tokens of the prompt, and of the longest answer that the request allows.
         needed: u64,
-        /// Tokens that fit.
+        /// Maximum number of tokens of prompt and answer together.
         limit: u32,
     },
     /// The request has none of the accepted API keys.
@@ -77,7 +77,7 @@ pub enum Failure {
     StorageFull {
         /// Name of the limited resource, such as `files`.
         what: &'static str,
-        /// The limit.
+        /// The limit on that resource.
         limit: u64,
     },
     /// The server has no such path.
@@ -117,13 +117,13 @@ pub enum Failure {
     /// The body was not complete within the time limit.
     #[error("the request's body did not arrive within {} s", limit.as_secs())]
     BodyTimeout {
-        /// Time allowed.
+        /// Time limit for receiving the body.
         limit: Duration,
     },
     /// The body arrived below the minimum rate.
     #[error("the request's body arrived at less than {rate} bytes per second")]
     BodySlow {
-        /// Required rate, in bytes a second.
+        /// Minimum rate, in bytes a second.
         rate: u32,
     },
     /// The body exceeds the limit.
@@ -131,7 +131,7 @@ pub enum Failure {
     BodyTooLarge {
         /// Length by `content-length`, in bytes; `None` if there was no such header.
         size: Option<u64>,
-        /// Longest body, in bytes.
+        /// Maximum length of a body, in bytes.
         limit: u64,
     },
     /// The content type is not JSON.
@@ -143,7 +143,7 @@ pub enum Failure {
     /// A limit on requests in flight or waiting is reached; the client may retry.
     #[error("the server is at its limit of {limit} requests; try again later")]
     QueueFull {
-        /// Most requests at once.
+        /// The limit on requests that was reached.
         limit: u32,
         /// Time after which there may be room; [`SOON`] if unknown.
         retry_after: Duration,
@@ -151,7 +151,7 @@ pub enum Failure {
     /// A gateway pushes more updates to other gateways than its key's rate allows.
     #[error("more than {limit} bytes a second are pushed with this key; try again later")]
     PushRate {
-        /// Most bytes a second.
+        /// Maximum rate of pushes with one key, in bytes a second.
         limit: u32,
         /// Time after which there may be room.
         retry_after: Duration,
@@ -171,7 +171,7 @@ pub enum Failure {
     /// The answer exceeded the time limit.
     #[error("the request took longer than the limit of {} s", limit.as_secs())]
     Timeout {
-        /// Time allowed.
+        /// Time limit from the request's arrival to the end of its answer.
         limit: Duration,
     },
     /// The server failed. The cause is logged, not sent.
@@ -191,7 +191,8 @@ impl Failure {
         }
     }
 
-    /// Returns the failure for the id of a response, file or batch that is not stored; `param` is the field with the id.
+    /// Returns the failure for the id of a response, file or batch that is not stored; `param` is the field with the
+    /// id.
     pub fn not_stored(what: &'static str, id: &str, param: Option<&'static str>) -> Self {
         let id = clip(id);
         Self::NotStored { what, id, param }
@@ -266,8 +267,8 @@ impl Failure {
         }
     }
 
-    /// Returns the failure for a request that the engine aborted; `limit` is the time limit to report if it expired, and
-    /// `field` the one that requires the answer's grammar.
+    /// Returns the failure for a request that the engine aborted; `limit` is the time limit to report if it expired,
+    /// and `field` the request's field that requires the answer's grammar.
     pub fn from_engine(failure: engine::Failure, limit: Duration, field: &str) -> Self {
         match failure {
             engine::Failure::Expired => Self::Timeout { limit },

@@ -39,7 +39,7 @@ pub enum Phase {
 #[derive(Debug)]
 pub struct Gate {
     state: watch::Sender<GateState>,
-    /// Most requests in flight at once.
+    /// Maximum number of requests in flight at once.
     limit: u32,
 }
 
@@ -67,7 +67,7 @@ impl Gate {
         })
     }
 
-    /// Returns how many requests the gate admits at once.
+    /// Returns the maximum number of requests in flight at once.
     pub fn limit(&self) -> u32 {
         self.limit
     }

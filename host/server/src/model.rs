@@ -54,12 +54,12 @@ pub enum Calls {
 
 impl Model {
     /// Loads the checkpoint in `folder` onto a device and starts an engine with the cache tiers of `tiers` and the
-    /// device's step sizes. Chats are rendered by the template in the file `template`, or else by the checkpoint's. Slow:
-    /// it reads the weights, and may measure the cost of computing.
+    /// device's step sizes. Chats are rendered by the template in the file `template`, or else by the checkpoint's.
+    /// Slow: it reads the weights, and may measure the cost of computing.
     ///
     /// # Errors
-    /// Returns an error if the device is missing, or a file of the checkpoint or of the tiers is missing, malformed or not
-    /// supported; the chain names file and reason.
+    /// Returns an error if the device is missing, or a file of the checkpoint or of the tiers is missing, malformed or
+    /// not supported; the chain names file and reason.
     pub fn load(
         folder: &Path,
         template: Option<&Path>,
@@ -182,12 +182,12 @@ impl Model {
         &self.engine
     }
 
-    /// Returns the engine's request for a chat with the documents that `placer` finds, where tool calls occur in the
-    /// answer, and the grammar still to be prepared, if the answer needs one. Renders and tokenises, so do not call it
-    /// on an async worker.
+    /// Returns the engine's request for a chat, with the documents that `placer` finds; the places at which tool calls
+    /// can occur in the answer; and the grammar still to be prepared, if the answer needs one. Renders and tokenises,
+    /// so do not call it on an async worker.
     ///
-    /// A forced call uses the model's own format if its template has one: the prompt then ends with the tag that opens a
-    /// call, and the answer is the call.
+    /// A forced call uses the model's own format if its template has one: the prompt then ends with the tag that opens
+    /// a call, and the answer is the call.
     ///
     /// # Errors
     /// Returns an error if the chat does not fit the model.
@@ -218,7 +218,8 @@ impl Model {
         Ok(self.encode(&prompt, false, &chat.options, &[])?.0)
     }
 
-    /// Returns a chat's prompt, where calls occur in its answer, and the grammar of a forced call.
+    /// Returns a chat's prompt, the places at which tool calls can occur in its answer, and the grammar of a forced
+    /// call.
     fn render(&self, chat: &Chat) -> Result<(String, Calls, Option<Wanted>), Failure> {
         let Some(template) = &self.template else {
             return Err(Failure::invalid(
@@ -339,7 +340,8 @@ impl Model {
         Ok(request)
     }
 
-    /// Returns an error if a token of `stop_token_ids` is text: an answer that follows `grammar` may need it.
+    /// Returns an error if the answer follows a `grammar` and a token of `stop_token_ids` is text: the grammar may need
+    /// it.
     fn check_stop_tokens(
         &self,
         options: &Options,
@@ -504,7 +506,8 @@ impl Model {
     }
 }
 
-/// Returns the messages with role `developer` (OpenAI's newer name) replaced by `system` if the template does not know it.
+/// Returns the messages with role `developer` (OpenAI's newer name) replaced by `system` if the template does not know
+/// it.
 fn with_known_roles<'m>(template: &ChatTemplate, messages: &'m Value) -> Cow<'m, Value> {
     let list = messages.as_array().map_or(&[][..], Vec::as_slice);
     if template.knows_developer() || list.iter().all(|message| message["role"] != "developer") {
@@ -562,7 +565,7 @@ fn check_scored(request: &Request, options: &Options) -> Result<(), Failure> {
     Err(Failure::invalid(field, message))
 }
 
-/// Most prompt log-probabilities in a response, each of about a hundred bytes.
+/// Maximum number of prompt log-probabilities in a response, each of about a hundred bytes.
 const MAX_PROMPT_ENTRIES: u64 = 1 << 17;
 
 /// Default length of a text completion, the same as OpenAI's.

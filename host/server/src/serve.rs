@@ -46,8 +46,8 @@ pub struct Config {
     pub store: Option<transcripts::Bounds>,
     /// Configuration of batches; `None` if they are off.
     pub batches: Option<batches::Config>,
-    /// Keys required under `/v1/kv`. `None`: those of the API without a `feed_key`, and only the token derived from it
-    /// with one.
+    /// Keys required under `/v1/kv`. If `None`, the API's keys are required; with a `feed_key`, only the token derived
+    /// from that key.
     pub kv_keys: Option<ApiKeys>,
     /// Key that encrypts the hashes of the KV feed; `None` for an unencrypted feed, which is served on loopback only.
     pub feed_key: Option<FeedKey>,
@@ -57,7 +57,8 @@ pub struct Config {
     pub retrieval: retrieval::Config,
     /// Configuration of vLLM's KV events; `None` if they are not published.
     pub kv_events: Option<publisher::Config>,
-    /// Most requests in flight at once, each from the arrival of its complete body to the end of its answer.
+    /// Maximum number of requests in flight at once, each from the arrival of its complete body to the end of its
+    /// answer.
     pub max_inside: u32,
     /// Time that [`Server::stop`] gives requests in flight to finish.
     pub grace: Duration,

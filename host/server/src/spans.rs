@@ -107,7 +107,7 @@ struct Inner {
 }
 
 impl RequestSpan {
-    /// Records the response's status; 5xx marks the span as failed. The span goes on, as a stream may follow.
+    /// Records the response's status; 5xx marks the span as failed. The span does not end yet, as a stream may follow.
     pub fn status(&self, status: StatusCode) {
         let span = self.0.context.span();
         let code = i64::from(status.as_u16());
@@ -167,9 +167,9 @@ impl HttpClient for Client {
     }
 }
 
-/// Time limit for sending a batch.
+/// Time limit for sending a batch of spans to the collector.
 const EXPORT: Duration = Duration::from_secs(5);
-/// Longest time that sending the last batch may delay a stop.
+/// Maximum time by which sending the last batch may delay a stop.
 const SHUTDOWN: Duration = Duration::from_secs(5);
-/// Most bytes read of a collector's response, which is short.
+/// Maximum number of bytes read of a collector's response, which is short.
 const MAX_RESPONSE_BYTES: u64 = 64 << 10;

@@ -34,7 +34,7 @@ pub struct Tiers {
 pub struct DiskFile {
     /// Path of the file, which need not exist yet.
     pub path: PathBuf,
-    /// Largest size of the file, in bytes.
+    /// Maximum size of the file, in bytes.
     pub capacity: u64,
     /// Bytes of the file for replicas of pages that are still in memory; 0 for none.
     pub replica_bytes: u64,
@@ -42,13 +42,13 @@ pub struct DiskFile {
     pub replica_bytes_per_second: u64,
 }
 
-/// Most bytes of replicas copied for the disk before one step, or one page if that is larger. The engine's thread
-/// copies them, at several gigabytes a second.
+/// Maximum number of bytes of replicas copied for the disk before one step, or one page if that is larger. The engine's
+/// thread copies them, at several gigabytes a second.
 const REPLICA_BYTES_PER_STEP: u64 = 4 << 20;
 
 impl Tiers {
-    /// Returns the cache configuration for a device on which nothing runs yet, because measuring uses it. Without
-    /// `caching` nothing is evicted, so no cost is measured.
+    /// Returns the cache configuration for a device. Nothing may run on it yet, because measuring overwrites its pages.
+    /// Without `caching` nothing is evicted, so no cost is measured.
     ///
     /// # Errors
     /// Returns an error if a file cannot be read or created; the chain names it.

@@ -17,9 +17,9 @@ use tokio::time::Instant;
 /// Limits on stored responses, and their lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Most responses of all owners.
+    /// Maximum number of responses, over all owners.
     pub responses: usize,
-    /// Most bytes of all owners, as JSON.
+    /// Maximum number of bytes of responses as JSON, over all owners.
     pub bytes: usize,
     /// Lifetime, counted from the end of the response.
     pub time: Duration,
@@ -115,7 +115,7 @@ impl Transcripts {
         kept.responses += 1;
     }
 
-    /// Returns the response of this id; `None` if it has expired or is another owner's.
+    /// Returns the response with this id; `None` if it is not stored, has expired or is another owner's.
     pub fn get(&self, owner: &Owner, id: &str, now: Instant) -> Option<Transcript> {
         let json = {
             let kept = &mut *self.kept.lock();

@@ -35,7 +35,7 @@ pub enum Socket {
 pub struct Peer<S> {
     stream: BufReader<S>,
     socket: Socket,
-    /// Longest message, in bytes.
+    /// Maximum length of a message, in bytes.
     limit: usize,
     /// Received bytes of a frame's flags and length, and of its body.
     head: Vec<u8>,
@@ -43,7 +43,7 @@ pub struct Peer<S> {
     /// Received frames of an incomplete message, and the bytes of their bodies.
     frames: Vec<Bytes>,
     held: usize,
-    /// Bytes to send, and how many of them are sent.
+    /// Bytes to send, and the number of them that are already sent.
     out: Vec<u8>,
     sent: usize,
 }
@@ -59,7 +59,7 @@ pub enum Received {
     Cancel(Bytes),
 }
 
-/// Why a connection cannot continue.
+/// The reason that a connection cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The connection failed.
@@ -74,15 +74,15 @@ pub enum Error {
     /// The peer's socket kind cannot be connected to ours.
     #[error("the peer's socket must be {expected}")]
     Socket {
-        /// The kinds that can.
+        /// The kinds that can be connected to ours.
         expected: &'static str,
     },
     /// A command or message exceeds the limit.
     #[error("the peer sends {bytes} bytes, more than the limit of {limit}")]
     TooLong {
-        /// Announced length, in bytes.
+        /// Announced length of the frame, in bytes.
         bytes: u64,
-        /// Most bytes that were allowed for this frame.
+        /// Maximum number of bytes that were allowed for this frame.
         limit: usize,
     },
 }
@@ -114,7 +114,8 @@ impl Socket {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
-    /// Performs the handshake as a socket of kind `socket`. `limit` is the longest message to receive, in bytes.
+    /// Performs the handshake as a socket of kind `socket`. `limit` is the maximum length of a received message, in
+    /// bytes.
     ///
     /// # Errors
     /// Returns an error if the peer does not speak ZMTP 3, requires authentication, or has an incompatible socket, and
@@ -341,9 +342,9 @@ const GREETING: [u8; 64] = {
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
-/// Longest command to receive, in bytes: READY with its properties, or a subscription.
+/// Maximum length of a received command, in bytes: READY with its properties, or a subscription.
 const COMMAND_BYTES: usize = 4096;
-/// Most frames of a message. Bounded, since an empty frame takes memory too.
+/// Maximum number of frames of a message. Bounded, since an empty frame takes memory too.
 const MAX_FRAMES: usize = 16;
 const READ_BYTES: usize = 8 << 10;
 

@@ -27,7 +27,8 @@ impl BackendShape {
         Ok(())
     }
 
-    /// Checks the step's loads and replaces `loads` by them, ascending by the page that is overwritten.
+    /// Checks the step's loads and replaces the content of `loads` with them, ascending by the page that is
+    /// overwritten.
     pub(super) fn check_loads(
         &self,
         step: &Step,
@@ -58,7 +59,8 @@ impl BackendShape {
         Ok(())
     }
 
-    /// Checks a copy of the first `tokens` slots of a page.
+    /// Checks a copy of the first `tokens` slots of a page: both pages are in the pool and differ, and a page has as
+    /// many slots.
     pub(super) fn check_copy(
         &self,
         from: PageId,
@@ -82,7 +84,8 @@ impl BackendShape {
         Ok(())
     }
 
-    /// Checks the step's segments and replaces `writes` by what the step writes, in the order of its rows.
+    /// Checks the step's segments and replaces the content of `writes` with one [`Write`] for each page that the step
+    /// writes, in the order of the step's rows.
     pub(super) fn check_segments(
         &self,
         step: &Step,
@@ -166,7 +169,7 @@ impl BackendShape {
                 position += tokens;
             }
         }
-        // All written pages are known now. No segment may read one at another position.
+        // All pages that the step writes are known now. No segment may read one of them as part of its prefix.
         for (number, segment) in step.segments.iter().enumerate() {
             let read = (segment.start / self.page_tokens) as usize;
             for page in &segment.pages[..read] {
@@ -183,7 +186,8 @@ impl BackendShape {
     }
 }
 
-/// The segment that writes each page, by its number, or [`NOBODY`]. Between two checks every entry is [`NOBODY`].
+/// For each page id, the number of the segment that writes the page, or [`NOBODY`]. Between two checks every entry is
+/// [`NOBODY`].
 #[derive(Default)]
 pub(super) struct Owners(Vec<u32>);
 

@@ -27,8 +27,8 @@ mod tests;
 use crate::TokenId;
 use crate::sampling::{Draw, SamplingError};
 
-/// Identifies a page of the backend's pool: memory for the KV state of [`BackendShape::page_tokens`] consecutive tokens in
-/// all layers.
+/// Identifies a page of the backend's pool: memory for the KV state of [`BackendShape::page_tokens`] consecutive tokens
+/// in all layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageId(pub u32);
 
@@ -78,7 +78,7 @@ pub enum Output {
     Last,
     /// `tokens.len()` rows of logits, one for every token (tests and scoring).
     All,
-    /// No logits, but a token that the backend samples from the logits of the last one ([`Sampling::choose`] says how).
+    /// No logits, but a token that the backend samples from the last token's logits, as [`Sampling::choose`] does.
     /// Allowed where [`BackendShape::draws`] is true.
     ///
     /// [`Sampling::choose`]: crate::sampling::Sampling::choose
@@ -115,12 +115,12 @@ pub struct BackendShape {
 }
 
 impl BackendShape {
-    /// Returns the number of tokens whose KV state the pool holds.
+    /// Returns the number of tokens whose KV state the pool can hold.
     pub fn kv_tokens(&self) -> u64 {
         u64::from(self.pages) * u64::from(self.page_tokens)
     }
 
-    /// Returns the number of tokens in the longest sequence: the smaller of the model's positions and the pool's tokens.
+    /// Returns the maximum number of tokens in a sequence: the smaller of the model's positions and the pool's tokens.
     pub fn longest_sequence(&self) -> u32 {
         self.kv_tokens().min(self.max_positions.into()) as u32
     }
@@ -139,8 +139,8 @@ pub trait Backend: Send {
     /// written by this step are undefined, others untouched) or was lost (all pages are undefined).
     fn run(&mut self, step: &Step, logits: &mut Vec<f32>) -> Result<(), BackendError>;
 
-    /// Returns the tokens that the last [`Backend::run`] sampled, in the order of the segments that asked for one, or
-    /// why it could not.
+    /// Returns one result for each segment that asked the last [`Backend::run`] for a token, in segment order: the
+    /// sampled token, or the reason that sampling failed. Empty for a backend that samples none.
     fn drawn(&mut self) -> Vec<Result<TokenId, SamplingError>> {
         Vec::new()
     }
@@ -152,7 +152,7 @@ pub trait Backend: Send {
     fn copy_slots(&mut self, from: PageId, to: PageId, tokens: u32) -> Result<(), BackendError>;
 
     /// Copies pages to the host pool, each `to` at most once, with the content that earlier calls left. Later calls may
-    /// overwrite the pages at once. May return before the copies have landed.
+    /// overwrite the pages at once. May return before the copies are complete.
     ///
     /// # Errors
     /// Returns a [`BackendError`] as [`Backend::run`] does; the host pages `to` are undefined if the device failed or
@@ -164,11 +164,11 @@ pub trait Backend: Send {
         }
     }
 
-    /// Returns the [`BackendShape::page_bytes`] bytes of a host page. Waits until a store to it has landed.
+    /// Returns the [`BackendShape::page_bytes`] bytes of a host page. Waits until a store to it is complete.
     ///
     /// # Errors
-    /// Returns [`BackendError::Malformed`] when there is no such page, and `Device` or `Lost` when a store to it did
-    /// not land.
+    /// Returns [`BackendError::Malformed`] when there is no such page, and `Device` or `Lost` when a store to it
+    /// failed.
     fn host_page(&mut self, page: HostPageId) -> Result<&[u8], BackendError> {
         Err(BackendError::no_host_page(page, 0))
     }
@@ -183,7 +183,7 @@ pub trait Backend: Send {
     }
 }
 
-/// Why a backend did not compute.
+/// The reason that a call of a [`Backend`] failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
     /// The caller made a mistake: a token, position or page is out of range. The message names the value and the limit.

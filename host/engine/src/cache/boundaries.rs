@@ -14,7 +14,7 @@ use super::events::{CacheEvent, EventLog};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// The documents of a sequence, and how many of them the lease's whole pages have reached.
+/// The documents of a sequence, and the number of them that the lease's full pages have reached.
 #[derive(Debug)]
 pub(super) struct Route {
     scope: u64,
@@ -37,7 +37,7 @@ struct DocumentBoundary {
 #[derive(Default)]
 pub(super) struct DocumentBoundaries(SmallVec<[DocumentBoundary; 1]>);
 
-/// Most marks kept on one page; further ones are dropped.
+/// Maximum number of marks kept on one page; further ones are dropped.
 const MAX_BOUNDARIES: usize = 8;
 
 impl Route {

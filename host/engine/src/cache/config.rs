@@ -22,8 +22,8 @@ pub struct CacheConfig {
     pub disk: Option<Arc<dyn DiskTier>>,
     /// Bounds of copies on `disk` of pages that are still in memory, in case the process ends.
     pub disk_replicas: DiskReplicaBounds,
-    /// Number of a prompt's leading documents that are kept; `None` keeps all. A prompt with more documents is kept up to
-    /// the end of the last of these (RAGCache §5.4).
+    /// Number of a prompt's leading documents whose pages are kept; `None` keeps all. A prompt with more documents is
+    /// kept up to the end of the last of these (RAGCache §5.4).
     pub max_documents: Option<u32>,
     /// Distinguishes this model's pages from those of all other models, see [`PageHash::root`](super::PageHash::root).
     pub identity: u64,
@@ -60,11 +60,11 @@ impl fmt::Debug for CacheConfig {
 /// Bounds of the copies on disk of pages that are still in memory. The default keeps none.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DiskReplicaBounds {
-    /// Most pages in memory that are kept on disk too.
+    /// Maximum number of pages in memory that have a copy on disk.
     pub pages: u32,
-    /// Most pages written in a second, on average.
+    /// Maximum number of pages written in a second, on average.
     pub pages_per_second: f64,
-    /// Most pages written before one step, since the engine's thread copies them.
+    /// Maximum number of pages written before one step, since the engine's thread copies them.
     pub pages_per_step: u32,
 }
 

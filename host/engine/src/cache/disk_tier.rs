@@ -16,7 +16,7 @@ pub trait DiskTier: Send + Sync {
     fn contains(&self, page: PageHash) -> bool;
 
     /// Requests a page. [`DiskTier::completed`] answers each request once, in the order of the requests. The caller
-    /// bounds how many requests it has open.
+    /// bounds the number of its unanswered requests.
     fn request(&self, page: PageHash);
 
     /// Returns the next completed read: the page's bytes, or `None` in their place if the page is absent or could not
@@ -26,12 +26,13 @@ pub trait DiskTier: Send + Sync {
     /// Registers `wake`, which another thread calls whenever reads have completed. Only the first call has an effect.
     fn on_completion(&self, wake: Box<dyn Fn() + Send + Sync>);
 
-    /// Stores a page, evicting others if the tier is full. A page that is already stored is only marked as used. `parent`
-    /// is the page before it or the tenant's [root](PageHash::root): a page is evicted before the one that it follows.
-    /// Pages are dropped when they are written faster than the disk takes them.
+    /// Stores a page, evicting others if the tier is full. A page that is already stored is only marked as used.
+    /// `parent` is the page before it or the tenant's [root](PageHash::root): a page is evicted before the one that it
+    /// follows. Pages are dropped when they are written faster than the disk takes them.
     fn write(&self, page: PageHash, parent: PageHash, bytes: &[u8]);
 
-    /// Marks the leading ones of `pages` that are stored as used, and returns their number.
+    /// Marks those of `pages` as used that are stored, up to the first that is not, and returns their number. The
+    /// default implementation only counts them.
     fn touch(&self, pages: &[PageHash]) -> usize {
         pages
             .iter()
@@ -39,7 +40,7 @@ pub trait DiskTier: Send + Sync {
             .count()
     }
 
-    /// Returns how many pages wait to be written.
+    /// Returns the number of pages that wait to be written.
     fn backlog(&self) -> usize {
         0
     }
@@ -49,7 +50,7 @@ pub trait DiskTier: Send + Sync {
         DiskCounts::default()
     }
 
-    /// Waits until everything that was requested has been done. For an orderly shutdown, not for a running engine.
+    /// Waits until all requested reads and writes are done. For an orderly shutdown, not for a running engine.
     fn flush(&self) {}
 
     /// Removes a page, if it is stored.
@@ -66,7 +67,7 @@ pub struct DiskCounts {
     pub written: u64,
     /// Pages dropped because too many waited to be written, or no slot could be freed.
     pub dropped: u64,
-    /// Pages that did not match their sum when they were read.
+    /// Pages that did not match their checksum when they were read.
     pub damaged: u64,
     /// System calls that failed, for instance because the disk is full. A page whose write failed is not stored.
     pub failed: u64,

@@ -16,7 +16,7 @@ pub struct DocumentPath {
     pub documents: Vec<DocumentSpan>,
 }
 
-/// One document of a prompt and where it ends.
+/// One document of a prompt, with the token index at which it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DocumentSpan {
     /// The gateway's hash of the document's block.
@@ -25,7 +25,7 @@ pub struct DocumentSpan {
     pub end: u32,
 }
 
-/// A document ends before the previous one or past the prompt.
+/// The error for a document that ends before the previous one or past the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("document {index} ends at token {end}, not between {least} and {most}")]
 pub struct DocumentPathError {
@@ -33,7 +33,7 @@ pub struct DocumentPathError {
     pub index: usize,
     /// Token index at which the document is announced to end.
     pub end: u32,
-    /// Token index at which the previous document ends.
+    /// Token index at which the previous document ends; for the first document, [`DocumentPath::start`].
     pub least: u32,
     /// Number of tokens in the prompt.
     pub most: u32,

@@ -1,7 +1,7 @@
 //! Events about cached pages, for components that route requests or order documents.
 //!
-//! Events gather in a bounded log until they are taken. When it is full, the oldest are dropped and a [`CacheEvent::Gap`]
-//! reports it: a reader that finds a gap requests a full snapshot.
+//! Events gather in a bounded log until they are taken. When it is full, the oldest are dropped and a
+//! [`CacheEvent::Gap`] reports it: a reader that finds a gap requests a full snapshot.
 
 use super::documents::Document;
 use super::hash::PageHash;
@@ -77,7 +77,7 @@ pub(super) struct EventLog {
     dropped: u64,
 }
 
-/// Most events kept; one step of an engine causes a few hundred at most.
+/// Maximum number of events kept; one step of an engine causes a few hundred at most.
 const CAPACITY: usize = 1 << 14;
 
 impl EventLog {
@@ -94,7 +94,8 @@ impl EventLog {
         other.take().into_iter().for_each(|event| self.push(event));
     }
 
-    /// Returns and removes all events since the last call, oldest first.
+    /// Returns and removes all events since the last call, oldest first. A [`CacheEvent::Gap`] comes first if events
+    /// were dropped.
     pub(super) fn take(&mut self) -> Vec<CacheEvent> {
         let gap = std::mem::take(&mut self.dropped);
         let gap = (gap > 0).then_some(CacheEvent::Gap { events: gap });

@@ -26,7 +26,7 @@ impl PageHash {
         Self::truncated(hash)
     }
 
-    /// Returns the hash of the page that holds `tokens` after this one.
+    /// Returns the hash of the page that follows this one and holds `tokens`.
     pub fn then(self, tokens: &[TokenId]) -> Self {
         let mut hash = Sha256::new().chain_update(self.0.to_le_bytes());
         for token in tokens {

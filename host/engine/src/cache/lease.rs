@@ -6,7 +6,7 @@ use crate::TokenId;
 use crate::backend::{Load, PageId};
 use std::sync::Arc;
 
-/// A running sequence's pages. Return it with [`PrefixCache::close`](super::PrefixCache::close) or
+/// The pages of a running sequence. Return it with [`PrefixCache::close`](super::PrefixCache::close) or
 /// [`PrefixCache::abandon`](super::PrefixCache::abandon): dropping it leaks the pages.
 #[derive(Debug)]
 #[must_use = "a dropped lease leaks its pages"]
@@ -33,15 +33,15 @@ impl Lease {
 /// A sequence's use of the prefix cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheUse {
-    /// Most tokens of a cached prefix that the sequence starts from.
+    /// Maximum number of tokens of a cached prefix that the sequence starts from.
     pub reads: u32,
     /// True if the pages computed for the sequence stay in the cache, where later sequences can reuse them.
     pub keeps: bool,
 }
 
 impl CacheUse {
-    /// Returns the beginning of a sequence to look up: one token more than may be read, since the last one is always
-    /// computed.
+    /// Returns the beginning of `tokens` to look up: one token more than [`CacheUse::reads`], because the last token of
+    /// a lookup is always computed.
     pub fn readable(self, tokens: &[TokenId]) -> &[TokenId] {
         let most = (self.reads as usize).saturating_add(1);
         &tokens[..tokens.len().min(most)]
@@ -60,7 +60,7 @@ impl Default for CacheUse {
 /// The result of a prefix lookup, for planning. A lookup changes nothing in the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Match {
-    /// Tokens that need not be computed, at most all but the last.
+    /// Number of tokens that need not be computed, at most all but the last.
     pub tokens: u32,
     /// The part of `tokens` that must be loaded from host memory.
     pub host_tokens: u32,
@@ -88,8 +88,8 @@ pub struct Opening {
     pub copy: Option<SlotCopy>,
 }
 
-/// Copies the first `tokens` slots of page `from` to page `to`. Carried out before any later work of the cache, it gives
-/// the sequence that many more cached tokens. If it is left undone, those tokens must be computed.
+/// Copies the first `tokens` slots of page `from` to page `to`. Carried out before any later work of the cache, it
+/// gives the sequence that many more cached tokens. If it is left undone, those tokens must be computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotCopy {
     /// A page of the tree, to read.

@@ -10,7 +10,7 @@ use super::tree::NodeId;
 use crate::TokenId;
 use std::sync::Arc;
 
-/// A lookup's result, and the state of the tree that it holds for.
+/// The result of a lookup, with the state of the tree for which it is valid.
 #[derive(Clone, Debug)]
 pub struct CachedLookup {
     /// Tokens that need not be computed, at most all but the last.

@@ -86,7 +86,7 @@ pub struct PrefixCache {
     max_replicas: u32,
     /// True if all pages of a document are evicted together.
     evicts_documents: bool,
-    /// Most documents of a prompt whose pages are kept, see [`CacheConfig::max_documents`].
+    /// Maximum number of a prompt's documents whose pages are kept, see [`CacheConfig::max_documents`].
     max_documents: Option<u32>,
     history: History,
     cost: Option<Arc<Cost>>,
@@ -178,7 +178,8 @@ impl PrefixCache {
         }
     }
 
-    /// Starts again with empty pools of these sizes. Every lease is void: drop it, do not close it.
+    /// Empties the cache and gives it pools of these sizes. Every lease is void: drop it, do not close it. Events that
+    /// were not taken yet stay, followed by [`CacheEvent::Cleared`].
     pub fn start_over(&mut self, pages: Pages, config: &CacheConfig) {
         let mut events = std::mem::take(&mut self.events);
         events.push(CacheEvent::Cleared);
@@ -301,8 +302,8 @@ impl PrefixCache {
         }
     }
 
-    /// Ends a lease whose pages cannot be trusted, including those that it committed. They leave the cache unless another
-    /// lease holds them or other prefixes continue them.
+    /// Ends a lease whose pages cannot be trusted, including those that it committed. They leave the cache unless
+    /// another lease holds them or other prefixes continue them.
     pub fn forget(&mut self, lease: Lease) {
         let nodes = lease.nodes.clone();
         self.abandon(lease);
@@ -378,7 +379,7 @@ impl PrefixCache {
         }
     }
 
-    /// Marks the documents whose last pages the lease has reached.
+    /// Adds the marks of the documents whose last full page the lease has reached.
     fn mark(&mut self, lease: &mut Lease) {
         let Some(route) = &mut lease.route else {
             return;

@@ -109,7 +109,7 @@ impl PrefixCache {
         Some(opening)
     }
 
-    /// Returns how many leading tokens of a prompt with these documents may stay cached.
+    /// Returns the number of leading tokens of a prompt with these documents that may stay cached; `u32::MAX` for all.
     fn kept_tokens(&self, documents: Option<&DocumentPath>) -> u32 {
         let path = documents.map(|documents| &documents.documents[..]);
         match (self.max_documents, path) {
@@ -190,7 +190,7 @@ impl PrefixCache {
         self.refile(node);
     }
 
-    /// Returns how many of the walk's full pages are on the device; they are the leading ones.
+    /// Returns the number of the walk's full pages that are on the device; they are the leading ones.
     pub(super) fn on_device(&self, walk: &Walk) -> usize {
         walk.full
             .partition_point(|&node| self.tree[node].at.device.is_some())
@@ -200,7 +200,8 @@ impl PrefixCache {
         walk.full.len() as u32 * self.page_tokens + walk.tail.map_or(0, |(_, tokens)| tokens)
     }
 
-    /// Returns the walk's tokens that only host memory holds, where the first `near` full pages are on the device.
+    /// Returns the number of the walk's tokens that only host memory holds. The first `near` full pages are on the
+    /// device.
     pub(super) fn host_tokens_of(&self, walk: &Walk, near: usize) -> u32 {
         let tail = walk
             .tail

@@ -78,7 +78,8 @@ pub(super) struct Tree<At> {
 pub(super) struct Walk {
     /// The full pages that match, in order.
     pub(super) full: Vec<NodeId>,
-    /// A page that begins with the tokens that follow, and how many of those match (at least one).
+    /// The page that shares most leading tokens with the tokens after `full`, and the number of tokens shared (at least
+    /// one).
     pub(super) tail: Option<(NodeId, u32)>,
 }
 

@@ -1,8 +1,8 @@
 //! Admission to the waiting room: how many requests may wait, in all and of one tenant, and when there will be room
 //! again.
 //!
-//! This module knows names and times, but no requests. A request holds a [`WaitingSlot`] from its submission until it first
-//! runs or ends. A preempted request has been admitted already and needs none.
+//! This module knows names and times, but no requests. A request holds a [`WaitingSlot`] from its submission until it
+//! first runs or ends. A preempted request has been admitted already and needs none.
 
 use super::{EngineConfig, Kind, SubmitError};
 use parking_lot::Mutex;
@@ -35,13 +35,13 @@ pub(super) struct WaitingSlot {
     tenant: Arc<str>,
 }
 
-/// Most recent starts of requests from which the queue's rate is estimated.
+/// Number of recent starts of requests from which the queue's rate is estimated.
 const PACE: usize = 32;
 
-/// Wait that is reported while the pace is unknown.
+/// Suggested wait of a refused client before any request has begun to run.
 const UNKNOWN_WAIT: Duration = Duration::from_secs(1);
 
-/// Longest wait that is reported; later than that, conditions have changed.
+/// Maximum suggested wait of a refused client; after a longer time, conditions have changed.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 impl Admission {
@@ -62,7 +62,7 @@ impl Admission {
         takes
     }
 
-    /// Returns how many requests of one tenant can wait at once.
+    /// Returns the maximum number of requests of one tenant that can wait at once.
     pub(super) fn most_waiting(&self) -> u32 {
         self.max_waiting.min(self.max_waiting_per_tenant)
     }
@@ -106,7 +106,7 @@ impl Admission {
         })
     }
 
-    /// Returns how many speculative requests were refused so far because too many waited.
+    /// Returns the number of speculative requests refused so far because too many requests waited.
     pub(super) fn refused_guesses(&self) -> u64 {
         self.counts.lock().refused_guesses
     }

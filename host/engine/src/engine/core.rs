@@ -2,9 +2,9 @@
 //! transitions.
 //!
 //! [`Core::prepare`] drops cancelled requests, asks the [scheduler](crate::scheduler) for a plan, carries out all of it
-//! except the device's part, and returns that part as [`Work`]. The holder of the core has the work computed and passes the
-//! outcome to [`Core::complete`]. In between, another thread may take the core and continue with it on another device.
-//! Events and counters accumulate in the core until they are fetched.
+//! except the device's part, and returns that part as [`Work`]. The holder of the core has the work computed and passes
+//! the outcome to [`Core::complete`]. In between, another thread may take the core and continue with it on another
+//! device. Events and counters accumulate in the core until they are fetched.
 
 use self::speculation::HeldGuess;
 use self::tiers::{Fetching, Replication, pools};
@@ -38,10 +38,10 @@ pub(super) struct Core {
     fetching: Vec<Fetching>,
     replication: Replication,
     limits: Limits,
-    /// Most tokens of a step in which no sequence decodes and no request is a [`Kind::Prefill`].
+    /// Maximum number of tokens of a step in which no sequence decodes and no request is a [`Kind::Prefill`].
     max_prefill_step_tokens: u32,
     bounds: Bounds,
-    /// Most tokens of a step's scored segments, see [`max_scored_tokens`].
+    /// Maximum number of tokens of a step's scored segments, see [`max_scored_tokens`].
     pub(super) max_scored_tokens: u32,
     /// The configured [`EngineConfig::max_retries`].
     max_retries: u32,
@@ -49,7 +49,7 @@ pub(super) struct Core {
     prefix_caching: bool,
     rule: Rule,
     waiting: Queue<Sequence>,
-    /// A lower bound of all waiting requests' deadlines.
+    /// A lower bound of all waiting requests' deadlines; `None` if no waiting request has a deadline.
     next_deadline: Option<Instant>,
     /// Running sequences in the order of their admission.
     running: Vec<Active>,
@@ -106,7 +106,8 @@ struct Active {
 }
 
 impl Core {
-    /// Returns a core for a device like `backend`. It searches for cancelled requests whenever `bell` has changed.
+    /// Returns a core for a device with the dimensions of `backend`. It searches for cancelled requests whenever `bell`
+    /// has changed.
     pub(super) fn new(backend: &dyn Backend, config: &EngineConfig, bell: Arc<AtomicU64>) -> Self {
         Self {
             cache: PrefixCache::new(pools(backend), &config.cache),
@@ -534,8 +535,8 @@ impl Core {
         );
     }
 
-    /// Adds `share` tokens of a running sequence to the step, or fewer if the step would yield too many logits. If there is
-    /// no page for them, the sequence is not part of this step.
+    /// Adds `share` tokens of a running sequence to the step, or fewer if the step would yield too many logits. If
+    /// there is no page for them, the sequence is not part of this step.
     fn schedule(&mut self, index: usize, share: u32, work: &mut Work) {
         let Active {
             sequence,
@@ -697,7 +698,7 @@ impl Sequence {
         self.tokens.len() as u32
     }
 
-    /// Returns the beginning to look up in the cache.
+    /// Returns the beginning of the tokens to look up in the cache.
     fn readable(&self) -> &[TokenId] {
         self.cache_use.readable(&self.tokens)
     }
@@ -717,7 +718,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// Returns what the queue needs to know about the sequence.
+    /// Returns the sequence's entry for the queue: its tenant, its length and its documents.
     fn entry(&self) -> Entry {
         let documents = self.documents.iter().flat_map(|path| {
             // The same documents after a different scope share nothing. Mixing the scope into the first fingerprint
@@ -736,10 +737,11 @@ impl Sequence {
     }
 }
 
-/// Most waiting requests whose recorded lookup is checked in one step.
+/// Maximum number of waiting requests whose recorded lookup is checked in one step.
 const SWEPT: usize = 64;
 
-/// Most waiting requests that are looked up again in one step; a lookup follows a prompt's pages through memory.
+/// Maximum number of waiting requests that are looked up again in one step; a lookup follows a prompt's pages through
+/// memory.
 const LOOKS: u32 = 8;
 
 fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {

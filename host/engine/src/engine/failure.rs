@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Why a request failed. The messages contain nothing of the request's content.
+/// The reason that an accepted request failed. The messages contain nothing of the request's content.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// The request's [`deadline`](super::Request) passed.

@@ -56,29 +56,31 @@ use tokio::sync::mpsc;
 /// Configuration of an engine. A `max_…` field of 0 counts as 1 unless its documentation says otherwise.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Most waiting requests; one more is refused with [`SubmitError::QueueFull`].
+    /// Maximum number of waiting requests; one more is refused with [`SubmitError::QueueFull`].
     pub max_waiting: u32,
-    /// Most waiting requests of one tenant; one more is refused with [`SubmitError::TenantQueueFull`].
+    /// Maximum number of waiting requests of one tenant; one more is refused with [`SubmitError::TenantQueueFull`].
     pub max_waiting_per_tenant: u32,
     /// The order in which a tenant's waiting requests are admitted.
     pub order: Rule,
-    /// Most sequences that run (hold pages and are computed) at the same time.
+    /// Maximum number of sequences that run (hold pages and are computed) at the same time.
     pub max_running: u32,
-    /// Most tokens computed in one step, over all its segments; longer prompts are prefilled in chunks. With fewer than
-    /// `max_running`, the youngest sequences wait while the others decode.
+    /// Maximum number of tokens computed in one step, over all its segments; longer prompts are prefilled in chunks.
+    /// With fewer than `max_running`, the youngest sequences wait while the others decode.
     pub max_step_tokens: u32,
     /// Limit that replaces `max_step_tokens`, if it is larger, in steps in which no sequence decodes and no request is
     /// a [`Kind::Prefill`]. Such a step delays no decoding sequence, and fewer steps read the weights less often.
     pub max_prefill_step_tokens: Option<u32>,
-    /// Most retries of a request after device failures; the next failure ends the request. 0 allows no retry.
+    /// Maximum number of retries of a request after device failures; the next failure ends the request. 0 allows no
+    /// retry.
     pub max_retries: u32,
     /// A [`Kind::Prefill`] is accepted only while fewer requests than this wait (RAGCache, algorithm 2). 0 accepts
     /// none.
     pub max_prefill_batch: u32,
-    /// How long a step may take before the device counts as stuck; `None` sets no limit. Choose it longer than the
+    /// The time that a step may take before the device counts as stuck; `None` sets no limit. Choose it longer than the
     /// longest step of a working device.
     pub watchdog: Option<Duration>,
-    /// True if requests start from cached prefixes and leave theirs in the cache. If not, every prompt is computed whole.
+    /// True if requests start from cached prefixes and leave their own prefixes in the cache. If false, every prompt is
+    /// computed in full.
     pub prefix_caching: bool,
     /// Configuration of the prefix cache: eviction policy, host memory and disk.
     pub cache: CacheConfig,
@@ -107,11 +109,12 @@ impl Default for EngineConfig {
 /// One generation to run. The default is an answer to an empty prompt, which is refused.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
-    /// Whether to generate an answer or only to prefill the cache.
+    /// The purpose of the request: to generate an answer, or only to prefill the cache.
     pub kind: Kind,
     /// The prompt, at least one token.
     pub prompt: Vec<TokenId>,
-    /// Most tokens to generate, at least one unless `prompt_logprobs` is set; ignored for [`Kind::Prefill`].
+    /// Maximum number of tokens to generate, at least one unless `prompt_logprobs` is set; ignored for
+    /// [`Kind::Prefill`].
     pub max_tokens: u32,
     /// Sampling parameters, such as temperature, top-p and seed.
     pub sampling: Sampling,
@@ -205,7 +208,7 @@ pub enum Event {
     Failed(Failure),
 }
 
-/// Why a generation ended.
+/// The reason that a generation ended without a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
     /// A stop token was chosen, or the constraint allows no further token.
@@ -216,7 +219,7 @@ pub enum FinishReason {
     Prefilled,
 }
 
-/// Why a request was refused.
+/// The reason that a request was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum SubmitError {
     /// Too many requests wait; try again later.
@@ -274,8 +277,8 @@ pub struct Stats {
     pub host_tokens: u64,
     /// Tokens generated so far.
     pub generated_tokens: u64,
-    /// Prefix lookups so far, one per admitted request. `partial_hits` and `full_hits` count those that matched; the others
-    /// matched nothing.
+    /// Prefix lookups so far, one per admitted request. `partial_hits` and `full_hits` count those that matched; the
+    /// others matched nothing.
     pub lookups: u64,
     /// Lookups that matched a part of the prompt.
     pub partial_hits: u64,
@@ -307,7 +310,7 @@ pub struct Stats {
     pub prefix_caching: bool,
     /// Steps computed so far, without those that failed.
     pub steps: u64,
-    /// Histogram of how many sequences each step computed.
+    /// Histogram of the number of sequences in each computed step.
     pub step_sizes: StepSizes,
     /// Preemptions so far: a running request lost its pages and was queued again.
     pub preemptions: u64,
@@ -319,7 +322,7 @@ pub struct Stats {
     pub expired: u64,
     /// [`Kind::Prefill`] requests accepted so far, except those that joined an earlier request.
     pub speculations_started: u64,
-    /// [`Kind::Prefill`] requests refused because too many requests waited so far, including negative answers of
+    /// [`Kind::Prefill`] requests refused so far because too many requests waited, including negative answers of
     /// [`Engine::takes_speculations`].
     pub speculations_refused: u64,
     /// Requests that took over the progress of an earlier one with the same [`SpeculationId`] and prompt, so far.
@@ -335,7 +338,7 @@ pub struct Stats {
 pub struct StepSizes {
     /// Steps of 1 sequence, of 2, of 3 to 4, of 5 to 8, and so on; the last bucket counts all larger ones.
     pub counts: [u64; 14],
-    /// Sum of sequences over all steps.
+    /// Sum of the numbers of sequences over all computed steps.
     pub sequences: u64,
 }
 
@@ -347,7 +350,7 @@ impl StepSizes {
     }
 }
 
-/// Longest [`Request::cache_salt`], in bytes.
+/// Maximum length of [`Request::cache_salt`], in bytes.
 pub const MAX_SALT_BYTES: usize = 1024;
 
 /// A handle on a running engine; clones share the engine. When the last handle is dropped, the engine finishes the
@@ -365,7 +368,7 @@ struct Handle {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Bounds {
     vocabulary: u32,
-    /// Tokens in the longest sequence.
+    /// Maximum number of tokens in a sequence.
     capacity: u32,
     /// True if the device can sample tokens.
     draws: bool,
@@ -389,10 +392,10 @@ impl Engine {
         Self::launch(backend, None, &config, Arc::new(Instant::now))
     }
 
-    /// Starts an engine as [`Engine::start`] does, with a `factory` of replacement devices. When the watchdog of `config`
-    /// finds a step stuck, or the device is lost twice without a computed step in between, the engine continues on a fresh
-    /// device. Waiting requests keep waiting, and running ones are computed again from the tokens that they have. A
-    /// stuck thread keeps its device and is abandoned.
+    /// Starts an engine as [`Engine::start`] does, with a `factory` of replacement devices. When the watchdog of
+    /// `config` finds a step stuck, or the device is lost twice without a computed step in between, the engine
+    /// continues on a fresh device. Waiting requests keep waiting, and running ones are computed again from the tokens
+    /// that they have. A stuck thread keeps its device and is abandoned.
     pub fn guarded(
         backend: Box<dyn Backend>,
         factory: BackendFactory,
@@ -438,7 +441,7 @@ impl Engine {
         self.handle.shared.takes_guesses()
     }
 
-    /// Returns how many requests of one tenant can wait at once.
+    /// Returns the maximum number of requests of one tenant that can wait at once.
     pub fn most_waiting(&self) -> u32 {
         self.handle.shared.most_waiting()
     }

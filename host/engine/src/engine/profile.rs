@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 pub struct ProfileOptions {
     /// Time to spend. It can be exceeded if a cost was underestimated, and two points are always measured.
     pub budget: Duration,
-    /// Most tokens computed in one step.
+    /// Maximum number of tokens computed in one step.
     pub max_step_tokens: u32,
 }
 
@@ -39,19 +39,19 @@ pub struct ProfileKey {
     pub machine: String,
 }
 
-/// Whether a profile was loaded or measured.
+/// The origin of a profile: loaded from a file, or measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProfileOrigin {
     /// The profile was loaded from the file.
     Loaded,
     /// The profile was measured now, because there was no file or the file was unusable.
     Measured {
-        /// Why the file was not used, if there was one.
+        /// The reason that an existing file was not used; `None` if there was no file.
         discarded: Option<String>,
     },
 }
 
-/// Why there is no profile.
+/// The reason that no profile could be loaded or measured.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
     /// The file could not be read or written.

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A cached position has no row, so such a request computes its prompt starting at the first row that scores a token;
-//! earlier rows need no logits. A row is as wide as the vocabulary: a step computes at most [`MAX_SCORED_LOGITS`] for all
-//! its scored segments, and the rows are reduced to log-probabilities before the next step. Only a [`Logprobs`] per
+//! earlier rows need no logits. A row is as wide as the vocabulary: a step computes at most [`MAX_SCORED_LOGITS`] for
+//! all its scored segments, and the rows are reduced to log-probabilities before the next step. Only a [`Logprobs`] per
 //! position is stored.
 
 use crate::TokenId;
@@ -39,7 +39,8 @@ pub(super) struct ScoredRows {
 }
 
 impl PromptScores {
-    /// Scores the `last` tokens of a prompt of `tokens`, but never the first of all.
+    /// Returns empty scores of the last `last` tokens of a prompt of `tokens` tokens. The first token of the prompt is
+    /// never scored, because no row precedes it.
     pub(super) fn new(top: u32, tokens: u32, last: u32) -> Self {
         Self {
             top,
@@ -49,8 +50,8 @@ impl PromptScores {
         }
     }
 
-    /// Returns the rows that computing `positions` must yield, or `None` if it yields none. After a preemption, positions
-    /// that have been scored are computed again but not scored again.
+    /// Returns the rows that computing `positions` must yield, or `None` if it yields none. After a preemption,
+    /// positions that have been scored are computed again but not scored again.
     pub(super) fn rows(&self, tokens: &[TokenId], positions: Range<u32>) -> Option<ScoredRows> {
         let first = positions.start.max(self.unscored + self.found.len() as u32);
         let end = positions.end.min(self.tokens - 1);
@@ -94,10 +95,10 @@ impl ScoredRows {
     }
 }
 
-/// Most logits that the scored segments of a step yield: 32 MiB.
+/// Maximum number of logits that the scored segments of a step yield: 32 MiB.
 const MAX_SCORED_LOGITS: u32 = 1 << 23;
 
-/// Returns the most tokens that the scored segments of a step may have.
+/// Returns the maximum number of tokens that the scored segments of a step may have.
 pub(super) fn max_scored_tokens(vocabulary: u32) -> u32 {
     (MAX_SCORED_LOGITS / vocabulary.max(1)).max(1)
 }

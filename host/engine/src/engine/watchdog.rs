@@ -25,8 +25,8 @@ use std::time::Duration;
 /// stuck device is still allocated when this is called.
 pub type BackendFactory = Box<dyn FnMut() -> Result<Box<dyn Backend>, String> + Send>;
 
-/// Most consecutive restarts without a computed step between them; after them the engine ends. Every stuck device still
-/// holds memory.
+/// Maximum number of consecutive restarts without a computed step between them; at the next one the engine ends. Every
+/// stuck device still holds memory.
 const MAX_RESTARTS: u32 = 3;
 
 /// Starts the watchdog, which looks for stuck steps if there is a `patience`. If it cannot start, the engine ends.

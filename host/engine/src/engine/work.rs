@@ -44,7 +44,7 @@ impl Work {
         self.step.segments.is_empty() && self.step.loads.is_empty()
     }
 
-    /// Carries out the work and replaces `answers` by the results of its step; see [`Backend::run`]. A panic of the
+    /// Carries out the work and replaces `answers` with the results of its step; see [`Backend::run`]. A panic of the
     /// backend counts as an error, because it has the same effect as a failed device: undefined pages, which return to
     /// the pool.
     ///

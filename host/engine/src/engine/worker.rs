@@ -38,7 +38,7 @@ pub enum Health {
     Recovering,
     /// The engine has stopped serving.
     Ended {
-        /// Why the engine ended, as a message.
+        /// The reason that the engine ended, as a message.
         reason: String,
     },
 }
@@ -67,7 +67,7 @@ struct Inbox {
     stopping: bool,
     /// The core's counters as last published.
     stats: Stats,
-    /// The core, while the device computes.
+    /// The core, parked here while the device computes.
     parking: Parking<Box<Core>, ThreadId>,
     health: Health,
     /// The thread that the engine runs on now.
@@ -201,8 +201,8 @@ impl Shared {
         }
     }
 
-    /// Waits until a device is given up, by its own thread or because a step took longer than `patience`. Takes the core
-    /// and returns it with the reason, or returns `None` when the engine has ended.
+    /// Waits until a device is given up, by its own thread or because a step took longer than `patience`. Takes the
+    /// core and returns it with the reason, or returns `None` when the engine has ended.
     pub(super) fn take_given_up(&self, patience: Option<Duration>) -> Option<(Box<Core>, Failure)> {
         let mut inbox = self.inbox.lock();
         loop {
@@ -344,8 +344,8 @@ fn run(shared: &Shared, mut core: Box<Core>, mut backend: Box<dyn Backend>) {
     core.save_all(&mut *backend);
 }
 
-/// Waits for work and receives new requests. Returns the requests to clear the cache, or `None` when the engine is stopping
-/// and idle.
+/// Waits for work and receives new requests. Returns the requests to clear the cache, or `None` when the engine is
+/// stopping and idle.
 fn receive(shared: &Shared, core: &mut Core) -> Option<Vec<SyncSender<u32>>> {
     let mut inbox = shared.inbox.lock();
     loop {
@@ -370,7 +370,7 @@ fn receive(shared: &Shared, core: &mut Core) -> Option<Vec<SyncSender<u32>>> {
 }
 
 impl Shared {
-    /// Waits a little if the core has work that cannot run yet.
+    /// Waits for at most [`NOTHING_TO_DO`] if the core has work that cannot run yet.
     fn rest(&self, core: &Core) {
         let mut inbox = self.inbox.lock();
         if !core.is_idle() && inbox.submitted.is_empty() && inbox.clears.is_empty() {

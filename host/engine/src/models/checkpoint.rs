@@ -78,7 +78,8 @@ impl Checkpoint {
         &self.config
     }
 
-    /// Returns a hash that distinguishes this model from others, from its architecture and from samples of each tensor.
+    /// Returns a hash of the model's architecture and of samples of each tensor, which distinguishes this model from
+    /// others.
     pub fn fingerprint(&self) -> u128 {
         let mut hash = Xxh3::new();
         hash.update(format!("{:?}", self.config).as_bytes());
@@ -192,7 +193,8 @@ impl Checkpoint {
         })
     }
 
-    /// Returns the output layer, `[vocabulary, hidden]`, or `None` where it is the embedding.
+    /// Returns the output layer, `[vocabulary, hidden]`, or `None` if the token embedding also serves as the output
+    /// layer.
     pub(crate) fn head(&self) -> Result<Option<Tensor<'_>>, CheckpointError> {
         when(!self.config.tied, || {
             self.tensor(
@@ -259,8 +261,9 @@ impl Tensors {
 }
 
 impl TensorFiles {
-    /// Returns the tensor called `name` of the files in `folder`, checked for shape and type. FP8 numbers are widened; those
-    /// of a `block` share a scale, unless the shape of the scales is that of one for each row or for the tensor.
+    /// Returns the tensor called `name` of the files in `folder`, checked for shape and type. FP8 numbers are widened;
+    /// those of a `block` share a scale, unless the shape of the scales says that there is one for each row or one for
+    /// the tensor.
     fn tensor(
         &self,
         folder: &Path,
@@ -310,7 +313,8 @@ impl TensorFiles {
         })
     }
 
-    /// Returns the scales of the FP8 tensor called `name`, row-major, and how many rows and columns share one.
+    /// Returns the scales of the FP8 tensor called `name`, row-major, and the numbers of rows and columns that share
+    /// one.
     fn scales(
         &self,
         name: &str,
@@ -355,7 +359,8 @@ impl TensorFiles {
 /// `dtype` of a tensor of FP8 numbers.
 const FP8: &str = "F8_E4M3";
 
-/// Returns the number type of a tensor that needs no scales. `also` ends the list of types in the error.
+/// Returns the number type of a tensor that needs no scales. `also` is appended to the list of supported types in the
+/// error.
 fn element(entry: &Entry, also: &str) -> Result<Element, String> {
     match entry.dtype.as_str() {
         "F32" => Ok(Element::F32),
@@ -460,8 +465,8 @@ fn random_block(packing: Packing, deviation: f32, to: &mut [u8], seed: u64) {
     }
 }
 
-/// Returns element `index` of a stream of random bits: SplitMix64, whose states form a progression, so that any stretch of
-/// the stream can be computed by itself.
+/// Returns element `index` of a stream of random bits: SplitMix64, whose states form a progression, so that any stretch
+/// of the stream can be computed independently.
 fn random_bits(start: u64, index: usize) -> u64 {
     let steps = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let state = start.wrapping_add(steps);
@@ -470,5 +475,5 @@ fn random_bits(start: u64, index: usize) -> u64 {
     bits
 }
 
-/// Random values that a thread draws at once.
+/// Number of random values that a thread draws at once.
 const STRETCH: usize = 1 << 14;

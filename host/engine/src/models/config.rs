@@ -10,12 +10,12 @@
 //! | `qwen3` | `attention_bias` (with the output's) | yes | 128 |
 //! | `gemma3_text`, `gemma3` | no | yes | 256 |
 //!
-//! Gemma 3 also norms what a layer adds, scales embeddings, has another activation, and has layers with a sliding window
-//! (`gemma.rs`). Of a model with a vision tower (`gemma3`) only the text model is read.
+//! Gemma 3 also norms what a layer adds, scales embeddings, has another activation, and has layers with a sliding
+//! window (`gemma.rs`). Of a model with a vision tower (`gemma3`) only the text model is read.
 //!
 //! Options that would change the arithmetic and are not supported (other activations, other families' sliding windows,
-//! soft-capped logits, quantised weights except FP8, partial rotation) are refused by name, because a model that answers
-//! slightly wrong is worse than one that does not load.
+//! soft-capped logits, quantised weights except FP8, partial rotation) are refused by name, because a model that
+//! answers slightly wrong is worse than one that does not load.
 
 use super::CheckpointError;
 use super::fp8;
@@ -68,8 +68,8 @@ pub struct ModelConfig {
     pub(crate) mlp_bias: bool,
     /// True if each query and key head is normed before it is rotated.
     pub(crate) qk_norm: bool,
-    /// True if the outputs of attention and of the feed-forward layer pass an RMS norm before they are added to the residual
-    /// stream.
+    /// True if the outputs of attention and of the feed-forward layer pass an RMS norm before they are added to the
+    /// residual stream.
     pub(crate) post_norms: bool,
     /// True if safetensors files store the weights of norms minus one; GGUF files store them as they are.
     pub(crate) norms_less_one: bool,
@@ -165,8 +165,8 @@ impl ModelConfig {
             .map_err(|reason| CheckpointError::new(file, reason))
     }
 
-    /// Returns the floating-point operations that matrices and attention need to compute `new` tokens after `cached`
-    /// ones, and the logits of `logits` of them. A multiplication and an addition count as two.
+    /// Returns the number of floating-point operations that matrices and attention need to compute `new` tokens after
+    /// `cached` ones, and the logits of `logits` of them. A multiplication and an addition count as two.
     pub fn flops(&self, cached: u64, new: u64, logits: u64) -> f64 {
         // Each token attends to all tokens before it and to itself, or to as many as a window has.
         let seen = |window: u64| {
@@ -181,8 +181,8 @@ impl ModelConfig {
         2.0 * (self.layer_matrices() as f64 * new as f64 + head) + attention
     }
 
-    /// Returns how many bytes are read to decode one token of each of `sequences` sequences with `context` tokens
-    /// each: every bf16 weight once, and the keys and values of each sequence that its layers attend to.
+    /// Returns the number of bytes that are read to decode one token of each of `sequences` sequences with `context`
+    /// tokens each: every bf16 weight once, and the keys and values of each sequence that its layers attend to.
     pub fn decode_bytes(&self, sequences: u64, context: u64) -> u64 {
         let weights = self.layer_matrices() + self.vocabulary * self.hidden;
         let token = 2 * self.kv_heads * self.head_dim;
@@ -210,7 +210,7 @@ impl ModelConfig {
         self.layers * (attention + 3 * self.intermediate * self.hidden)
     }
 
-    /// Returns how many query heads share a key and value head.
+    /// Returns the number of query heads that share a key and value head.
     pub(crate) fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
@@ -233,7 +233,7 @@ impl ModelConfig {
     }
 }
 
-/// The one value that is read from `generation_config.json`.
+/// The only value that is read from `generation_config.json`.
 #[derive(Deserialize)]
 struct RawGeneration {
     eos_token_id: Option<Value>,
@@ -243,7 +243,7 @@ struct RawGeneration {
 struct Family {
     model_type: &'static str,
     architecture: &'static str,
-    /// Whether queries, keys and values have biases; `None` if `attention_bias` decides, for the output too.
+    /// True if queries, keys and values have biases; `None` if `attention_bias` decides, for the output too.
     qkv_bias: Option<bool>,
     qk_norm: bool,
     /// Width of a head if the file does not state it; `None` for hidden size divided by heads.
@@ -312,7 +312,7 @@ const GEMMA: Family = Family {
 
 /// Largest size in a configuration: far above real models, and far below an overflow of a product of three.
 const MAX_SIZE: u64 = 1 << 20;
-/// Widest head, because the backends hold a head in fixed registers and scratch memory.
+/// Maximum width of a head in elements, because the backends hold a head in fixed registers and scratch memory.
 const MAX_HEAD_DIM: u64 = 256;
 
 impl Raw {

@@ -5,10 +5,10 @@
 //! | `compressed-tensors`, 8-bit floats | `NAME_scale` | the tensor, a row, or a block of `block_structure` |
 //! | `fp8` | `NAME_scale_inv`, also `NAME_scale` | a block of `weight_block_size`, or the tensor |
 //!
-//! A weight is its number times its scale, rounded to bf16 once, when the checkpoint is loaded: a weight takes two bytes
-//! in memory where the file has one. Activations stay as they are, so the scales of activations (`input_scale`) and of a
-//! quantised KV cache (`k_scale`) have no effect: results are nearer to the original model's than those of an engine that
-//! quantises activations too. A tensor that is not in FP8 is read as in any other checkpoint.
+//! A weight is its number times its scale, rounded to bf16 once, when the checkpoint is loaded: a weight takes two
+//! bytes in memory where the file has one. Activations stay as they are, so the scales of activations (`input_scale`)
+//! and of a quantised KV cache (`k_scale`) have no effect: results are nearer to the original model's than those of an
+//! engine that quantises activations too. A tensor that is not in FP8 is read as in any other checkpoint.
 
 use super::tensor::{Element, Tensor};
 use half::bf16;
@@ -19,7 +19,7 @@ use std::borrow::Cow;
 /// Rows and columns of a matrix that share a scale.
 pub(crate) type Block = [usize; 2];
 
-/// Largest side of a block.
+/// Maximum number of rows or of columns of a block.
 const MAX_SIDE: u64 = 1 << 20;
 
 /// Returns the block whose numbers share a scale, if `config`, a `quantization_config`, names one.
@@ -119,8 +119,8 @@ fn unsupported<T>(name: &str, value: &Value, supported: &str) -> Result<T, Strin
     ))
 }
 
-/// Returns the numbers that share a scale in a matrix `[rows, columns]` whose scales have this `shape`, or `None` if they
-/// do not fit together.
+/// Returns the numbers that share a scale in a matrix `[rows, columns]` whose scales have this `shape`, or `None` if
+/// they do not fit together.
 pub(super) fn shared(
     shape: &[u64],
     rows: usize,

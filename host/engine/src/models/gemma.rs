@@ -25,7 +25,7 @@ pub(crate) struct Sliding {
 }
 
 impl Sliding {
-    /// Reads the window, and which of `layers` layers have it.
+    /// Reads the size of the window, and finds which of `layers` layers have it.
     pub(super) fn resolve(raw: &Raw, layers: usize, rope: Rope) -> Result<Self, String> {
         let slides = |name: &String| match name.as_str() {
             "sliding_attention" => Ok(true),
@@ -57,7 +57,7 @@ impl Sliding {
 }
 
 impl Raw {
-    /// Returns the text model's configuration in that of a model with a vision tower.
+    /// Extracts the text model's configuration from the configuration of a model with a vision tower.
     pub(super) fn into_text(self) -> Result<Self, String> {
         let text = self.text_config.unwrap_or(Value::Null);
         let mut text: Self =

@@ -1,8 +1,8 @@
 //! GGUF files (llama.cpp): one file with a model's architecture, tokenizer, chat template and weights.
 //!
 //! Its content is returned in the shapes of a Hugging Face folder: `config.json`, `tokenizer.json` and
-//! `tokenizer_config.json` as JSON, and tensors under their Hugging Face names. So the rest of the crate knows one kind of
-//! checkpoint. Packed matrices stay packed ([`Packing`]).
+//! `tokenizer_config.json` as JSON, and tensors under their Hugging Face names. So the rest of the crate knows one kind
+//! of checkpoint. Packed matrices stay packed ([`Packing`]).
 //!
 //! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>; packed blocks: `ggml-quants.c`.
 
@@ -21,11 +21,12 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
 
-/// Most metadata fields, and most tensors. Each takes at least 12 bytes of the file, so memory is bounded by its size too.
+/// Maximum number of metadata fields, and of tensors. Each takes at least 12 bytes of the file, so memory is bounded by
+/// its size too.
 const MAX_ENTRIES: u64 = 1 << 16;
-/// Longest name of a field or a tensor, in bytes.
+/// Maximum length of the name of a field or a tensor, in bytes.
 const MAX_NAME: usize = 1 << 12;
-/// Tokens of the largest vocabulary that is accepted.
+/// Maximum number of tokens in a vocabulary. Bounds every other array of the metadata, too.
 const MAX_TOKENS: usize = 1 << 21;
 
 /// A GGUF file, mapped into memory, with its metadata and the places of its tensors.
@@ -439,8 +440,8 @@ impl Gguf {
             .ok_or_else(|| self.wrong("general.architecture is missing"))
     }
 
-    /// Returns the tokens that end an answer: those of the metadata, and special tokens named as in [`ENDINGS`], because many
-    /// files do not say which token ends a turn (Gemma's name only `<eos>`).
+    /// Returns the tokens that end an answer: those of the metadata, and special tokens named as in [`ENDINGS`],
+    /// because many files do not say which token ends a turn (Gemma's name only `<eos>`).
     fn endings(&self) -> Vec<u64> {
         let fields = ["eos", "eot", "eom"].map(|name| format!("tokenizer.ggml.{name}_token_id"));
         let ids = fields.iter().filter_map(|field| self.number(field));
@@ -515,8 +516,8 @@ impl Gguf {
     }
 }
 
-/// The regular expression by which Qwen 2 and Llama 3 split a text before byte pairs are merged. `{digits}` is replaced by
-/// the expression for a run of digits, in which the two differ.
+/// The regular expression by which Qwen 2 and Llama 3 split a text before byte pairs are merged. `{digits}` is replaced
+/// by the expression for a run of digits, in which the two differ.
 const WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|{digits}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// Metadata field with the name of the rules by which a text is split before byte pairs are merged.

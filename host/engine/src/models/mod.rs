@@ -3,7 +3,7 @@
 //! ```text
 //! folder ── config.json ───────────▶ ModelConfig  sizes, rotary positions, options of a layer
 //!        ── generation_config.json ┘
-//!        ── *.safetensors ─────────▶ Checkpoint   the tensors of a layer, checked for presence, type and shape; FP8 widened
+//!        ── *.safetensors ─────────▶ Checkpoint   a layer's tensors, checked for presence, type and shape; FP8 widened
 //! FILE.gguf ── all of these, and the tokenizer and the chat template
 //! ```
 //!
@@ -35,7 +35,7 @@ pub(crate) use tensor::Tensor;
 use std::fmt::Display;
 use std::path::Path;
 
-/// Why a checkpoint cannot be used.
+/// The reason that a checkpoint cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("{file}: {reason}")]
 pub struct CheckpointError {

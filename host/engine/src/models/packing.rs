@@ -24,7 +24,7 @@ pub enum Packing {
 }
 
 impl Packing {
-    /// Returns how many numbers a block has, and how many bytes.
+    /// Returns the count of numbers in a block, and the block's size in bytes.
     pub(crate) const fn block(self) -> (usize, usize) {
         match self {
             Self::Q4_0 => (32, 18),
@@ -71,8 +71,8 @@ impl Packing {
     /// Returns the integer of number `at` of a block of a format of 5 bits, 0 to 31.
     pub(crate) fn five_bits(self, block: &[u8], at: usize) -> u8 {
         let byte = |at: usize| block.get(at).copied().unwrap_or_default();
-        // The byte with the fifth bit, the byte with the other four, whether these are its upper half, and the place of the
-        // fifth bit.
+        // The byte with the fifth bit, the byte with the other four, whether these are its upper half, and the place of
+        // the fifth bit.
         let (fifth, low, upper, bit) = if self == Self::Q5K {
             let (group, within) = (at / 32, at % 32);
             let low = byte(48 + group / 2 * 32 + within);

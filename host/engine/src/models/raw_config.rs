@@ -33,13 +33,13 @@ pub(super) struct Raw {
     pub(super) use_bidirectional_attention: Option<bool>,
     pub(super) attn_logit_softcapping: Option<f64>,
     pub(super) final_logit_softcapping: Option<f64>,
-    /// Configuration of the text model, in that of a model with a vision tower.
+    /// Configuration of the text model; only in the configuration of a model with a vision tower.
     pub(super) text_config: Option<Value>,
     #[serde(flatten)]
     pub(super) rope: RawRope,
 }
 
-/// Largest number of positions that is accepted.
+/// Maximum number of positions that is accepted.
 pub(super) const MAX_POSITIONS: u64 = 1 << 27;
 
 /// Returns a required size between 1 and `limit`.

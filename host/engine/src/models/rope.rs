@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::f64::consts::TAU;
 
-/// The rotary frequencies of a model, and how to apply them.
+/// The rotary frequencies of a model, with the factor on sines and cosines.
 #[derive(Clone, Debug)]
 pub(crate) struct Rope {
     /// Radians per position for each pair `(i, i + head_dim / 2)`; `head_dim / 2` values.

@@ -19,7 +19,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
 
-/// Longest header in bytes that is accepted (the bound of the reference implementation).
+/// Maximum length of a header in bytes (the bound of the reference implementation).
 const MAX_HEADER: u64 = 100_000_000;
 
 /// Bytes sampled from a tensor, in each of three places.

@@ -19,7 +19,8 @@ pub enum Element {
 }
 
 impl Element {
-    /// Returns how many numbers a block has, and how many bytes. A block of an unpacked type is one number.
+    /// Returns the count of numbers in a block, and the block's size in bytes. A block of an unpacked type is one
+    /// number.
     pub(crate) const fn block(self) -> (usize, usize) {
         match self {
             Self::F32 => (1, 4),

@@ -17,7 +17,8 @@ pub struct Logprobs {
 }
 
 impl Logprobs {
-    /// Computes log-probabilities as [`Logprobs::of`] does, of a row that may not be a distribution.
+    /// Computes log-probabilities as [`Logprobs::of`] does, after checking that the row of logits defines a
+    /// distribution.
     ///
     /// # Errors
     /// Returns a [`SamplingError`] if a logit is NaN or plus infinity, or all are minus infinity.

@@ -31,15 +31,15 @@ pub struct Sampling {
     temperature: f32,
     /// Probability mass to keep, above 0 and at most 1.
     top_p: f32,
-    /// Most tokens to consider; 0 for no limit.
+    /// Maximum number of tokens to consider; 0 for no limit.
     top_k: u32,
-    /// Least probability relative to the most likely token's, 0 to 1; 0 for no limit.
+    /// Minimum probability relative to the most likely token's, 0 to 1; 0 for no limit.
     min_p: f32,
     penalties: Penalties,
     seed: u64,
 }
 
-/// A parameter of sampling is out of its range.
+/// The error for a sampling parameter that is out of its range.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("{name} is {value}, not {range}")]
 pub struct OutOfRange {
@@ -52,7 +52,7 @@ pub struct OutOfRange {
 }
 
 impl OutOfRange {
-    /// Returns `value` if it is `within`, else an error that names the range.
+    /// Returns `value` if `within` is true, else an error that names the range.
     fn check(
         name: &'static str,
         value: f32,
@@ -63,19 +63,19 @@ impl OutOfRange {
     }
 }
 
-/// Why no token could be chosen.
+/// The reason that no token could be chosen.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SamplingError {
     /// A logit is NaN or plus infinity: the model overflowed, or its weights are damaged.
     #[error("the model's logit for token {token} is not a number or infinite")]
     NotFinite {
-        /// The first such token.
+        /// The first token whose logit is NaN or plus infinity.
         token: TokenId,
     },
     /// Every logit is minus infinity, or the row is empty.
     #[error("the model's logits exclude all {tokens} tokens")]
     NothingLeft {
-        /// Width of the row.
+        /// Number of tokens in the row of logits.
         tokens: u32,
     },
     /// The grammar's parser failed, normally because the mask of this step exceeds the bound on a step's work.
@@ -137,8 +137,8 @@ impl Sampling {
 
     /// Also makes tokens less likely that already occur. `frequency` (-2 to 2) is subtracted from a logit for each time
     /// that the token was generated, and `presence` (-2 to 2) once if it was, as OpenAI defines them. Before that,
-    /// `repetition` (above 0 to 2; 1 has no effect) divides positive logits and multiplies negative ones of all tokens in
-    /// the prompt or the answer, as Hugging Face and vLLM define it.
+    /// `repetition` (above 0 to 2; 1 has no effect) divides positive logits and multiplies negative ones of all tokens
+    /// in the prompt or the answer, as Hugging Face and vLLM define it.
     ///
     /// # Errors
     /// Returns [`OutOfRange`] for the first penalty out of its range.
@@ -262,15 +262,15 @@ impl Sampling {
 /// The parameters of one choice, as [`Sampling`] defines them. With the logits they determine the token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Draw {
-    /// The point in the cumulative weights that selects the token, in `[0, 1)`.
+    /// The point at which the token is selected, as a fraction of the sum of the kept tokens' weights, in `[0, 1)`.
     pub point: f64,
     /// Temperature; 0 for greedy sampling.
     pub temperature: f32,
     /// Probability mass to keep, above 0 and at most 1.
     pub top_p: f32,
-    /// Most tokens to consider; 0 for no limit.
+    /// Maximum number of tokens to consider; 0 for no limit.
     pub top_k: u32,
-    /// Least probability relative to the most likely token's, 0 to 1.
+    /// Minimum probability relative to the most likely token's, 0 to 1.
     pub min_p: f32,
 }
 

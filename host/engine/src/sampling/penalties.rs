@@ -22,8 +22,8 @@ impl Default for Penalties {
     }
 }
 
-/// The distinct tokens of a sequence that its penalties apply to, each with how often it was *generated*. Updated token
-/// by token, so that a step costs the number of distinct tokens and not the length.
+/// The distinct tokens of a sequence that its penalties apply to, each with the number of times that it was
+/// *generated*. Updated token by token, so that a step costs the number of distinct tokens and not the length.
 #[derive(Clone, Debug)]
 pub(super) struct History {
     penalties: Penalties,

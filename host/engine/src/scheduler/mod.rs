@@ -7,9 +7,9 @@
 //! ```
 //!
 //! [`Queue`] orders the waiting requests for admission: first by fairness between tenants ([`shares`]), then, within a
-//! tenant, by the rule of the queue ([`Rule`]). [`plan()`] is a
-//! pure function from counts of tokens and pages to what a step computes. Neither knows tokens, prefixes, arithmetic or
-//! the time. The caller carries the plan out and asks again.
+//! tenant, by the rule of the queue ([`Rule`]). [`plan()`] is a pure function from counts of tokens and pages to
+//! what a step computes. Neither knows tokens, prefixes, arithmetic or the time. The caller carries the plan out and
+//! asks again.
 
 mod order;
 mod plan;

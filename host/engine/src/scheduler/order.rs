@@ -10,12 +10,12 @@ pub(super) struct Queued {
     pub(super) cached_tokens: u64,
     /// Tokens of the prompt that must be computed.
     pub(super) computed_tokens: u64,
-    /// Number of other waiting requests that begin with the same documents, up to the first one that is not fully cached
-    /// for this request. They benefit if this one is served first.
+    /// Number of other waiting requests that begin with the same documents, up to the first one that is not fully
+    /// cached for this request. They benefit if this one is served first.
     pub(super) mates: u32,
     /// Number of later requests that were served before this one so far. The caller adds one for each, to every earlier
-    /// request that still waits, so an earlier request never has fewer than a later one. If it has, the largest number of
-    /// the later ones counts.
+    /// request that still waits, so the number never grows towards the end of the queue. Where it does, a request
+    /// counts with the largest number of those behind it.
     pub(super) overtaken: u32,
 }
 
@@ -24,26 +24,27 @@ pub(super) struct Queued {
 pub enum Rule {
     /// First come, first served.
     Arrival,
-    /// RAGBoost, section 5.2: requests that begin with the same documents run one after another, cached or not, so that the
-    /// shared documents are computed once and used before they are evicted. The largest cached share is served first, as in
-    /// [`Rule::CachedFirst`]; this drains the group that has begun, longest match first. Among equals, and so when a new
-    /// group begins, the one with the most waiting requests is served first (the paper leaves this open; its code takes the
-    /// largest group too), then first come, first served. While a group waits, it grows. Without a window the largest
-    /// groups would starve the others. O(n log n).
+    /// RAGBoost, section 5.2: requests that begin with the same documents run one after another, cached or not, so that
+    /// the shared documents are computed once and used before they are evicted. The largest cached share is served
+    /// first, as in [`Rule::CachedFirst`]; so the group that is being served is finished first, longest match first.
+    /// Among equals, and so when a new group begins, the one with the most waiting requests is served first (the paper
+    /// leaves this open; its code takes the largest group too), then first come, first served. While a group waits, it
+    /// grows. Without a window the largest groups would starve the others. O(n log n).
     Grouped {
-        /// Most later requests that may overtake a request.
+        /// Maximum number of later requests that may overtake a request.
         window: u32,
     },
     /// RAGCache, section 5.2: the largest ratio of cached to computed tokens first, among equals first come, first
     /// served. Cached shares are rounded down to sixteenths. Compared exactly, as in the paper, prompts that share only
     /// a short opening would be ordered by their length. O(n log n).
     CachedFirst {
-        /// Most later requests that may overtake a request. The paper's is [`Rule::WINDOW`]; 0 is first come, first served.
+        /// Maximum number of later requests that may overtake a request. The paper's is [`Rule::WINDOW`]; 0 is first
+        /// come, first served.
         window: u32,
     },
     /// RAGCache, section 5.2, as written: as [`Rule::CachedFirst`], with exact ratios.
     ExactlyCachedFirst {
-        /// See [`Rule::CachedFirst`].
+        /// Maximum number of later requests that may overtake a request, as in [`Rule::CachedFirst`].
         window: u32,
     },
 }
@@ -57,8 +58,8 @@ impl Rule {
     pub const GROUP_WINDOW: u32 = 256;
 }
 
-/// Returns the positions of `queue`, which is in order of arrival, in the order in which to serve them: a permutation of
-/// `0..queue.len()`.
+/// Returns the positions of `queue`, which is in order of arrival, in the order in which to serve them: a permutation
+/// of `0..queue.len()`.
 #[cfg(test)]
 pub(super) fn order(queue: &[Queued], rule: Rule) -> Vec<usize> {
     first(queue, rule, queue.len())
@@ -81,15 +82,16 @@ pub(super) fn first(queue: &[Queued], rule: Rule, most: usize) -> Vec<usize> {
 const PARTS: u128 = 16;
 
 impl Queued {
-    /// Returns the number of cached parts, rounded down. A fully cached request counts as one token computed.
+    /// Returns the cached share of the request's prompt in units of 1 / [`PARTS`], rounded down. A fully cached request
+    /// counts as one token computed.
     fn cached_parts(&self) -> u128 {
         let cached = u128::from(self.cached_tokens);
         let computed = u128::from(self.computed_tokens.max(1));
         cached * PARTS / (cached + computed)
     }
 
-    /// Returns the ratio of cached to computed tokens as a fixed-point number. Ratios of fewer than 2^32 tokens compare exactly:
-    /// two different ones differ by more than 2^-64.
+    /// Returns the ratio of cached to computed tokens as a fixed-point number. Ratios of fewer than 2^32 tokens compare
+    /// exactly: two different ones differ by more than 2^-64.
     fn ratio(&self) -> u128 {
         (u128::from(self.cached_tokens) << 64) / u128::from(self.computed_tokens.max(1))
     }
@@ -103,8 +105,8 @@ fn by_rank<R: Ord>(
     most: usize,
     rank: impl Fn(&Queued) -> R,
 ) -> Vec<usize> {
-    // Each overtaking of a later request also overtakes the earlier ones, so the oldest waiting request always reaches the
-    // window first. Only it is checked.
+    // Each overtaking of a later request also overtakes the earlier ones, so the oldest waiting request always reaches
+    // the window first. Only it is checked.
     let mut overtaken: Vec<u32> = queue.iter().map(|queued| queued.overtaken).collect();
     let mut behind = 0;
     for overtaken in overtaken.iter_mut().rev() {

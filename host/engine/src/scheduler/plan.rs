@@ -35,9 +35,9 @@ pub struct SchedulerState {
 /// The bounds of one step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Limits {
-    /// Most tokens computed in one step, prefill and decode together.
+    /// Maximum number of tokens computed in one step, prefill and decode together.
     pub max_step_tokens: u32,
-    /// Most sequences that run at once.
+    /// Maximum number of sequences that run at once.
     pub max_running: u32,
     /// Tokens in a page, at least one.
     pub page_tokens: u32,
@@ -135,7 +135,7 @@ pub fn plan(state: &SchedulerState) -> Plan {
 }
 
 impl Waiting {
-    /// Returns how many available pages the sequence would take if it were admitted.
+    /// Returns the number of available pages that the sequence would take if it were admitted.
     pub fn needed_pages(&self, page_tokens: u32) -> u32 {
         self.tokens.div_ceil(page_tokens) - self.shared_pages + self.idle_pages
     }

@@ -11,11 +11,11 @@
 //! therefore counts requests of one tenant: no request is overtaken by more later requests of its tenant than the
 //! window allows.
 //!
-//! A rule ranks requests by how much of each prompt is cached. That amount changes with every step, and looking up a
+//! A rule ranks requests by the cached part of each prompt. That part changes with every step, and looking up a
 //! thousand prompts in every step would cost more than the step. So each entry stores the result of its last lookup.
-//! [`Queue::sweep`] looks up a few entries a step, one after another, and [`Queue::head`] looks up each request that it is
-//! about to propose. A request is thus admitted by its present cached prefix, and ranked by one that is at most a few dozen
-//! steps old.
+//! [`Queue::sweep`] looks up a few entries a step, one after another, and [`Queue::head`] looks up each request that it
+//! is about to propose. A request is thus admitted by its present cached prefix, and ranked by one that is at most a
+//! few dozen steps old.
 //!
 //! Tenants come first because they share no pages: an order across them gains nothing.
 
@@ -66,7 +66,7 @@ struct Lane<T> {
     begun: Begun,
 }
 
-/// Prefixes of documents of the requests that were admitted last. They are cached by now, or will be after this step,
+/// The document prefixes of the most recently admitted requests. They are cached by now, or will be after this step,
 /// but most waiting requests were looked up before that. So a request that begins with one is ranked as if it were
 /// cached, until a lookup shows that it is not. Without this, a group's members would gain their rank only when
 /// [`Queue::sweep`] reaches them. Used for [`Rule::Grouped`] only.
@@ -105,12 +105,12 @@ impl Begun {
     }
 }
 
-/// Most prefixes in [`Begun`]: those of about a dozen requests. With 4,096, a small cache has evicted most of them, and
-/// the corrections use up the [`RANKINGS`] of a step.
+/// Maximum number of prefixes in [`Begun`]: those of about a dozen requests. With 4,096, a small cache has evicted most
+/// of them, and the corrections use up the [`RANKINGS`] of a step.
 const MOST_BEGUN: usize = 64;
 
-/// Hash of the documents that a prompt begins with, in order, up to one of them. A collision leads to a wrong rank and has
-/// no other effect.
+/// Hash of the documents that a prompt begins with, in order, up to one of them. A collision leads to a wrong rank and
+/// has no other effect.
 type PrefixHash = u64;
 
 struct Waiter<T> {
@@ -140,8 +140,8 @@ enum QueuePosition {
     },
 }
 
-/// Most rankings of a tenant's requests in one call of [`Queue::head`]. They are ranked again when the cached prefix of
-/// the first one turns out to be evicted.
+/// Maximum number of times that a tenant's requests are ranked in one call of [`Queue::head`]. They are ranked again
+/// when the cached prefix of the first one turns out to be evicted.
 const RANKINGS: u32 = 4;
 
 impl<T> Queue<T> {
@@ -211,9 +211,9 @@ impl<T> Queue<T> {
 
     /// Returns tickets for up to `most` requests in the order of admission, those that were put back first.
     ///
-    /// `look` returns how many tokens of a request are cached, and a detail that is returned with its ticket. `more`
-    /// decides after each ticket whether to continue. Costs `O(waiting + most · log waiting)` and about a `look` a
-    /// ticket.
+    /// `look` returns the number of a request's tokens that are cached, and a detail that is returned with its ticket.
+    /// `more` decides after each ticket whether to continue. Costs `O(waiting + most · log waiting)` and about one call
+    /// of `look` per ticket.
     pub fn head<D>(
         &mut self,
         most: usize,
@@ -232,7 +232,8 @@ impl<T> Queue<T> {
         if tickets.len() == most {
             return tickets;
         }
-        // The lane with the smallest counter is on top. The counters are copies, which grow here as tickets are created.
+        // The lane with the smallest counter is on top. The counters are copies, which grow here as tickets are
+        // created.
         let mut turns: BinaryHeap<Reverse<(u64, u64, usize)>> = BinaryHeap::new();
         let mut lanes: Vec<RankedLane<'_, T>> = Vec::new();
         for (tenant, lane) in &mut self.lanes {
@@ -296,9 +297,9 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Calls `look` for the next `most` requests and stores how many tokens it finds cached; `None` leaves the stored
-    /// number. Successive calls visit the tenants in turn, so `len / most` calls look at each request once. Requests
-    /// that were put back are skipped.
+    /// Calls `look` for the next `most` requests and stores the number of cached tokens that it returns; `None` leaves
+    /// the stored number. Successive calls visit the tenants in turn, so `len / most` calls look at each request once.
+    /// Requests that were put back are skipped.
     pub fn sweep(&mut self, most: usize, mut look: impl FnMut(&mut T) -> Option<u32>) {
         for _ in 0..most.min(self.arrived) {
             let (tenant, after) = &self.swept;
@@ -500,7 +501,8 @@ impl<T> Lane<T> {
         order::first(&queue, rule, most)
     }
 
-    /// Returns how many other requests begin with the same documents, up to the first one that is not fully cached.
+    /// Returns the number of other requests that begin with the same documents, up to the first one that is not fully
+    /// cached.
     fn mates(&self, waiter: &Waiter<T>, cached: u32) -> u32 {
         let prefixes = &waiter.prefixes;
         let cached = prefixes.partition_point(|(_, end)| *end <= cached);

@@ -1,8 +1,8 @@
 //! The token cache: tokens of pieces of text that were tokenised before.
 //!
 //! Most of a prompt also occurred in earlier prompts: instructions, documents, messages. Its pieces ([`super::pieces`],
-//! usually lines) are looked up, and only new ones are tokenised. The result equals that of tokenising the whole text. A
-//! piece is found by a hash and then compared, byte for byte.
+//! usually lines) are looked up, and only new ones are tokenised. The result equals that of tokenising the whole text.
+//! A piece is found by a hash and then compared, byte for byte.
 //!
 //! A tenant finds only its own pieces, because otherwise response times would reveal other tenants' prompts.
 
@@ -33,7 +33,7 @@ pub struct TokenCache {
 pub struct TokenCacheStats {
     /// Bytes of text looked up so far.
     pub text_bytes: u64,
-    /// The part of `text_bytes` that was found.
+    /// The part of `text_bytes` whose tokens were found in the cache.
     pub found_bytes: u64,
     /// Approximate bytes of memory held now.
     pub held_bytes: u64,
@@ -88,8 +88,8 @@ impl TokenCache {
         encoded.map(|(tokens, _)| tokens)
     }
 
-    /// Tokenises `text` as [`Tokenizer::encode_counting`] does. Only pieces with one of `at` inside them are tokenised
-    /// for the count.
+    /// Tokenises `text` as [`Tokenizer::encode_counting`] does. Pieces that contain an offset of `at` are tokenised
+    /// even if they are cached.
     ///
     /// # Errors
     /// Returns [`TextError::Encode`] when the tokenizer refuses the text.
@@ -219,7 +219,7 @@ impl Entry {
     }
 }
 
-/// Returns whether the probes have the same tokens when they are tokenised piece by piece.
+/// Returns whether each probe has the same tokens when it is tokenised whole and piece by piece.
 fn holds(tokenizer: &Tokenizer, cuts: Cuts) -> bool {
     PROBES.iter().all(|probe| {
         let whole = tokenizer.encode(probe, false);
@@ -231,8 +231,8 @@ fn holds(tokenizer: &Tokenizer, cuts: Cuts) -> bool {
     })
 }
 
-/// Returns the tokens before every raw prompt, or `None` if the tokenizer does more to a raw prompt than put tokens before
-/// it.
+/// Returns the tokens before every raw prompt, or `None` if the tokenizer does more to a raw prompt than put tokens
+/// before it.
 fn opening(tokenizer: &Tokenizer) -> Option<Vec<TokenId>> {
     let opening = tokenizer.encode("", true).ok()?;
     let only = |probe: &&str| {

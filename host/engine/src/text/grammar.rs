@@ -1,7 +1,8 @@
 //! Grammars over a checkpoint's vocabulary: from a JSON schema to a [`Constraint`].
 //!
-//! `llguidance` provides the compiler and the machine. This module provides every token's bytes, as the decoder spells them
-//! (so that a mask describes the text that a client receives), the options, and the bounds: a schema comes from a client.
+//! `llguidance` provides the compiler and the machine. This module provides every token's bytes, as the decoder spells
+//! them (so that a mask describes the text that a client receives), the options, and the bounds: a schema comes from a
+//! client.
 
 use super::schema::{self, SchemaError};
 use super::{TextError, Tokenizer};
@@ -62,8 +63,7 @@ impl Grammars {
     }
 
     /// Returns the constraint for JSON that `schema` describes: properties in the schema's order, one space after each
-    /// `:` and
-    /// `,`, and no other white space between JSON tokens. Takes milliseconds; not for the engine's thread.
+    /// `:` and `,`, and no other white space between JSON tokens. Takes milliseconds; not for the engine's thread.
     ///
     /// # Errors
     /// [`SchemaError`] names the part of the schema that is unsupported or exceeds a bound.
@@ -71,7 +71,8 @@ impl Grammars {
         self.prepare(schema, &Cancel::default()).0
     }
 
-    /// Compiles like [`Grammars::json_schema`], unless `cancel` ends it. Also returns the work done, whatever the outcome.
+    /// Compiles like [`Grammars::json_schema`], unless `cancel` ends it. Also returns the work done, whatever the
+    /// outcome.
     pub fn prepare(
         &self,
         schema: &Json,
@@ -86,9 +87,9 @@ impl Grammars {
         (outcome, work)
     }
 
-    /// Compiles a schema within the bounds. The compiler counts its steps and gives up beyond a limit, with one exception:
-    /// the first transition of the lexer, by each of 256 bytes, has no limit, and tries every remainder of a `multipleOf`.
-    /// Therefore these transitions are made here first, under a limit.
+    /// Compiles a schema within the bounds. The compiler counts its steps and gives up beyond a limit, with one
+    /// exception: the first transition of the lexer, by each of 256 bytes, has no limit, and tries every remainder of a
+    /// `multipleOf`. Therefore these transitions are made here first, under a limit.
     fn compile(
         &self,
         mut schema: Json,
@@ -198,8 +199,8 @@ impl Cancel {
         Ok(())
     }
 
-    /// Makes [`Cancel::cancel`] also cancel `inner` from now on; `None` detaches it. [`SchemaError::Cancelled`] if already
-    /// cancelled.
+    /// Makes [`Cancel::cancel`] also cancel `inner` from now on; `None` detaches it. [`SchemaError::Cancelled`] if
+    /// already cancelled.
     fn attach(&self, inner: Option<CancellationHandle>) -> Result<(), SchemaError> {
         let mut state = self.0.lock();
         state.inner = inner;
@@ -225,21 +226,21 @@ fn first_line(reason: &str) -> String {
 /// The end of the answer in the trie: a byte that no text has, and a name.
 const END: &[u8] = b"\xff<end>";
 
-/// Most units of the compiler's work for one grammar; it does some 50,000 a millisecond.
+/// Maximum number of units of the compiler's work for one grammar; it does some 50,000 a millisecond.
 const INITIAL_FUEL: u64 = 1_000_000;
 
-/// Most units of work for one mask; some 14,000 take a millisecond.
+/// Maximum number of units of work for one mask; some 14,000 take a millisecond.
 const STEP_FUEL: u64 = 200_000;
 
-/// Most items of the Earley parser for one mask.
+/// Maximum number of items of the Earley parser for one mask.
 const STEP_ITEMS: usize = 50_000;
 
-/// Most items of the Earley parser at one position.
+/// Maximum number of items of the Earley parser at one position.
 const ROW_ITEMS: usize = 2_000;
 
-/// Most symbols in the productions of a grammar: about a megabyte.
+/// Maximum number of symbols in the productions of a grammar: about a megabyte.
 const MAX_GRAMMAR: usize = 100_000;
 
-/// Most states of the lexer, which grows with the answer: some 700 bytes each, so at most about 70 MB for an answer. A
-/// counted character takes some ten states ([`schema`] bounds their number).
+/// Maximum number of states of the lexer, which grows with the answer: some 700 bytes each, so at most about 70 MB for
+/// an answer. A counted character takes some ten states ([`schema`] bounds their number).
 const MAX_LEXER_STATES: usize = 100_000;

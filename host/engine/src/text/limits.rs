@@ -2,10 +2,10 @@
 
 use minijinja::{Error, ErrorKind};
 
-/// Most levels of nested lists and maps in a value that is printed.
+/// Maximum number of levels of nested lists and maps in a value that is printed.
 pub(super) const MAX_NESTING: usize = 512;
 
-/// Most bytes that a rendering may yield.
+/// Maximum number of bytes that a rendering may yield.
 pub(super) const MAX_BYTES: usize = 64 << 20;
 
 /// Returns the error for a value that exceeds [`MAX_NESTING`] or [`MAX_BYTES`].

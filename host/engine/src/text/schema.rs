@@ -12,7 +12,7 @@ use serde_json::Value as Json;
 use std::collections::{HashMap, HashSet};
 use std::panic::AssertUnwindSafe;
 
-/// Why a schema cannot constrain answers.
+/// The reason that a schema cannot constrain answers.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SchemaError {
     /// A keyword is not supported.
@@ -34,11 +34,11 @@ pub enum SchemaError {
     /// The schema exceeds a bound.
     #[error("the schema has {found} {what}, more than {limit}")]
     TooLarge {
-        /// The counted parts, in words.
+        /// The kind of parts that were counted, in words.
         what: &'static str,
-        /// Number of them in the schema.
+        /// Number of these parts in the schema.
         found: usize,
-        /// Largest number allowed.
+        /// Maximum number of these parts.
         limit: usize,
     },
     /// The compiler refused the schema, for instance for a contradiction or a costly pattern.
@@ -333,7 +333,7 @@ impl Load {
 
 struct Loads<'a, 'b> {
     check: &'b Check<'a>,
-    /// Counts by path; `None` while they are being computed, so that a recursive reference is not expanded for ever.
+    /// Counts by path; `None` while they are being computed, so that a recursive reference is not expanded endlessly.
     known: HashMap<&'b str, Option<Load>>,
 }
 
@@ -343,7 +343,7 @@ impl<'a, 'b> Loads<'a, 'b> {
         Self { check, known }.schema(schema, false).map(|_| ())
     }
 
-    /// Returns the counts of a schema. `meets`: whether another schema applies to the same value.
+    /// Returns the counts of a schema. `meets` is true if another schema applies to the same value.
     fn schema(&mut self, schema: &'a Json, meets: bool) -> Result<Load, SchemaError> {
         let Some(fields) = schema.as_object() else {
             return Ok(Load {
@@ -562,39 +562,40 @@ const ANNOTATIONS: [&str; 14] = [
     "deprecated",
 ];
 
-/// Most bytes of the schema as compact JSON.
+/// Maximum length of the schema as compact JSON, in bytes.
 const MAX_BYTES: usize = 128 << 10;
-/// Most schemas, including nested ones.
+/// Maximum number of schemas, including nested ones.
 const MAX_SCHEMAS: usize = 2_000;
-/// Deepest nesting of schemas.
+/// Maximum depth of nested schemas.
 const MAX_DEPTH: usize = 32;
-/// Most values of one enum.
+/// Maximum number of values of one enum.
 const MAX_ENUM: usize = 1_000;
-/// Most values of all enums and consts, including nested ones.
+/// Maximum number of values of all enums and consts, including nested ones.
 const MAX_VALUES: usize = 4_000;
-/// Most bytes of a string in an enum or const.
+/// Maximum length of a string in an enum or const, in bytes.
 const MAX_LITERAL: usize = 4_096;
-/// Most bytes of a property's name.
+/// Maximum length of a property's name, in bytes.
 const MAX_NAME: usize = 512;
-/// Most bytes of one pattern.
+/// Maximum length of one pattern, in bytes.
 const MAX_PATTERN: usize = 1_024;
-/// Most of the compiler's units for building all patterns: some milliseconds.
+/// Maximum cost of building all patterns, in the compiler's own units: some milliseconds.
 const MAX_PATTERN_COST: usize = 200_000;
-/// Most patterns and formats, including their combinations. The compiler checks each for a match, within 10,000 units.
+/// Maximum number of patterns and formats, including their combinations. The compiler checks each for a match, within
+/// 10,000 units.
 const MAX_PATTERNS: usize = 256;
-/// Most patterns and formats that one string must match.
+/// Maximum number of patterns and formats that one string must match.
 const MAX_MEETING: usize = 2;
-/// Most `patternProperties`: each pattern is compared with every other one.
+/// Maximum number of `patternProperties`: each pattern is compared with every other one.
 const MAX_PATTERN_PROPERTIES: usize = 8;
-/// Most properties of a schema that also counts them: its grammar grows with their square.
+/// Maximum number of properties of a schema that also counts them: its grammar grows with their square.
 const MAX_COUNTED_PROPERTIES: usize = 128;
-/// Most schemas and values within a `oneOf`: each is compared with every other one.
+/// Maximum number of schemas and values within a `oneOf`: each is compared with every other one.
 const MAX_ONE_OF: usize = 2_000;
-/// Most characters that a schema's distinct length bounds add up to. A lexer has some ten states for each.
+/// Maximum sum of a schema's distinct length bounds, in characters. A lexer has some ten states for each.
 const MAX_COUNTED: usize = 8_192;
-/// Most decimals of a `multipleOf`.
+/// Maximum number of decimals of a `multipleOf`.
 const MAX_DECIMALS: u32 = 6;
-/// Largest `multipleOf` in units of its last decimal.
+/// Maximum `multipleOf`, in units of its last decimal.
 const MAX_DIVISOR: f64 = 10_000.0;
 
 #[cfg(test)]

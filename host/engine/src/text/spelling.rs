@@ -78,7 +78,8 @@ impl Spelling {
                 }
             }
             Step::Fuse => *fused = true,
-            // Stripping is supported only at the beginning of the whole text: at the end it would need all tokens at once.
+            // Stripping is supported only at the beginning of the whole text: at the end it would need all tokens at
+            // once.
             Step::Strip {
                 content,
                 start,
@@ -104,7 +105,7 @@ impl Spelling {
         Ok(())
     }
 
-    /// Appends the bytes of a token that is spelt `piece`; `first` says whether it begins the text.
+    /// Appends the bytes of a token that is spelt `piece`; `first` is true if the token begins the text.
     pub(super) fn spell(&self, mut piece: String, first: bool, bytes: &mut Vec<u8>) {
         if self.byte_level {
             let known = bytes.len();
@@ -165,8 +166,8 @@ fn fallback_byte(piece: &str) -> Option<u8> {
     u8::from_str_radix(digits, 16).ok().filter(|_| hexadecimal)
 }
 
-/// Returns the byte that a character of a byte-level vocabulary stands for, by GPT-2's table: printable Latin-1 bytes are
-/// themselves, and the 68 others are the characters from U+0100 on, in order.
+/// Returns the byte that a character of a byte-level vocabulary stands for, by GPT-2's table: printable Latin-1 bytes
+/// are themselves, and the 68 others are the characters from U+0100 on, in order.
 pub(super) fn byte_of(character: char) -> Option<u8> {
     match character {
         '!'..='~' | '¡'..='¬' | '®'..='ÿ' => u8::try_from(u32::from(character)).ok(),

@@ -2,11 +2,11 @@
 
 /// Watches a stream of text for stop strings.
 ///
-/// The answer ends before the stop string that is complete first; if several end at the same position, before the longest.
-/// The result does not depend on how the text is cut into pieces.
+/// The answer ends before the stop string that is complete first; if several end at the same position, before the
+/// longest. The result does not depend on how the text is cut into pieces.
 pub struct StopStrings {
     stops: Vec<String>,
-    /// The longest suffix of the text so far that begins a stop string.
+    /// The longest suffix of the text so far that may turn out to be the beginning of a stop string.
     held: String,
     /// Index of the stop string that was found.
     met: Option<usize>,

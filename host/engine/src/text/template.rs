@@ -1,15 +1,15 @@
 //! A checkpoint's chat template: from messages to a prompt.
 //!
 //! Templates are Jinja programs written for `transformers`, which runs them with `trim_blocks`, `lstrip_blocks`, loop
-//! controls, a few functions and Python's methods on strings and maps. Here minijinja provides the same. `{% generation %}`
-//! blocks, which only training uses, are treated as plain blocks. Known departure: dates are in UTC, not in the machine's
-//! time zone.
+//! controls, a few functions and Python's methods on strings and maps. Here minijinja provides the same. `{% generation
+//! %}` blocks, which only training uses, are treated as plain blocks. Known departure: dates are in UTC, not in the
+//! machine's time zone.
 //!
-//! A template comes with the checkpoint and is not trusted. It can read only its variables, takes a bounded number of steps
-//! and yields a bounded number of bytes. Depth is bounded as well: minijinja drops, prints and compares nested values by
-//! recursion, with some 400 bytes of stack a level, and a step nests by at most one level. So templates are compiled and
-//! run on a thread whose stack has room for as many levels as there are steps. A printed value may be at most
-//! [`MAX_NESTING`] levels deep, which no real value is.
+//! A template comes with the checkpoint and is not trusted. It can read only its variables, takes a bounded number of
+//! steps and yields a bounded number of bytes. Depth is bounded as well: minijinja drops, prints and compares nested
+//! values by recursion, with some 400 bytes of stack a level, and a step nests by at most one level. So templates are
+//! compiled and run on a thread whose stack has room for as many levels as there are steps. A printed value may be at
+//! most [`MAX_NESTING`] levels deep, which no real value is.
 
 use super::TextError;
 use super::clock::strftime;
@@ -40,18 +40,18 @@ pub struct ChatTemplate {
     knows_developer: bool,
 }
 
-/// Most instructions in one rendering: some tens of milliseconds. A conversation of a thousand messages takes some tens
-/// of thousands.
+/// Maximum number of template instructions in one rendering: some tens of milliseconds. A conversation of a thousand
+/// messages takes some tens of thousands.
 const FUEL: u64 = 500_000;
 
-/// Most bytes of a template's source, which bound how deep its syntax is.
+/// Maximum length of a template's source in bytes, which bounds the depth of its syntax.
 const MAX_SOURCE: usize = 256 << 10;
 
 /// Bytes of stack for compiling and running a template: a kilobyte for each step, and more than that for each byte of
 /// source. Only the part that is used becomes memory.
 const STACK: usize = 512 << 20;
 
-/// Most values that are examined to find the depth of a printed value.
+/// Maximum number of values that are examined to find the depth of a printed value.
 const MAX_LOOKED_AT: usize = 1 << 20;
 
 /// Names of the templates for chats and for chats with tools, as in `transformers`.
@@ -81,8 +81,9 @@ pub enum Ending {
 }
 
 impl ChatTemplate {
-    /// Reads the template in the file `own`, or else the one in `folder` or in that GGUF file. Functions that ask for the
-    /// time get the system's, in UTC; see [`ChatTemplate::with_clock`]. Returns `None` for a checkpoint without a template.
+    /// Reads the template in the file `own`, or else the one of the checkpoint `folder`, a folder or a GGUF file.
+    /// Functions that ask for the time get the system's, in UTC; see [`ChatTemplate::with_clock`]. Returns `None` for a
+    /// checkpoint without a template.
     ///
     /// # Errors
     /// Returns [`TextError::Checkpoint`] when a file is malformed, or `own` cannot be read.
@@ -477,8 +478,8 @@ fn kind(json: &Json) -> &'static str {
     }
 }
 
-/// Replaces the tags of `{% generation %}` … `{% endgeneration %}`, which mark the text to train on in `transformers`, by
-/// tags of a block without effect.
+/// Replaces the tags of `{% generation %}` … `{% endgeneration %}`, which mark the text to train on in `transformers`,
+/// with the tags of a block without effect.
 fn plain_blocks(source: &str) -> Cow<'_, str> {
     if !source.contains("generation") {
         return Cow::Borrowed(source);

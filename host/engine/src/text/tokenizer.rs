@@ -54,9 +54,9 @@ impl Tokenizer {
         })
     }
 
-    /// Returns the tokens of `text`. `special`: whether the tokenizer adds its special tokens for a raw prompt, such as a
-    /// BOS token; a rendered chat template already contains them. Names of special tokens in the text become those tokens,
-    /// as in `transformers`.
+    /// Returns the tokens of `text`. If `special` is true, the tokenizer adds its special tokens for a raw prompt, such
+    /// as a BOS token; a rendered chat template already contains them. Names of special tokens in the text become those
+    /// tokens, as in `transformers`.
     ///
     /// # Errors
     /// Returns [`TextError::Encode`] when the tokenizer refuses the text.
@@ -68,8 +68,9 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Returns the tokens as [`Tokenizer::encode`] does and, for each of `at` (byte offsets in the text, ascending), how
-    /// many tokens are wholly before it. A token that encodes part of a character counts as the whole character.
+    /// Returns the tokens as [`Tokenizer::encode`] does and, for each of `at` (byte offsets in the text, ascending),
+    /// the number of tokens that lie wholly before it. A token that encodes part of a character counts as the whole
+    /// character.
     ///
     /// # Errors
     /// Returns [`TextError::Encode`] when the tokenizer refuses the text.
@@ -114,8 +115,8 @@ impl Tokenizer {
         &self.spelling
     }
 
-    /// Returns the vocabulary's spelling of `token`. Returns `None` for special tokens and for ids beyond the vocabulary
-    /// (models round its size up).
+    /// Returns the vocabulary's spelling of `token`. Returns `None` for special tokens and for ids beyond the
+    /// vocabulary (models round its size up).
     pub(super) fn piece(&self, token: TokenId) -> Option<String> {
         let added = self.inner.get_added_vocabulary();
         let piece = added
@@ -184,8 +185,8 @@ mod tests {
                         .get(..at)
                         .is_some_and(|text| text.ends_with(char::is_whitespace))
                 {
-                    // Trimmed and absent white space cannot be distinguished: the count may be one too low, but never too
-                    // high.
+                    // Trimmed and absent white space cannot be distinguished: the count may be one too low, but never
+                    // too high.
                     assert!(
                         ends[count as usize].is_some_and(|end| end <= at),
                         "at byte {at}"

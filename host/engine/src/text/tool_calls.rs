@@ -6,8 +6,8 @@ use serde_json::value::RawValue;
 
 /// Watches a stream of text for tool calls.
 ///
-/// Text outside calls is returned byte for byte, except white space that only separates calls or is between them and an end
-/// of the answer. Text that resembles a call but is not one (no JSON, no name) is returned unchanged.
+/// Text outside calls is returned byte for byte, except white space that only separates calls or is between them and an
+/// end of the answer. Text that resembles a call but is not one (no JSON, no name) is returned unchanged.
 pub struct ToolCalls {
     held: String,
     place: ParserState,
@@ -188,7 +188,7 @@ fn parse(text: &str) -> Result<ToolCall, Flaw> {
     })
 }
 
-/// Returns the length of the longest suffix of `text` that begins `tag`.
+/// Returns the length in bytes of the longest suffix of `text` that is a proper prefix of `tag`.
 fn overlap(text: &str, tag: &str) -> usize {
     (1..tag.len().min(text.len() + 1))
         .rev()

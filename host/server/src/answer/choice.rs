@@ -15,13 +15,13 @@ pub struct Piece {
     pub parts: Vec<Part>,
     /// The tokens of that text, if log-probabilities were requested.
     pub logprobs: Vec<Scored>,
-    /// Why the choice ended, if this is its last piece; otherwise `None`.
+    /// The reason that the choice ended, if this is its last piece; otherwise `None`.
     pub end: Option<End>,
     /// The stop string that ended the choice, if any.
     pub stopped_by: Option<String>,
 }
 
-/// Why a choice ended.
+/// The reason that a choice ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// The model generated an end token, a stop string occurred, or the constrained answer was complete.

@@ -7,9 +7,9 @@
 //!   deadline, cut ───▶ Failure
 //! ```
 //!
-//! The first choice computes the prompt. The others are submitted after its first token, as the engine's queue has room,
-//! and find the prompt in the cache. Dropping an [`Answer`] cancels all its generations, so the engine computes nothing
-//! for disconnected clients.
+//! The first choice computes the prompt. The others are submitted after its first token, as the engine's queue has
+//! room, and find the prompt in the cache. Dropping an [`Answer`] cancels all its generations, so the engine computes
+//! nothing for disconnected clients.
 
 mod choice;
 mod prompt;
@@ -36,9 +36,10 @@ use tokio::time::Instant;
 pub struct Answer<'m> {
     model: &'m Model,
     choices: Vec<ChoiceStream<'m>>,
-    /// The engine requests of the last choices, until they are submitted.
+    /// The engine requests of the choices that are not submitted yet: the last of `choices`, in order.
     waiting: VecDeque<Request>,
-    /// Time of the next attempt to submit the requests in `waiting`; `None` until the engine's queue was full at one.
+    /// Time of the next attempt to submit the requests in `waiting`; `None` until an attempt has found the engine's
+    /// queue full.
     next_attempt: Option<Instant>,
     /// The field that requires the answer's grammar; empty without a grammar.
     grammar_field: &'static str,
@@ -46,7 +47,8 @@ pub struct Answer<'m> {
     prompt: Option<PromptReading>,
     /// Log-probabilities of the prompt's tokens from the second one on; empty until the engine has sent them.
     prompt_logprobs: Vec<Logprobs>,
-    /// Choice of the last event. The next poll starts with the one after it, so a fast choice starves no other.
+    /// Index of the choice that had the last event. The next poll starts with the choice after it, so a fast choice
+    /// starves no other.
     last: usize,
     passes: Vec<Pass>,
     time: TimeLimit,
@@ -58,7 +60,7 @@ pub struct Answer<'m> {
 pub struct TimeLimit {
     /// Time when the request's head was received.
     pub arrival: Instant,
-    /// Longest time from arrival to the end of the answer.
+    /// Maximum time from arrival to the end of the answer.
     pub limit: Duration,
 }
 
@@ -76,7 +78,7 @@ pub struct Reading {
     pub stop: Vec<String>,
     /// True if the answer continues the prompt's text, as a completion does; false for a chat's.
     pub continues: bool,
-    /// How tool calls are written.
+    /// The places at which tool calls can occur in the answer.
     pub calls: Calls,
     /// The field that requires the answer's grammar; empty without a grammar.
     pub grammar_field: &'static str,
@@ -254,7 +256,7 @@ impl<'m> Answer<'m> {
         self.choices.len()
     }
 
-    /// Submits the choices that waited for the first one's first token, as many as the engine's queue has room for.
+    /// Submits the choices that waited for the first choice's first token, as many as the engine's queue has room for.
     /// Later calls submit the rest, at most every [`ROOM_PAUSE`].
     fn submit_others(&mut self) -> Result<(), Failure> {
         if (self.next_attempt).is_some_and(|next| Instant::now() < next) {
@@ -286,7 +288,7 @@ impl<'m> Answer<'m> {
 /// Pause between attempts to submit a choice to a full queue.
 const ROOM_PAUSE: Duration = Duration::from_millis(20);
 
-/// Waits for the time of an attempt; without end if there was none yet.
+/// Waits until `time`; forever if `time` is `None`.
 async fn next_attempt(time: Option<Instant>) {
     match time {
         Some(time) => tokio::time::sleep_until(time).await,

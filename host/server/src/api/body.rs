@@ -13,7 +13,7 @@ use tokio::time::{Instant, Sleep, timeout_at};
 /// The bounds of a body.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
-    /// Most bytes of the body.
+    /// Maximum length of the body, in bytes.
     pub(crate) max_bytes: u64,
     /// Time limit for the body, counted from the request's arrival.
     pub(crate) time: Duration,
@@ -156,7 +156,7 @@ struct Pace {
     rate: u32,
     /// Limit on the memory of all bodies, for the error.
     memory: u64,
-    /// Fewest bytes in a window, and the window's length; `None` if any rate is accepted.
+    /// Minimum number of bytes in a window, and the window's length; `None` if any rate is accepted.
     least: Option<(u64, Duration)>,
     window_ends: Pin<Box<Sleep>>,
     in_window: u64,
@@ -293,7 +293,8 @@ mod tests {
             window: Duration::from_secs(10),
             ..connections::Bounds::default()
         };
-        // A thousand bytes every ten seconds are enough, at once or in small chunks; fewer are not, whatever came before.
+        // A thousand bytes every ten seconds are enough, at once or in small chunks; fewer are not, whatever came
+        // before.
         for (pieces, piece, pause, arrives) in [
             (5, 1000, 9_900, true),
             (50, 100, 990, true),

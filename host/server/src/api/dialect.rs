@@ -42,14 +42,14 @@ pub(super) struct Envelope {
     model: String,
 }
 
-/// A complete choice of a response.
+/// A choice of an answer that is delivered as one object.
 #[derive(Default)]
 pub(super) struct Whole {
     pub(super) text: String,
     pub(super) calls: Vec<ToolCall>,
     /// The tokens' log-probabilities, if they were requested.
     pub(super) logprobs: Option<Vec<Scored>>,
-    /// Why the choice ended; `None` until it is complete.
+    /// The reason that the choice ended; `None` until it is complete.
     pub(super) end: Option<End>,
 }
 

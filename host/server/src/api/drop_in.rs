@@ -3,9 +3,9 @@
 //! | route | client | key |
 //! | --- | --- | --- |
 //! | `/health`, `/health_generate`, `/ping`, `/version`, `/is_sleeping` | every router | none |
-//! | `/server_info`, `/get_server_info`, `/model_info`, `/get_model_info` | sglang-router, vllm-router, smg | the API's |
-//! | `/load`, `/get_load`, `/v1/loads` | routers that balance by load, such as smg | the API's |
-//! | `POST /reset_prefix_cache`, `/flush_cache` | the server's operator | the operator's |
+//! | `/server_info`, `/get_server_info`, `/model_info`, `/get_model_info` | sglang-router, vllm-router, smg | API's |
+//! | `/load`, `/get_load`, `/v1/loads` | routers that balance by load, such as smg | API's |
+//! | `POST /reset_prefix_cache`, `/flush_cache` | the server's operator | operator's |
 //!
 //! The clients' listener has these routes because a router knows only one address of an engine. They report totals over
 //! all tenants; what concerns a tenant's documents, and `/metrics`, is on the internal listener only. The internal
@@ -30,7 +30,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Who may empty the cache, which slows down every tenant's next requests.
+/// The clients that may empty the cache. Emptying it slows down every tenant's next requests.
 pub(super) enum Operators {
     /// Clients with one of these keys.
     Keys(ApiKeys),
@@ -84,7 +84,7 @@ async fn ask_operators(
     Ok(next.run(request).await)
 }
 
-/// Returns 200 if the server takes requests: `/readyz` does, and the engine has not crashed.
+/// Returns 200 if `/readyz` does and the engine has not crashed, otherwise 503.
 async fn health(State(app): State<Arc<App>>) -> Response {
     let ended = app
         .model
@@ -151,7 +151,7 @@ async fn model_info(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure>
 struct Load {
     running: u32,
     waiting: u32,
-    /// Tokens that the pages in use have room for, and those of all pages.
+    /// Number of tokens for which the pages in use have room, and (`all_tokens`) for which all pages have room.
     held_tokens: u64,
     all_tokens: u64,
 }

@@ -397,11 +397,11 @@ fn failed(error: multer::Error) -> Failure {
 }
 
 const PURPOSE: &str = "batch";
-/// Most bytes of a form in addition to its file.
+/// Maximum number of bytes of a form in addition to its file.
 const FORM_BYTES: u64 = 1 << 16;
-/// Most buffered bytes of a form that are not content of a part.
+/// Maximum number of buffered bytes of a form that are not content of a part.
 const HELD_BYTES: u64 = 1 << 20;
-/// Most bytes of a field other than the file.
+/// Maximum length of a field other than the file, in bytes.
 const FIELD_BYTES: u64 = 1 << 10;
 /// Time limit for an upload, in addition to the minimum rate of all bodies.
 const UPLOAD_TIME: std::time::Duration = std::time::Duration::from_secs(3_600);

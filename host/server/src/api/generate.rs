@@ -110,7 +110,7 @@ impl Ask for App {
     }
 }
 
-/// Longest answer to a batch's request, in bytes: answers are read into memory again after a restart.
+/// Maximum length of an answer to a batch's request, in bytes: answers are read into memory again after a restart.
 const MAX_ANSWER: usize = 32 << 20;
 
 /// An admitted generation request.
@@ -311,7 +311,7 @@ async fn with_documents(
     }))
 }
 
-/// A request's body, and what else its preparation needs.
+/// A request's body, with the attributes of the request that its preparation needs.
 struct Asked {
     api: Api,
     /// The request's id.

@@ -14,7 +14,7 @@ use foreword_engine::text::Cancel;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
-/// Limits how many grammars are prepared at once and how many requests wait for that.
+/// Limits the number of grammars that are prepared at once, and the number of requests that wait for a place.
 #[derive(Debug)]
 pub struct Admission {
     places: Arc<Semaphore>,
@@ -99,7 +99,7 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// Most requests that wait for a place.
+/// Maximum number of requests that wait for a place.
 const WAITING: u32 = 32;
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ pub(super) struct ResponsesShape {
     keep: Option<Keep>,
 }
 
-/// The store for a response, and what is stored with it.
+/// The store for a response, with the owner and the input items that are stored with the response.
 pub(super) struct Keep {
     pub(super) transcripts: Arc<Transcripts>,
     pub(super) owner: Owner,
@@ -334,7 +334,8 @@ pub(super) async fn input_items(
     })))
 }
 
-/// `POST /v1/responses/{id}/cancel`: always an error, since only background responses can be cancelled, and there are none.
+/// `POST /v1/responses/{id}/cancel`: always an error, since only background responses can be cancelled, and there are
+/// none.
 pub(super) async fn cancel(Path(id): Path<String>) -> Failure {
     let message = format!(
         "the response {} does not run in the background: close its connection to cancel it",

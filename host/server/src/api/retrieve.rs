@@ -1,12 +1,13 @@
 //! `POST /v1/retrieve`: returns the documents for a question.
 //!
 //! ```text
-//!   {"query": "…", "embedding": […], "k": 5, "filters": {"year": 2024}, "words": true, "order": false, "cache_salt": "…"}
-//!   {"object": "list", "version": "…", "data": [{"id", "title", "text", "metadata", "score", "rank"}, …], "matched": 0}
+//!   {"query": "…", "embedding": […], "k": 5, "filters": {…}, "words": true, "order": false, "cache_salt": "…"}
+//!   {"object": "list", "version": "…",
+//!    "data": [{"id", "title", "text", "metadata", "score", "rank"}, …], "matched": 0}
 //! ```
 //! With `order`, the documents are in the order that the gateway's policy would choose for the tenant of `cache_salt`,
-//! behind whichever prompt beginning the cache holds most of them. `rank` is the retriever's order, and `matched` the
-//! number of leading documents that are cached. The gateway, which knows the text before them, orders better.
+//! after the prompt beginning for which the cache holds most of them. `rank` is the retriever's order, and `matched`
+//! the number of leading documents that are cached. The gateway, which knows the text before them, orders better.
 
 use super::App;
 use super::admit::{Admitted, admit};

@@ -89,7 +89,7 @@ pub(super) struct OpenAi {
     include_usage: bool,
     /// The choices so far of an answer that is delivered as one object.
     choices: Vec<Whole>,
-    /// For each choice of a stream, whether its first event was sent.
+    /// For each choice of a stream, true if its first event was sent.
     opened: Vec<bool>,
     /// For each choice of a stream, the number of tool calls sent.
     calls: Vec<usize>,

@@ -103,5 +103,5 @@ async fn send(
     }
 }
 
-/// Most events that wait to be written. With few, a slow client's backlog stays in the engine's channel.
+/// Maximum number of events that wait to be written. With few, a slow client's backlog stays in the engine's channel.
 const EVENTS: usize = 16;

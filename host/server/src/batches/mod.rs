@@ -41,9 +41,9 @@ pub struct Config {
     pub folder: PathBuf,
     /// Limits on files and batches, and their lifetime.
     pub bounds: Bounds,
-    /// Most requests of all batches together that are in flight.
+    /// Maximum number of requests of all batches together that are in flight.
     pub concurrency: u16,
-    /// How the requests of a batch are ordered and planned.
+    /// The rule by which the requests of a batch are ordered and planned.
     pub order: BatchOrder,
     /// The gateway's ordering configuration, with which documents are ordered.
     pub ordering: RawConfig,
@@ -53,7 +53,7 @@ pub struct Config {
 pub struct Access {
     /// The API keys, each of which owns its files and batches; `None` if no keys are configured.
     pub keys: Option<ApiKeys>,
-    /// Longest body of a request, in bytes.
+    /// Maximum length of a request's body, in bytes.
     pub max_body_bytes: u64,
 }
 

@@ -23,7 +23,7 @@ use std::time::Duration;
 use tokio::sync::{OwnedMutexGuard, Semaphore};
 use tokio::task::{JoinSet, spawn_blocking};
 
-/// Why a batch sends no further requests.
+/// The reason that a batch sends no further requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
     Completed,
@@ -129,7 +129,7 @@ fn fault(code: &str, message: &str) -> Fault {
     }
 }
 
-/// Reads the batch's file and earlier answers. The inner error means that the batch ends without a request.
+/// Reads the batch's file and earlier answers. An inner error is the ending of a batch that sends no request.
 async fn prepared<A: Ask>(
     server: &Arc<A>,
     batches: &Shared,
@@ -224,8 +224,8 @@ async fn prepared<A: Ask>(
     spawn_blocking(read).await?
 }
 
-/// Returns why the batch must stop early: stop of the server, cancellation or expiry. `None` if it continues. Blocks,
-/// since the store may be writing to disk.
+/// Returns the reason that the batch must stop early: stop of the server, cancellation or expiry. `None` if it
+/// continues. Blocks, since the store may be writing to disk.
 fn early_ending(server: &impl Ask, store: &Store, record: &BatchRecord) -> Option<Ending> {
     if server.is_stopping() {
         return Some(Ending::Stopped);
@@ -237,7 +237,7 @@ fn early_ending(server: &impl Ask, store: &Store, record: &BatchRecord) -> Optio
     (now() >= record.expires_at).then_some(Ending::Expired)
 }
 
-/// Sends the batch's unanswered requests, and returns how the batch ended.
+/// Sends the batch's unanswered requests, and returns the batch's ending.
 async fn ask<A: Ask>(server: &Arc<A>, batches: &Shared, running: Running) -> Ending {
     let running = Arc::new(running);
     let mut workers = JoinSet::new();
@@ -351,7 +351,7 @@ async fn answered<A: Ask>(
 }
 
 impl Running {
-    /// Returns why the batch must stop early; `None` if it continues.
+    /// Returns the reason that the batch must stop early; `None` if it continues.
     fn ending(&self, server: &impl Ask) -> Option<Ending> {
         match self.failed.get() {
             Some(fault) => Some(Ending::Failed(vec![fault.clone()])),
@@ -359,7 +359,7 @@ impl Running {
         }
     }
 
-    /// Returns how the batch ended, once all workers have stopped.
+    /// Returns the batch's ending, once all workers have stopped.
     fn ended(&self, server: &impl Ask) -> Ending {
         let is_whole = {
             let answers = &self.progress.lock().answers;
@@ -521,7 +521,7 @@ pub(super) fn finish(store: &Store, id: &str, ending: Ending) -> std::io::Result
 const GLANCE: Duration = Duration::from_millis(20);
 /// Interval between attempts to turn answers into files.
 const RETRY: Duration = Duration::from_secs(1);
-/// Most attempts at a request that is answered with 5xx.
+/// Maximum number of attempts at a request that is answered with 5xx.
 const ATTEMPTS: u32 = 3;
-/// Most invalid lines that are reported.
+/// Maximum number of invalid lines that are reported.
 const MAX_FAULTS: usize = 100;

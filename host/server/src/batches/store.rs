@@ -29,13 +29,13 @@ use std::time::Duration;
 /// Limits on files and batches, and their lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Most files of all owners.
+    /// Maximum number of files, over all owners.
     pub files: usize,
-    /// Most bytes of all files, answers included.
+    /// Maximum number of bytes of all files, answers included.
     pub bytes: u64,
-    /// Most requests of a batch.
+    /// Maximum number of requests of a batch.
     pub requests: u32,
-    /// Most unfinished batches of all owners.
+    /// Maximum number of unfinished batches, over all owners.
     pub batches: usize,
     /// Lifetime of files and of finished batches.
     pub time: Duration,
@@ -54,9 +54,9 @@ pub struct FileRecord {
     pub purpose: String,
     /// Length of the file in bytes.
     pub bytes: u64,
-    /// Time of creation.
+    /// Time of creation, in seconds since 1970.
     pub created_at: u64,
-    /// Time when the file expires.
+    /// Time when the file expires, in seconds since 1970.
     pub expires_at: u64,
 }
 
@@ -110,7 +110,7 @@ impl Status {
         }
     }
 
-    /// Returns whether a batch keeps this status.
+    /// Returns true if the batch has ended, so that the status never changes again.
     #[must_use]
     pub fn is_final(self) -> bool {
         matches!(
@@ -161,15 +161,15 @@ pub struct BatchRecord {
     pub output_file_id: Option<String>,
     /// Id of the file with the other answers; `None` if there are none.
     pub error_file_id: Option<String>,
-    /// Time of creation.
+    /// Time of creation, in seconds since 1970.
     pub created_at: u64,
-    /// Time when the batch expires, unless it has ended.
+    /// Time when the batch expires, unless it has ended, in seconds since 1970.
     pub expires_at: u64,
-    /// The times at which the batch reached its statuses, by the statuses' names.
+    /// The times at which the batch reached its statuses, in seconds since 1970, by the statuses' names.
     pub times: BTreeMap<String, u64>,
     /// Counts of the batch's requests.
     pub counts: RequestCounts,
-    /// Tokens of all answers: of prompts, cached ones of these, and generated.
+    /// Sums of tokens over all answers: prompt tokens, the part of these that was cached, and generated tokens.
     pub tokens: [u64; 3],
     /// Metadata from the batch's owner.
     pub metadata: Option<Map<String, Value>>,
@@ -562,7 +562,7 @@ impl Store {
         batches.into_iter().map(|batch| batch.id.clone()).collect()
     }
 
-    /// Counts an answered request.
+    /// Counts an answered request, by whether the answer was successful.
     pub(super) fn answered(&self, is_served: bool) {
         let state = &mut *self.state.lock();
         match is_served {
@@ -655,7 +655,7 @@ impl Store {
         Ok(self.any_batch(id))
     }
 
-    /// Adds bytes to those of `owner`.
+    /// Counts `bytes` more bytes as used by `owner`.
     ///
     /// # Errors
     /// Returns [`Failure::StorageFull`] if a limit would be exceeded.
@@ -791,7 +791,7 @@ impl Store {
         }
     }
 
-    /// Replaces a record on disk.
+    /// Writes the record of the file or batch `id` to disk, replacing an earlier one.
     fn write(&self, id: &str, record: &impl Serialize) -> std::io::Result<()> {
         let part = self.path(id, "json.part");
         let mut file = open(&part)?;
@@ -898,7 +898,8 @@ fn read<T: DeserializeOwned>(path: &Path) -> Result<T> {
     serde_json::from_slice(&json).with_context(failed)
 }
 
-/// File name extensions in the folder.
+/// Extensions of the names of files in the folder: records, complete files, files being written, and a running batch's
+/// answers.
 const RECORD: &str = "json";
 const LINES: &str = "jsonl";
 const PART: &str = "part";

@@ -2,7 +2,7 @@
 //!
 //! | route | method | key needed |
 //! | --- | --- | --- |
-//! | `/v1/chat/completions`, anything else under `/v1` | POST: a copy of a request, answered with 204 at once | the API's |
+//! | `/v1/chat/completions`, others under `/v1` | POST: a copy of a request, answered with 204 at once | the API's |
 //!
 //! and on the internal listener:
 //!
@@ -52,11 +52,11 @@ pub(super) struct App {
     pub(super) residency: Arc<Residency>,
     /// The readers of the feed.
     pub(super) readers: Arc<Readers>,
-    /// Counters and gauges.
+    /// The bridge's metrics.
     pub(super) metrics: Arc<Metrics>,
     /// Accepted keys; `None` if no key is required.
     pub(super) keys: Option<ApiKeys>,
-    /// Longest body of a copied request, in bytes.
+    /// Maximum length of a copied request's body, in bytes.
     pub(super) max_body_bytes: u64,
     /// Time limit for a copy's body.
     pub(super) body_time: Duration,
@@ -99,7 +99,7 @@ async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<StatusCod
         return Ok(other(State(app), request).await);
     };
     let (body, pass) = arrived(&app, request).await?;
-    // Its pass keeps the server from closing before it is done.
+    // The task holds the pass, so the bridge does not close before the copy is read.
     tokio::spawn(follow(app, pass, Some(path), body));
     Ok(StatusCode::NO_CONTENT)
 }
@@ -112,8 +112,8 @@ async fn arrived(app: &App, request: Request) -> Result<(Bytes, Pass), Failure> 
     through(&app.gate, request, bounds, Instant::now()).await
 }
 
-/// Searches the copy for a salt and, if it has a path header, tokenises its prompt, on a blocking thread. Reports both to
-/// the residency state.
+/// Searches the copy for a salt and, if it has a path header, tokenises its prompt, on a blocking thread. Reports both
+/// to the residency state.
 async fn follow(app: Arc<App>, mut pass: Pass, path: Option<HeaderValue>, body: Bytes) {
     let permit = tokio::select! {
         permit = Arc::clone(&app.preparing).acquire_owned() => permit,
@@ -150,8 +150,8 @@ async fn follow(app: Arc<App>, mut pass: Pass, path: Option<HeaderValue>, body: 
     app.metrics.copy(outcome);
 }
 
-/// Takes a copy of a request without documents, or of another request than a chat, since only chats' documents can be
-/// found. Only its salt matters, and only if the engine may not report salts.
+/// Takes a copy whose documents cannot be found: of a chat without documents, or of a request that is not a chat. Only
+/// its salt matters, and only if the engine may not report salts.
 async fn other(State(app): State<Arc<App>>, request: Request) -> StatusCode {
     if !app.residency.awaits_first_salt() {
         app.metrics.copy("no_documents");
@@ -168,8 +168,9 @@ async fn healthz() -> Json<Value> {
     Json(json!({"status": "ok"}))
 }
 
-/// Returns 503 until the engine's events were first received, from the first stop signal on, and while no place for
-/// copies is free. A bridge that loses its engine later stays ready, since its last state is the best available.
+/// Returns 503 until the engine's events were first received, from the first stop signal on, and while connections,
+/// places for copies or permits of `preparing` have been exhausted for [`EXHAUSTED_AFTER`]. A bridge that loses its
+/// engine later stays ready, since its last state is the best available.
 async fn readyz(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
     let exhausted = || {
         app.connections.is_exhausted(EXHAUSTED_AFTER)

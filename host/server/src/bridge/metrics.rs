@@ -28,7 +28,7 @@ use std::sync::Arc;
 /// The bridge's metrics.
 pub(super) struct Metrics {
     registry: Registry,
-    /// HTTP responses.
+    /// Number of HTTP responses, by route and status.
     pub(super) responses: Responses,
     /// Connections of all listeners.
     pub(super) listeners: connections::Counts,
@@ -45,7 +45,7 @@ pub(super) struct Metrics {
     forgotten: Family<Cause, Counter>,
 }
 
-/// Why the known cache content was discarded.
+/// The reason that the known cache content was discarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ResetCause {
     /// Batches of events are missing and cannot be replayed.

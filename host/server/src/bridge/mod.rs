@@ -68,18 +68,18 @@ pub struct Config {
     pub ordering: OrderingConfig,
     /// Keys that senders of copies must send; `None` if no key is required.
     pub keys: Option<ApiKeys>,
-    /// Keys required under `/v1/kv`. `None`: those of `keys` without a `feed_key`, and only the token derived from it
-    /// with one.
+    /// Keys required under `/v1/kv`. If `None`, the keys in `keys` are required; with a `feed_key`, only the token
+    /// derived from that key.
     pub kv_keys: Option<ApiKeys>,
     /// Key that encrypts the hashes of the KV feed; `None` for an unencrypted feed, which is served on loopback only.
     pub feed_key: Option<FeedKey>,
     /// Time limit for a copy's body.
     pub body_time: Duration,
-    /// Longest body of a copy, in bytes.
+    /// Maximum length of a copy's body, in bytes.
     pub max_body_bytes: u64,
-    /// Most copies in flight, each until its prompt is tokenised.
+    /// Maximum number of copies in flight, each until its prompt is tokenised.
     pub max_waiting: u32,
-    /// Memory for the cache of tokenized texts, in bytes.
+    /// Memory for the cache of tokenised texts, in bytes.
     pub token_cache_bytes: usize,
     /// Limits on the known cache content and on waiting prompts.
     pub limits: Limits,

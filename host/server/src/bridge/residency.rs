@@ -38,7 +38,7 @@ impl Residency {
         self.change(|blocks| blocks.prompt(prompt.tokens, prompt.salt, prompt.documents));
     }
 
-    /// Returns whether [`Self::record_salt`] must be told of requests with a salt.
+    /// Returns true if [`Self::record_salt`] must be called for a request with a salt.
     pub(super) fn awaits_first_salt(&self) -> bool {
         self.awaits_first_salt.load(Ordering::Relaxed)
     }
@@ -58,7 +58,7 @@ impl Residency {
         self.change(Blocks::forget);
     }
 
-    /// Returns the number of known blocks and of waiting prompts, and whether salts ended reporting.
+    /// Returns the number of known blocks and of waiting prompts, and true if a salt has ended the reports.
     pub(super) fn counts(&self) -> Counts {
         self.blocks.lock().counts()
     }

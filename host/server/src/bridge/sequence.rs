@@ -4,8 +4,8 @@
 //!   after batch 7:   8 is next · 0 to 7 are known · 9 is a gap · 0 to 7 with a later time than 7: a restart
 //! ```
 //!
-//! Numbers begin at 0 whenever an engine starts. A batch's exact time tells a restarted engine's batch 7 from the old; the
-//! hash of its bytes does if it cannot be read.
+//! Numbers begin at 0 whenever an engine starts. A batch's exact time tells a restarted engine's batch 7 from the old;
+//! the hash of its bytes does if it cannot be read.
 
 /// The last batch that a subscriber received.
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,7 +24,7 @@ pub(super) struct BatchStamp {
     pub(super) seconds: f64,
 }
 
-/// How a batch relates to those received.
+/// The relation of a batch to the batches received before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BatchKind {
     /// The batch follows the last one received.
@@ -86,7 +86,7 @@ impl Sequence {
         self.last.map_or(0, |last| last.number)
     }
 
-    /// Returns whether a batch replayed from [`Sequence::from`] is the very batch received last, by number and time.
+    /// Returns true if a batch replayed from [`Sequence::from`] is the batch received last: number and time are equal.
     pub(super) fn confirms(&self, batch: BatchStamp) -> bool {
         self.skipped.is_none()
             && self.last.is_some_and(|last| {

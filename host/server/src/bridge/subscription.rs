@@ -1,4 +1,4 @@
-//! Follows an engine's events over ZeroMQ: connects, requests replays of missed batches, and reconnects, for ever.
+//! Follows an engine's events over ZeroMQ: connects, requests replays of missed batches, and reconnects without end.
 //!
 //! ```text
 //!   connect ─▶ subscribe ─▶ catch up ─▶ batch after batch ─▶ connection lost ─▶ wait, longer each time ─▶ connect
@@ -60,15 +60,15 @@ enum ReplayResult {
 
 /// Time limit for connecting, and for each batch of a replay.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Time limit for catching up.
+/// Time limit for requesting and receiving all missed batches.
 const CATCH_UP: Duration = Duration::from_secs(300);
-/// Most restarts of the engine that are noticed during one catch-up before it fails.
+/// Maximum number of restarts of the engine that are noticed during one catch-up before it fails.
 const MAX_RESTARTS: u32 = 3;
 /// Time without events after which a replay is requested, to find out whether batches were missed.
 const SILENCE: Duration = Duration::from_secs(5);
 /// The first and the longest pause before reconnecting; it doubles with each failure.
 const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
-/// Longest message, in bytes: room for a batch of a million tokens and the hashes of their blocks.
+/// Maximum length of a message in bytes: room for a batch of a million tokens and the hashes of their blocks.
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
 /// The number -1, which ends a replay.
 const END: u64 = u64::MAX;
@@ -221,8 +221,8 @@ impl Subscription {
         }
     }
 
-    /// Reads the batch `number`. If it is malformed, its content is unknown, so the known content is discarded, once:
-    /// `None`.
+    /// Reads the batch `number`. Returns `None` if it is malformed: its content is then unknown, so the known content
+    /// is discarded, once for each such batch.
     fn read(&mut self, number: u64, payload: &[u8]) -> Option<read::Batch> {
         match read::batch(payload) {
             Ok(batch) => Some(batch),

@@ -4,13 +4,13 @@
 //! | --- | --- | --- |
 //! | `since`, `epoch` | absent: a snapshot | `next` and `epoch` of the last batch received; both or neither |
 //! | `wait_ms` | 0 | longest wait for an event, at most 60,000 |
-//! | `limit` | 1,024 | most cache events read for one batch, 1 to 4,096 |
+//! | `limit` | 1,024 | maximum number of cache events read for one batch, 1 to 4,096 |
 //! | `tenant` | absent: all tenants | a tenant's key, sealed if the feed has a key |
 //!
 //! With `accept: text/event-stream` the response is a stream of server-sent events, each a batch with the id
 //! `EPOCH-NEXT`; `last-event-id` resumes there. Batches have the format of [`foreword_ordering::feed`]. A batch with
-//! `reset` is a full snapshot, whatever `limit` says. Other batches end at about 1 MiB, and a snapshot omits what exceeds
-//! about 3 MiB, since gateways refuse bodies of more than 4 MiB.
+//! `reset` is a full snapshot, whatever `limit` says. Other batches end at about 1 MiB, and a snapshot omits what
+//! exceeds about 3 MiB, since gateways refuse bodies of more than 4 MiB.
 //!
 //! With a feed key, hashes in batches are sealed, that is, encrypted ([`foreword_ordering::feed::FeedKey`]), and so is
 //! `tenant`. Without one, anyone who has a document can learn whether the engine holds it, so the feed is then served

@@ -53,12 +53,12 @@ pub struct Publisher {
     replay: Option<(TcpListener, SocketAddr)>,
 }
 
-/// Most stored batches, vLLM's default.
+/// Maximum number of stored batches: vLLM's default.
 const KEPT_BATCHES: usize = 10_000;
 const KEPT_BYTES: usize = 64 << 20;
-/// Most cache events in one batch.
+/// Maximum number of cache events in one batch.
 const BATCH_EVENTS: usize = 1024;
-/// Longest message from a peer, in bytes: a topic, or the number of a batch.
+/// Maximum length of a message from a peer, in bytes: a topic, or the number of a batch.
 const PEER_BYTES: usize = 4096;
 /// Limits on the connections of each socket.
 const BOUNDS: Bounds = Bounds {
@@ -178,7 +178,7 @@ struct Stream {
     kept: Arc<ReplayBuffer>,
     /// Position up to which the feed has been published.
     position: Option<Position>,
-    /// Number of the next batch.
+    /// Number that the next batch will get.
     number: u64,
 }
 
@@ -224,7 +224,7 @@ impl Stream {
 /// The last batches, with the numbers under which they are replayed.
 struct ReplayBuffer {
     batches: Mutex<Batches>,
-    /// Number of the next batch.
+    /// Number that the next batch will get; changes wake peers that wait for a batch.
     end: watch::Sender<u64>,
 }
 

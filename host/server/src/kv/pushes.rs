@@ -24,7 +24,7 @@ struct Recent {
     bytes: usize,
     /// The time when each gateway last asked for pushes.
     listeners: BTreeMap<GatewayId, Instant>,
-    /// For each key, the bytes that it may still push, and when they were counted.
+    /// For each key, the number of bytes that it may still push, and the time at which they were counted.
     budgets: Vec<(f64, Instant)>,
 }
 
@@ -83,8 +83,8 @@ impl Records {
         others
     }
 
-    /// Returns the other gateways' pushes since a position, or none without a valid one, with the next position.
-    /// Records that `gateway` listens.
+    /// Returns the pushes of other gateways from position `since` on, and the next position; no pushes if `since` is
+    /// absent or not valid here. Records that `gateway` listens.
     pub(super) fn since(&self, gateway: GatewayId, since: Option<(Epoch, u64)>) -> Pushes {
         let (pushes, is_new) = {
             let mut state = self.state.lock();
@@ -152,13 +152,13 @@ fn weight(push: &SealedPush) -> usize {
 pub(super) const RATE_BYTES: f64 = (8 << 20) as f64;
 /// Seconds' worth of that rate that a key may push at once.
 const BURST_SECONDS: f64 = 2.0;
-/// Fewest bytes that a push counts for, so that empty ones are limited too.
+/// Minimum number of bytes that a push counts for, so that empty ones are limited too.
 const LEAST_BYTES: usize = 512;
-/// Most bytes of stored pushes: about two thousand requests.
+/// Maximum number of bytes of stored pushes: about two thousand requests.
 const KEPT_BYTES: usize = 1 << 20;
-/// Most stored pushes.
+/// Maximum number of stored pushes.
 const KEPT_PUSHES: usize = 4_096;
-/// Most listening gateways recorded.
+/// Maximum number of listening gateways recorded.
 const MAX_LISTENERS: usize = 1_024;
 /// Time for which a gateway counts as listening after it asked: a long poll and a pause.
 const LISTENING: Duration = Duration::from_secs(20);

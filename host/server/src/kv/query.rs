@@ -6,7 +6,7 @@ use std::fmt::Display;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Longest time that a request may wait for new events or pushes.
+/// Maximum time that a request may wait for new events or pushes.
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// Splits a query into names and values, without percent-decoding.
@@ -16,7 +16,7 @@ pub(super) fn pairs(query: Option<&str>) -> impl Iterator<Item = (&str, &str)> {
     pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
 }
 
-/// Returns the position of `epoch` and `since`; `None` if both are absent, an error if one is.
+/// Returns the position of `epoch` and `since`; `None` if both are absent, an error if only one is given.
 pub(super) fn position(
     epoch: Option<Epoch>,
     since: Option<u64>,

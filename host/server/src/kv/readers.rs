@@ -39,7 +39,7 @@ impl Access {
     /// Returns the rules for a feed at `address`, sealed with `seal`. Accepts `keys` and the token derived from `seal`.
     pub fn new(keys: Option<ApiKeys>, seal: Option<FeedKey>, address: Option<SocketAddr>) -> Self {
         let keys = match (&seal, keys) {
-            // Whoever has the feed's key can derive this token.
+            // A client that has the feed's key can derive this token.
             (Some(seal), Some(keys)) => Some(keys.and(seal.token())),
             (Some(seal), None) => Some(ApiKeys::of([seal.token().as_bytes()])),
             (None, keys) => keys,
@@ -69,12 +69,12 @@ impl Access {
         u32::try_from(keys).unwrap_or(u32::MAX).max(1)
     }
 
-    /// Returns the most simultaneous readers with one key.
+    /// Returns the maximum number of simultaneous readers with one key.
     fn places(&self) -> u32 {
         (MAX_READERS_IN_ALL / self.pools()).clamp(1, MAX_READERS)
     }
 
-    /// Returns the most simultaneous readers with all keys.
+    /// Returns the maximum number of simultaneous readers with all keys.
     pub fn readers(&self) -> u32 {
         self.places().saturating_mul(self.pools())
     }
@@ -88,9 +88,10 @@ pub struct Source {
     pub model: String,
 }
 
-/// Most simultaneous readers with one key, if there are few keys.
+/// Maximum number of simultaneous readers with one key, if there are few keys.
 pub const MAX_READERS: u32 = 64;
-/// Most simultaneous readers with all keys, shared equally between them.
+/// Maximum number of simultaneous readers with all keys, divided equally among the keys; but each key may have one
+/// reader.
 const MAX_READERS_IN_ALL: u32 = 1024;
 
 impl Readers {

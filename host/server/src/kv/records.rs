@@ -37,7 +37,7 @@ use tokio::time::Instant;
 /// The response to a push.
 #[derive(Serialize)]
 pub(super) struct PushAnswer {
-    /// Number of other gateways that listen.
+    /// Number of other gateways that listen for pushes.
     others: u32,
 }
 
@@ -159,7 +159,7 @@ impl Query {
     }
 }
 
-/// Longest body of a push: the payload in hexadecimal digits, and the other fields.
+/// Maximum length of a push's body: the payload in hexadecimal digits, and the other fields.
 const MAX_BODY_BYTES: u64 = 2 * MAX_PUSH_BYTES as u64 + 1_024;
 /// Time limit for a push's body.
 const BODY_TIME: Duration = Duration::from_secs(10);

@@ -14,8 +14,8 @@ pub fn batch(news: &News, model: &str, tenant: Option<TenantKey>) -> Batch {
 }
 
 /// Returns a batch as [`batch`] does, but bounded, since gateways refuse bodies of more than 4 MiB: the events beyond
-/// about 1 MiB of JSON are left for the next batch, and a snapshot omits what exceeds about 3 MiB. Its reader then knows
-/// less than is held.
+/// about 1 MiB of JSON are left for the next batch, and a snapshot omits what exceeds about 3 MiB. Its reader then
+/// knows less than is held.
 pub fn bounded_batch(news: &News, model: &str, tenant: Option<TenantKey>) -> Batch {
     let most = match news.reset {
         false => MAX_BATCH_BYTES,
@@ -24,11 +24,12 @@ pub fn bounded_batch(news: &News, model: &str, tenant: Option<TenantKey>) -> Bat
     batch_within(most, news, model, tenant)
 }
 
-/// Most bytes of a batch's events in JSON; a single event may have more.
+/// Maximum length of a batch's events in JSON, in bytes; a single event may have more.
 const MAX_BATCH_BYTES: usize = 1 << 20;
-/// Most bytes of a snapshot's events in JSON.
+/// Maximum length of a snapshot's events in JSON, in bytes.
 const MAX_SNAPSHOT_BYTES: usize = 3 << 20;
-/// Most bytes in JSON of an event without its path, and of a document in a path: those of a sealed feed.
+/// Maximum length in JSON, in bytes, of an event without its path, and (`DOCUMENT_BYTES`) of a document in a path, in a
+/// sealed feed.
 const EVENT_BYTES: usize = 160;
 const DOCUMENT_BYTES: usize = 48;
 
@@ -97,7 +98,7 @@ fn batch_within(most: usize, news: &News, model: &str, tenant: Option<TenantKey>
     }
 }
 
-/// Returns the most bytes that an event can have in JSON.
+/// Returns the maximum number of bytes that an event can have in JSON.
 fn size(event: &Event) -> usize {
     let documents = match event {
         Event::Stored { path, .. } => path.len(),
@@ -107,7 +108,7 @@ fn size(event: &Event) -> usize {
     EVENT_BYTES + documents * DOCUMENT_BYTES
 }
 
-/// Returns whether `event` says all that `last`, the one before it, says: documents are stored one by one, the first of
+/// Returns true if `event` makes `last`, the event before it, redundant: documents are stored one by one, the first of
 /// a path first, and removed one by one, the last first.
 fn includes(event: &Event, last: &Event) -> bool {
     let whose = |event: &Event| match event {

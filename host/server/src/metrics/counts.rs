@@ -6,7 +6,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-/// Number of HTTP responses by route and status. The default is not registered anywhere.
+/// Number of HTTP responses by route and status. A default value is not exported by any registry.
 #[derive(Clone, Debug, Default)]
 pub struct Responses(Family<HttpLabels, Counter>);
 
@@ -36,7 +36,8 @@ struct HttpLabels {
     status: u16,
 }
 
-/// Number of chat requests by the outcome of finding the gateway's path in the prompt. The default is not registered.
+/// Number of chat requests by the outcome of finding the gateway's path in the prompt. A default value is not exported
+/// by any registry.
 #[derive(Clone, Debug, Default)]
 pub struct Placements(Outcomes);
 

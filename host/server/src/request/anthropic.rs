@@ -12,7 +12,7 @@
 //!
 //! If the last message is the assistant's and ends with text, the answer continues it.
 //!
-//! `cache_control` has no effect here: the cache finds every prefix by itself.
+//! `cache_control` has no effect here: the cache finds every prefix without marks in the request.
 
 use super::Chat;
 use super::fields::{Fields, filled, missing, object, text, wrong_type, wrong_value};
@@ -122,7 +122,8 @@ fn translate(mut fields: Fields) -> Result<Chat, Failure> {
 }
 
 /// Returns whether the answer continues `message`, the last one: the assistant's, with text and without tool calls.
-/// Text with reasoning, which templates show otherwise, and one that may stand in a template's markers are not continued.
+/// Text with reasoning is not continued, because templates show it differently; nor is a text that may occur in a
+/// template's own markers.
 fn is_prefill(message: &Value) -> bool {
     let has_text = |text: &Value| {
         let text = text.as_str().unwrap_or_default().trim();

@@ -20,7 +20,7 @@ pub struct Chat {
     pub documents: Option<Value>,
     /// Additional variables for the chat template, an object (`chat_template_kwargs`, vLLM's extension).
     pub template_variables: Option<Value>,
-    /// How the prompt ends.
+    /// The position at which the prompt ends.
     pub ending: Ending,
     /// The options common to all completions.
     pub options: Options,
@@ -65,7 +65,8 @@ impl Chat {
     }
 }
 
-/// Takes vLLM's `add_generation_prompt` and `continue_final_message`, and returns how the prompt must end.
+/// Takes vLLM's `add_generation_prompt` and `continue_final_message`, and returns the position at which the prompt must
+/// end.
 fn take_ending(fields: &mut Fields) -> Result<Ending, Failure> {
     let continues = fields.boolean("continue_final_message")?;
     let opens = fields.boolean_or("add_generation_prompt", !continues)?;

@@ -15,7 +15,8 @@ impl Fields {
     /// Parses a body into its fields.
     ///
     /// # Errors
-    /// Returns an error if `body` is not UTF-8, not JSON, or not an object. The message names the place, never the text.
+    /// Returns an error if `body` is not UTF-8, not JSON, or not an object. The message names the place, never the
+    /// text.
     pub(super) fn parse(body: &[u8]) -> Result<Self, Failure> {
         let text = std::str::from_utf8(body).map_err(|error| {
             Failure::invalid_body(format!(
@@ -97,7 +98,8 @@ impl Fields {
         self.within(name, "an integer", Number::as_i64, &range)
     }
 
-    /// Takes an integer within `range`. Returns `None` if it is absent or negative.
+    /// Takes an integer within `range`. Returns `None` if it is absent, or if `range` allows it to be negative and it
+    /// is.
     pub(super) fn count(
         &mut self,
         name: &str,

@@ -58,7 +58,7 @@ impl Format {
 }
 
 /// Takes `structured_outputs` and its predecessor `guided_json`, and returns the path of the schema in them and the
-/// schema. It may be a string of JSON.
+/// schema. The schema may be a string of JSON.
 fn take_guided(fields: &mut Fields) -> Result<Option<(&'static str, Value)>, Failure> {
     let mut outputs = fields.object("structured_outputs")?.unwrap_or_default();
     let mut newer = outputs["json"].take();

@@ -14,8 +14,8 @@ use std::hash::{BuildHasher, RandomState};
 pub struct Options {
     /// The requested model; `None` for the served one.
     pub model: Option<String>,
-    /// Most tokens of the answer. 0 is allowed only if the prompt or its log-probabilities are requested. `None`: for a
-    /// chat as many as fit, for a text completion 16.
+    /// Maximum number of tokens of the answer. 0 is allowed only if the prompt or its log-probabilities are requested.
+    /// `None`: for a chat as many as fit, for a text completion 16.
     pub max_tokens: Option<u32>,
     /// The parameters of sampling.
     pub sampling: Sampling,
@@ -37,13 +37,13 @@ pub struct Options {
     pub ignore_eos: bool,
     /// The field `cache_salt`; empty if absent. Requests with different salts share no KV state.
     pub cache_salt: String,
-    /// How the prefix cache is used.
+    /// The request's use of the prefix cache.
     pub caching: PrefixCaching,
-    /// How the answer is sent.
+    /// The form in which the answer is sent.
     pub delivery: Delivery,
 }
 
-/// How an answer is delivered.
+/// The form in which an answer is delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
     /// As one JSON object.
@@ -56,7 +56,7 @@ pub enum Delivery {
 }
 
 impl Options {
-    /// Takes the options. `echo`: the answer begins with the prompt.
+    /// Takes the options. `echo` is true if the answer begins with the prompt.
     pub(super) fn take(
         fields: &mut Fields,
         top_logprobs: Option<u32>,
@@ -294,7 +294,7 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("json_schema", "null"),
 ];
 
-/// Most answers to one request. Each takes a place in the gate and in the engine's queue.
+/// Maximum number of answers to one request. Each takes a place in the gate and in the engine's queue.
 const MAX_CHOICES: i64 = 16;
 /// Limit on `prompt_logprobs`, the default of vLLM's `--max-logprobs`.
 const MAX_PROMPT_LOGPROBS: i64 = 20;

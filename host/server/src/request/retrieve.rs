@@ -17,7 +17,7 @@ pub struct SearchQuery {
 /// A validated `POST /v1/retrieve`.
 #[derive(Debug)]
 pub struct Retrieve {
-    /// The query.
+    /// The search for documents.
     pub asked: SearchQuery,
     /// True if the documents are returned in the order that reuses most of the engine's cache; otherwise best first.
     pub order: bool,
@@ -30,7 +30,7 @@ pub struct Retrieve {
 pub struct Retrieving {
     /// The chat's fields without `retrieval`.
     pub body: Map<String, Value>,
-    /// The search.
+    /// The search for the chat's documents.
     pub asked: SearchQuery,
     /// True if the chat is answered without documents if retrieval is unavailable.
     pub is_optional: bool,
@@ -129,13 +129,13 @@ const INSIDE: [(&str, &str); 6] = [
     ("on_failure", "retrieval.on_failure"),
 ];
 
-/// Default number of documents.
+/// Default number of documents to retrieve.
 const DEFAULT_K: i64 = 5;
 const MAX_K: i64 = 200;
 const MAX_QUERY_BYTES: usize = 64 << 10;
 const MAX_DIMENSIONS: usize = 65_536;
 const MAX_FILTERS: usize = 16;
-/// Most values in all filters together.
+/// Maximum number of values in all filters together.
 const MAX_FILTER_VALUES: usize = 256;
 
 /// Takes the fields of a search.

@@ -1,5 +1,5 @@
-//! The fields `tools`, `tool_choice` and `parallel_tool_calls`: the tools that a chat may call, whether it must call one,
-//! and whether it may call several.
+//! The fields `tools`, `tool_choice` and `parallel_tool_calls`: the tools that a chat may call, whether it must call
+//! one, and whether it may call several.
 
 use super::fields::{Fields, show, take_objects, wrong_type};
 use crate::failure::Failure;
@@ -10,13 +10,13 @@ use serde_json::{Map, Value, json};
 pub struct Tools {
     /// The tools as the client sent them, at least one, with their order of keys.
     pub shown: Value,
-    /// Whether the answer may or must call one.
+    /// States whether the answer may or must call a tool.
     pub choice: ToolChoice,
     /// False if the answer ends with its first call (`parallel_tool_calls`).
     pub parallel: bool,
 }
 
-/// Whether the model may or must call a tool.
+/// States whether the model may or must call a tool.
 #[derive(Debug, PartialEq)]
 pub enum ToolChoice {
     /// The model decides whether to call a tool.

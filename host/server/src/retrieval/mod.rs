@@ -42,7 +42,7 @@ pub struct Config {
     pub ordering: OrderingConfig,
     /// The variant of `ordering` that writes documents in a given order; see [`prompt::config`].
     pub writing: OrderingConfig,
-    /// Which change of the found documents ends a speculative prefill.
+    /// The kind of change of the found documents that ends a speculative prefill.
     pub compared: pipeline::Compared,
 }
 
@@ -83,7 +83,7 @@ impl std::str::FromStr for EmbedderSource {
     }
 }
 
-/// Why an embedder cannot be opened.
+/// The reason that an embedder cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum EmbedderError {
     /// The hashing embedder has no dimensions, or too many.
@@ -116,7 +116,7 @@ pub struct Retriever {
     pub writing: OrderingConfig,
     /// Orders documents by the engine's cache content.
     pub orders: orders::Orders,
-    /// Which change of the found documents ends a speculative prefill.
+    /// The kind of change of the found documents that ends a speculative prefill.
     pub compared: pipeline::Compared,
 }
 
@@ -169,7 +169,8 @@ impl Retriever {
     }
 
     /// Embeds the question unless the query has a vector, and returns the best documents, best first. Calls `stage`
-    /// with the best documents so far whenever they change. Returns no document if the query was cancelled before.
+    /// with the best documents so far whenever they change. Returns no documents if the query was cancelled before the
+    /// search began.
     ///
     /// # Errors
     /// Returns [`Failure::Retriever`] if embedder or store are not available, and [`Failure::Invalid`] if they do not

@@ -53,7 +53,7 @@ pub struct Known<'a> {
     pub tokens: u32,
 }
 
-/// An order of documents, and how many of them the cache holds.
+/// An order of documents, and the number of leading documents that the cache holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ordered {
     /// The documents' ranks, 0 for the retriever's best, in their order in the prompt.
@@ -86,9 +86,9 @@ impl Orders {
         }
     }
 
-    /// Returns the policy's order of `documents`, which are in rank order, for the tenant of `salt`: behind `scope`, or
-    /// if it is `None`, behind the scope in which most of their tokens are cached. If the cache holds nothing of the
-    /// tenant, they stay in rank order, except that favoured ones take their place.
+    /// Returns the policy's order of `documents`, which are in rank order, for the tenant of `salt`. In the prompt they
+    /// follow `scope`, or if it is `None`, the scope after which most of their tokens are cached. If the cache holds
+    /// nothing of the tenant, they stay in rank order, except that favoured ones are placed as the placement says.
     pub fn choose(
         &self,
         feed: &Feed,
@@ -139,14 +139,15 @@ impl Orders {
         })
     }
 
-    /// Divides `count` documents of the tenant of `salt` into favoured ones and those that the policy orders.
+    /// Divides the `count` documents retrieved for the tenant of `salt` into favoured ones and those that the policy
+    /// orders.
     #[must_use]
     pub fn split(&self, salt: &str, count: usize) -> Split {
         let known = self.state.lock().placement(salt);
         known.unwrap_or(self.placement).split(count)
     }
 
-    /// Records that a chat of `salt`'s tenant sends `documents` in this order; `ranks` are theirs.
+    /// Records that a chat of `salt`'s tenant sends `documents` in this order; `ranks` are their ranks.
     pub fn remember(&self, salt: &str, documents: &[Fingerprint], ranks: &[u16]) {
         let mut state = self.state.lock();
         let Some(tenant) = state.tenants.get_mut(&TenantKey::of(salt)) else {

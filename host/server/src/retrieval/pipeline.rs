@@ -44,7 +44,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 use tokio::sync::{Semaphore, watch};
 
-/// Which change of the documents found so far ends a guess.
+/// The kind of change of the documents found so far that ends a guess.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compared {
     /// Another document, or another rank of a favoured document (with policy `retrieval`, of any document).

@@ -58,14 +58,14 @@ impl<T: Copy + Default> Aligned<T> {
     }
 }
 
-/// Does nothing where the system decides about page sizes by itself.
+/// Does nothing: outside Linux the choice of page sizes is left to the system.
 #[cfg(not(target_os = "linux"))]
 fn want_large_pages<T>(_: *const T, _: usize) {}
 
 /// Asks Linux to back the `length` values from `start` with huge pages, for systems that leave this to programs.
 #[cfg(target_os = "linux")]
 fn want_large_pages<T>(start: *const T, length: usize) {
-    /// Fewest bytes that are worth a system call.
+    /// Fewer bytes than this are not worth a system call.
     const WORTH: usize = 4 << 20;
     const PAGE: usize = 4096;
     let bytes = length * size_of::<T>();

@@ -7,7 +7,8 @@ use crate::backend::check::{Owners, Write};
 use crate::backend::{BackendError, BackendShape, Load, Output, Step};
 use crate::models::ModelConfig;
 
-/// The cut of attention into items: some tokens of a segment with some query heads that share a key and value head.
+/// The dimensions by which attention is cut into items. An item is some tokens of one segment, each with some of the
+/// query heads that share a key and value head.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut {
     /// Query heads of the model.
@@ -16,9 +17,9 @@ pub(super) struct Cut {
     pub(super) group: usize,
     /// Query heads in an item, a divisor of `group`.
     pub(super) item_heads: usize,
-    /// Most tokens in an item.
+    /// Maximum number of tokens in an item.
     pub(super) item_tokens: usize,
-    /// Most rows in an item.
+    /// Maximum number of rows in an item.
     pub(super) item_rows: usize,
 }
 
@@ -42,12 +43,12 @@ impl Cut {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Row {
     pub(super) token: TokenId,
-    /// Number of the token's row in the step.
+    /// Index of the token's row in the step.
     pub(super) number: u32,
     /// Index of the first item with this token's queries; items with its further query heads are `next_heads` apart.
     pub(super) item: u32,
     pub(super) next_heads: u32,
-    /// Index of the token among the items' tokens.
+    /// Index of the token among the tokens of each of its items.
     pub(super) within: u32,
 }
 
@@ -58,9 +59,9 @@ pub(super) struct Item {
     /// The item's first row in the step.
     pub(super) row: u32,
     pub(super) tokens: u32,
-    /// Position of the first token.
+    /// Position of the item's first token in its sequence.
     pub(super) position: u32,
-    /// The first query head.
+    /// Index of the item's first query head.
     pub(super) head: u32,
 }
 
@@ -86,7 +87,7 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Checks `step` and replaces the batch's lists by those of the step.
+    /// Checks `step` and replaces the batch's lists with those of the step.
     pub(super) fn plan(
         &mut self,
         step: &Step,
@@ -133,8 +134,9 @@ impl Selection {
         self.items.clear();
     }
 
-    /// Adds the rows of `tokens`, which begin where `first` does, and their items. Items that share a key and value head
-    /// are adjacent, so that a thread finds keys and values in its cache from one to the next.
+    /// Adds the rows of `tokens` and their items. `first` has the segment, row and position of the first token. Items
+    /// that share a key and value head are adjacent, so that a thread finds keys and values in its cache from one to
+    /// the next.
     fn add(&mut self, tokens: &[TokenId], first: Item, cut: Cut) {
         let next_heads = tokens.len().div_ceil(cut.item_tokens) as u32;
         let item = self.items.len() as u32;

@@ -4,7 +4,7 @@ use super::kernels::lanes;
 use super::matrix::Sums;
 use crate::models::Rope;
 
-/// Widest head that a configuration may have.
+/// The largest `head_dim` that a configuration may have, in elements.
 pub(super) const MAX_HEAD: usize = 256;
 
 /// The heads of one kind (query, key or value) in a layer's projection.

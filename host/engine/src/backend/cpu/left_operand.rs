@@ -44,7 +44,8 @@ pub(super) struct Tiles {
 
 /// Activations of 8 bits.
 pub(super) struct Bytes {
-    /// The rounded activations, `[rows][columns]`; times their block's scale they are the activations.
+    /// The activations as integers, `[rows][columns]`; times the scale of its block of 32 columns, each approximates
+    /// the activation.
     pub(super) integers: Aligned<i8>,
     /// Scale and sum of the integers of each block, `[rows][columns / 32]`.
     pub(super) scales: Aligned<[f32; 2]>,
@@ -119,7 +120,7 @@ impl Tiles {
         }
     }
 
-    /// Returns all tiles of [`Form::Wide`].
+    /// Returns the values of all tiles, whose form must be [`Form::Wide`].
     pub(super) fn wide(&self) -> &[f32] {
         assert_eq!(self.form, Form::Wide);
         &self.wide
@@ -199,7 +200,7 @@ impl Tile<'_> {
     }
 }
 
-/// Returns where a tile of pairs, seen as single numbers, holds column `column` of row `row`.
+/// Returns the index, in a tile of pairs seen as single bf16 numbers, of column `column` of row `row`.
 #[inline(always)]
 fn pair_place(row: usize, column: usize) -> usize {
     const DEPTH: usize = pairs::DEPTH;

@@ -22,19 +22,19 @@ use pairs::{Machine, Pair, PairProduct};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Most bytes of a block's tiles, half of a second-level cache of 2 MiB. A larger block reads the weights less often, but
-/// its tiles no longer fit the cache together with sums and weights.
+/// Maximum size in bytes of a block's tiles, half of a second-level cache of 2 MiB. A larger block reads the weights
+/// less often, but its tiles no longer fit the cache together with sums and weights.
 const MAX_BLOCK_BYTES: usize = 1 << 20;
-/// Fewest tiles in a block that is cut to occupy more threads.
+/// Minimum number of tiles in a block, where rows are cut into more blocks to occupy more threads.
 const MIN_BLOCK_TILES: usize = 3;
 /// Tasks per thread to aim for when cutting blocks, where there are enough rows.
 const TASKS_PER_THREAD: usize = 4;
 /// From this many rows on, a block of weights is widened once instead of by every tile.
 const WIDEN_ROWS: usize = MIN_BLOCK_TILES * TILE_ROWS;
-/// Inputs of quantized weights per pass over a task's rows, so few that these weights stay in the first-level cache.
+/// Inputs of quantised weights per pass over a task's rows, so few that these weights stay in the first-level cache.
 const PACKED_INPUTS: usize = 512;
-/// Fewest multiply-adds that are worth handing to another thread. For one row these are 256 KiB of bf16, which take
-/// some ten microseconds to read.
+/// Minimum number of multiply-adds that are worth handing to another thread. For one row their weights are 256 KiB of
+/// bf16, which take some ten microseconds to read.
 const MIN_TASK: usize = 1 << 17;
 
 /// Products `[rows, outputs]` f32, in panels as their weights are.
@@ -93,7 +93,7 @@ impl Sums {
         });
     }
 
-    /// Returns row `row` of panel `panel`.
+    /// Returns the sums of row `row` in panel `panel`.
     #[inline(always)]
     pub(super) fn segment(&self, row: usize, panel: usize) -> &[f32; PANEL] {
         let (block, within) = (row / self.block_rows, row % self.block_rows);
@@ -194,7 +194,7 @@ impl Panels {
         }
     }
 
-    /// Returns the first panel of part `part`.
+    /// Returns the index of the first panel of part `part`.
     pub(super) fn start(&self, part: usize) -> usize {
         self.starts[part]
     }
@@ -308,7 +308,8 @@ fn pack_pairs(parts: &[&Tensor<'_>], starts: &[usize]) -> Aligned<Pair> {
     data
 }
 
-/// Packs a matrix into panels of packed weights, or returns `None` if it is not packed. Columns beyond the last are zero.
+/// Packs a matrix into panels of packed weights, or returns `None` if it is not packed. Columns beyond the last are
+/// zero.
 fn pack_rows(part: &Tensor<'_>) -> Option<(Packing, Aligned<u8>)> {
     let Element::Packed(packing) = part.element else {
         return None;

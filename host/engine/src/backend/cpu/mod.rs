@@ -111,7 +111,8 @@ impl CpuBackend {
         Ok(layout(checkpoint, page_tokens, kernels)?.page_bytes() as u64)
     }
 
-    /// Returns the name of the instructions in use, for logs and to distinguish KV state of other instructions.
+    /// Returns the name of the instruction set in use, for logs and to tell apart KV state that other instructions
+    /// computed.
     pub fn instruction_set(&self) -> &'static str {
         self.model.kernels().name()
     }
@@ -208,7 +209,8 @@ impl CpuBackend {
     }
 }
 
-/// Detects the kernels for `precision`, with a warning if there is one.
+/// Detects the kernels for `precision`, with a warning for the operator if there is one. Fails if the CPU lacks the
+/// instructions that `precision` demands.
 fn detect(precision: Precision) -> Result<(Kernels, Option<String>), CheckpointError> {
     Kernels::detect(precision).ok_or_else(|| {
         let reason = "precision is bf16, this CPU has neither AMX-BF16 nor AVX512-BF16";

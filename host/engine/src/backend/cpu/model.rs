@@ -65,7 +65,7 @@ struct Layer {
     qkv_bias: Option<[Vec<f32>; 3]>,
     /// Norm weights of queries and of keys.
     qk_norm: Option<[Vec<f32>; 2]>,
-    /// Number of positions that a token attends to, if not all.
+    /// Number of positions that a token attends to; `None` for all.
     window: Option<usize>,
     output: Panels,
     output_bias: Option<Vec<f32>>,
@@ -139,7 +139,7 @@ impl Model {
         self.kernels
     }
 
-    /// Returns whether any weights stay quantized: activations are then rounded to 8 bits, so results differ.
+    /// Returns whether any weights stay quantised: activations are then rounded to 8 bits, so results differ.
     pub(super) fn is_packed(&self) -> bool {
         let layers = self.layers.iter();
         let layers = layers.flat_map(|l| [&l.qkv, &l.output, &l.gate_up, &l.down]);
@@ -208,7 +208,7 @@ impl Model {
     }
 
     /// Computes one layer: keys and values for all rows of `batch`, and the rest for those of `selection`. `addend` is
-    /// that of [`Model::norm`].
+    /// passed to [`Model::norm`].
     #[expect(clippy::too_many_arguments, reason = "what a layer needs, passed once")]
     fn layer(
         &self,
@@ -246,8 +246,9 @@ impl Model {
         weights.multiply(self.kernels, &mut scratch.tiles, &mut scratch.sums);
     }
 
-    /// Adds the last product to the residual stream and norms it into the tiles, for a product with `next`. `addend` says
-    /// how it is added; `None` where there is no product yet.
+    /// Adds the last product to the residual stream, and writes the norm of the stream to the tiles, as the left
+    /// operand of a product with `next`. `addend` is the operation that adds the last product; `None` where there is no
+    /// product yet.
     fn norm(
         &self,
         scratch: &mut Scratch,
@@ -443,7 +444,8 @@ impl Layer {
         }
     }
 
-    /// Returns how the output of attention (0) or of the feed-forward layer (1) is added.
+    /// Returns the way in which the output of attention (0) or of the feed-forward layer (1) is added to the residual
+    /// stream.
     fn addend(&self, part: usize) -> Addend<'_> {
         match &self.post_norms {
             Some(norms) => Addend::Normed(&norms[part]),

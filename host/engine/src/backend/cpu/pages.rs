@@ -97,7 +97,7 @@ impl Layout {
         }
     }
 
-    /// Returns the padded width of a head: the number of elements in each part of its numbers.
+    /// Returns the width, in elements, of one bf16 part of a row: `head_dim` padded to 32.
     pub(super) fn part_width(&self) -> usize {
         self.head_dim.next_multiple_of(pairs::DEPTH)
     }
@@ -135,7 +135,8 @@ impl Layout {
         start..start + self.head_words()
     }
 
-    /// Returns the offset, in words, of the rows in a head's part of a piece, after its strips (see the [module](self)).
+    /// Returns the offset, in words, of the rows in a head's part of a piece, after its strips (see the
+    /// [module](self)).
     fn rows_start(&self) -> usize {
         self.words(self.page_tokens * self.depth())
     }

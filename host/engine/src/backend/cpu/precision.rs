@@ -14,14 +14,14 @@ pub enum Precision {
     Auto,
     /// Widens weights to f32, packed ones after rounding them to bf16.
     F32,
-    /// Keeps packed weights packed on every CPU, and rounds activations to 8 bits where they are multiplied by them. Other
-    /// weights as with [`Precision::Auto`].
+    /// Keeps packed weights packed on every CPU, and rounds activations to 8 bits for products with packed weights.
+    /// Other weights as with [`Precision::Auto`].
     Packed,
     /// Rounds activations to bf16 for products with weights, summed in f32; refused on CPUs without bf16 instructions.
     /// Attention is as exact as in f32: KV state is f32, or with AMX two bf16 for each number. Packed weights are
     /// unpacked to bf16.
     Bf16,
-    /// Like [`Precision::Bf16`], and also rounds in attention: KV state is bf16, which takes half the memory and less time.
-    /// Logits deviate 1.5 times as much.
+    /// Like [`Precision::Bf16`], and also rounds in attention: KV state is bf16, which takes half the memory and less
+    /// time. Logits deviate 1.5 times as much.
     Bf16Kv,
 }

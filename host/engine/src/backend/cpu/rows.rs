@@ -19,7 +19,7 @@ pub(super) enum Addend<'a> {
 pub(super) struct Norm<'a, 'b> {
     /// Row of the residual stream, `[hidden]`.
     pub(super) residual: &'a mut [f32],
-    /// A product, the row within it, and how it is added. `None` in the first layer.
+    /// A product, the row within it, and the operation that adds it. `None` in the first layer.
     pub(super) addend: Option<(&'a Sums, usize, Addend<'a>)>,
     /// Norm weights `[hidden]`.
     pub(super) weights: &'a [f32],

@@ -16,16 +16,17 @@ pub struct Ceilings {
     pub copy_bytes: f64,
 }
 
-/// Rows, columns and inputs of the product, if there is memory for it.
+/// Number of rows, columns and inputs of the measured product; halved until the product fits into memory.
 const SIDE: usize = 8192;
 
-/// Bytes to copy, if there is memory for it: many times any cache.
+/// Bytes to copy, many times any cache; halved until both buffers fit into memory.
 const COPIED: usize = 4 << 30;
 
 /// Number of runs, of which the fastest counts.
 const RUNS: u32 = 10;
 
-/// Measures a device on random numbers. Takes a second or two, and up to nine gigabytes of memory during that time.
+/// Measures the peak rates of device `ordinal` on random numbers. Takes a second or two, and up to nine gigabytes of
+/// memory during that time.
 ///
 /// # Errors
 /// Returns a [`CudaError`] when there is no such device or it has too little memory.

@@ -21,7 +21,7 @@ pub(super) enum Queue {
     Copy,
 }
 
-/// Why a call of a device failed.
+/// The reason that a call of a device failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Fault {
     /// The device refused a call; it keeps its memory and may accept other calls.

@@ -56,11 +56,11 @@ pub(super) struct Pass<'a> {
     pub(super) plan: &'a Plan,
 }
 
-/// Most CUDA graphs kept on a device, since each takes memory there that the pools do not count. Decode steps have some
-/// 350 shapes (35 numbers of rows, ten lengths). At the limit, all graphs are deleted.
+/// Maximum number of CUDA graphs kept on a device, since each takes memory there that the pools do not count. Decode
+/// steps have some 350 shapes (35 numbers of rows, ten lengths). At the limit, all graphs are deleted.
 pub(super) const MAX_RECORDINGS: usize = if cfg!(test) { 1 } else { 64 };
 
-/// Words that are compared and sent at once: a copy of fewer takes hardly less time.
+/// Number of words that are compared and sent at once: a copy of fewer takes hardly less time.
 const PIECE: usize = 4096;
 
 /// The state of a bucket's recording.
@@ -117,8 +117,8 @@ impl Scratch {
         self.receive(pass, logits, drawn)
     }
 
-    /// Computes a step that only decodes. A bucket's first step launches kernels one by one, the second records them, and
-    /// later ones replay the recording.
+    /// Computes a step that only decodes. A bucket's first step launches kernels one by one, the second records them,
+    /// and later ones replay the recording.
     fn decode(&mut self, pass: &mut Pass<'_>, bucket: Bucket) -> Result<(), Fault> {
         let recording = match self.recordings.get(&bucket) {
             None => {
@@ -153,8 +153,8 @@ impl Scratch {
         device.forget_recordings()
     }
 
-    /// Sends the pieces of the plan's words that have changed: most page tables have not. Recordings contain the buffer's
-    /// address, so growing it deletes all recordings.
+    /// Sends the pieces of the plan's words that have changed: most page tables have not. Recordings contain the
+    /// buffer's address, so growing it deletes all recordings.
     fn send(&mut self, device: &mut dyn Device, words: &[u32]) -> Result<(), Fault> {
         if words.len() > self.words.len() {
             let larger = Array::new(device, words.len().next_power_of_two())?;
@@ -176,7 +176,7 @@ impl Scratch {
         Ok(())
     }
 
-    /// Computes everything up to the logits of the first rows.
+    /// Computes all layers, and the logits of the first wanted rows, as many as the buffer holds.
     fn forward(&mut self, pass: &mut Pass<'_>) -> Result<(), Fault> {
         let Pass { model, plan, .. } = *pass;
         let hidden = model.hidden;

@@ -59,7 +59,7 @@ pub struct CudaConfig {
     pub host_pages: u32,
     /// Tokens in a page: a power of two from 16 to 256.
     pub page_tokens: u32,
-    /// Most tokens in a step.
+    /// Maximum number of tokens in a step.
     pub max_step_tokens: u32,
 }
 
@@ -72,7 +72,7 @@ pub enum PoolSize {
     Fraction(f32),
 }
 
-/// Why a CUDA backend cannot be made.
+/// The reason that a CUDA backend cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum CudaError {
     /// CUDA or the device is missing.
@@ -155,7 +155,7 @@ impl CudaBackend {
         Ok((heads(&model, page_tokens).page() * model.layers * 2) as u64)
     }
 
-    /// Returns the device's name and architecture, for logs and to distinguish KV state of other devices.
+    /// Returns the device's name and architecture, for logs and to tell apart the KV state of different devices.
     pub fn device_name(&self) -> &str {
         self.device.name()
     }
@@ -192,7 +192,7 @@ impl CudaBackend {
             PoolSize::Fraction(fraction) => {
                 let bytes = device.free_bytes()? as f64 * f64::from(fraction);
                 let page = (heads.page() * layers * 2) as f64;
-                // The table of positions, as long as the model's positions, is allocated after the pool.
+                // The table of positions, at most as long as the model's positions, is allocated after the pool.
                 (bytes / page).min(f64::from(u32::MAX / config.page_tokens)) as u32
             }
         };
@@ -280,7 +280,8 @@ impl CudaBackend {
 /// Number of consecutive refused steps at which a device counts as lost, so that the engine replaces it.
 const MAX_REFUSED: u32 = 5;
 
-/// Most rows of a step that the decode kernel computes; the prefill kernel computes the attention of further ones.
+/// Maximum number of rows of a step that the decode kernel computes; the prefill kernel computes the attention of all
+/// others.
 const DECODE_ROWS: usize = 256;
 
 /// Version of the host page format. Changed whenever the bytes of a host page change their meaning or their values.

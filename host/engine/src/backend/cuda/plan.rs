@@ -19,11 +19,11 @@ use std::ops::Range;
 /// multiprocessors.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Capacity {
-    /// Most rows that decode.
+    /// Maximum number of decoding rows of a step.
     pub(super) decode_rows: usize,
-    /// Most partial results of attention.
+    /// Maximum number of partial results of attention.
     pub(super) results: usize,
-    /// Blocks that occupy the device.
+    /// Number of thread blocks that occupy all multiprocessors.
     pub(super) blocks: usize,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Plan {
     pub(super) words: Vec<u32>,
     pub(super) tokens: Range<usize>,
     pub(super) positions: Range<usize>,
-    /// The slot for each row's key and value.
+    /// The slot for each row's key and value, counted over all pages; [`NO_SLOT`] for padding.
     pub(super) slots: Range<usize>,
     /// Number of positions that each decoding row sees.
     pub(super) lengths: Range<usize>,
@@ -91,7 +91,7 @@ impl Plan {
         })
     }
 
-    /// Replaces the plan by that of a checked `step`, padded if it only decodes and `pad` is true.
+    /// Replaces the plan with the plan of a checked `step`, padded if the step only decodes and `pad` is true.
     pub(super) fn make(&mut self, step: &Step, heads: &Heads, capacity: &Capacity, pad: bool) {
         self.words.clear();
         self.order.clear();
@@ -174,7 +174,7 @@ impl Plan {
         self.cut(step, heads, capacity, &decodes, padding);
     }
 
-    /// Plans the attention of the rows that do not decode, and which logits are wanted.
+    /// Plans the attention of the rows that do not decode, and selects the rows whose logits are wanted.
     fn cut(
         &mut self,
         step: &Step,
@@ -227,7 +227,7 @@ impl Plan {
         self.last = self.put_cut(last, heads, capacity);
     }
 
-    /// Records which results the segment asks for, with the index `first` of the first of its `rows` wanted rows.
+    /// Records the results that the segment asks for. `first` is the index of the first of its `rows` wanted rows.
     fn want(&mut self, segment: &Segment, first: u32, rows: u32) {
         match segment.output {
             Output::Token(draw) => self.draws.push((first, draw)),
@@ -259,10 +259,10 @@ fn bucket_rows(rows: usize) -> usize {
     }
 }
 
-/// The shortest length of sequences for which there is a bucket.
+/// Minimum of [`Bucket::longest`], in positions; shorter sequences share this bucket.
 const SHORTEST: u32 = 256;
 
-/// Fewest positions in a split: with less, combining costs more than splitting gains.
+/// Minimum number of positions in a split: with fewer, combining costs more than splitting gains.
 const SPLIT: u32 = 512;
 
 /// Cuts whole segments into items, longest first, and cuts items into splits while there are too few blocks.
@@ -323,7 +323,7 @@ fn cut_items(segments: &[Item], heads: &Heads, capacity: &Capacity) -> (Vec<Item
     (items, splits)
 }
 
-/// Returns the most partial results that `rows` decoding rows may have.
+/// Returns the maximum number of partial results of `rows` decoding rows.
 pub(super) fn decode_results(rows: usize, heads: &Heads) -> usize {
     assert!(decode_splits(u32::MAX) <= MAX_SPLITS);
     rows * heads.heads * MAX_SPLITS as usize

@@ -172,5 +172,5 @@ impl Loader<'_> {
     }
 }
 
-/// Values that are sent at once.
+/// Number of values uploaded at once.
 const PIECE: usize = 16 << 20;

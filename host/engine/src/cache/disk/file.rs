@@ -147,8 +147,8 @@ impl PageFile {
         Ok(())
     }
 
-    /// Replaces `bytes` by those of `page`. Returns `false`, with undefined `bytes`, if the slot does not hold the page or
-    /// holds it damaged.
+    /// Replaces the content of `bytes` with the bytes of `page`. Returns `false`, with undefined `bytes`, if the slot
+    /// does not hold the page or holds it damaged.
     pub(super) fn read(&self, slot: u32, page: PageHash, bytes: &mut Vec<u8>) -> bool {
         bytes.clear();
         let Some(record) = self.record(slot).filter(|record| record.page == page) else {
@@ -159,7 +159,7 @@ impl PageFile {
         // Requests the whole page at once rather than fault by fault. If this fails, the read is slower, not wrong.
         let _ = self.map.advise_range(Advice::WillNeed, start, length);
         bytes.extend_from_slice(&self.map[start..start + length]);
-        // Sums the copy, not the map, so that the bytes returned are the bytes checked.
+        // Computes the checksum of the copy, not of the map, so that the bytes returned are the bytes checked.
         page_sum(page, bytes) == record.page_sum
     }
 
@@ -281,9 +281,9 @@ fn private() -> OpenOptions {
 }
 
 fn map(file: &File) -> io::Result<Mmap> {
-    // SAFETY: the map is only read, as bytes, for which every bit pattern is valid, and only by the thread that writes the
-    // file: no byte changes while it is borrowed. The lock excludes other instances. A process that truncates the file all
-    // the same ends this one, as with any mapped file.
+    // SAFETY: the map is only read, as bytes, for which every bit pattern is valid, and only by the thread that writes
+    // the file: no byte changes while it is borrowed. The lock excludes other instances. A process that truncates the
+    // file all the same ends this one, as with any mapped file.
     unsafe { Mmap::map(file) }
 }
 

@@ -6,9 +6,9 @@
 //!   …      pages     page_bytes for each slot, each from a multiple of 4096 on
 //! ```
 //!
-//! Numbers are little-endian, and sums are XXH3. A slot is free unless its record's sum is right, so zeroes are a free
-//! slot. A record is written after its page and erased before the slot is used again. The page's own sum detects writes
-//! that a power failure reorders or a disk loses.
+//! Numbers are little-endian, and sums are XXH3 checksums. A slot is free unless its record's sum is right, so zeroes
+//! are a free slot. A record is written after its page and erased before the slot is used again. The page's own sum
+//! detects writes that a power failure reorders or a disk loses.
 
 use crate::cache::PageHash;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
@@ -22,7 +22,7 @@ pub(super) const RECORD_BYTES: usize = 64;
 /// Largest stamp of a valid record, beyond any real number of writes. The clock of writes continues from the largest
 /// stamp in the file; this limit keeps it from overflowing.
 const MAX_STAMP: u64 = u64::MAX >> 1;
-/// Offset of the sum in a header or record: at its end.
+/// Offset of the checksum in a header or record, which ends with it.
 const SUMMED: usize = 56;
 
 /// The dimensions of a file. A file is usable only for the shape that it was created for.
@@ -146,7 +146,7 @@ impl Record {
     }
 }
 
-/// Returns the sum of a page's bytes, seeded with its hash so that it also identifies the page.
+/// Returns the checksum of a page's bytes, seeded with the page's hash so that it also identifies the page.
 pub(super) fn page_sum(page: PageHash, bytes: &[u8]) -> u64 {
     xxh3_64_with_seed(bytes, page.0 as u64)
 }

@@ -30,7 +30,7 @@ pub(super) struct Entry {
     used: u64,
 }
 
-/// The slot that a page was assigned.
+/// The slot that was assigned to a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Placed {
     pub(super) slot: u32,

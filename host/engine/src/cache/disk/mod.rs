@@ -7,9 +7,9 @@
 //!   format  the bytes, their sums                        no I/O
 //! ```
 //!
-//! Owned here: the file, its thread, and which pages are evicted from it when it is full. Not known here: tokens, trees and
-//! the meaning of a page's bytes. A page's hash covers model, tenant and all tokens up to its end, so it also authorises: a
-//! restarted engine finds its pages without a tree and without a prompt in clear on the disk.
+//! Owned here: the file, its thread, and which pages are evicted from it when it is full. Not known here: tokens, trees
+//! and the meaning of a page's bytes. A page's hash covers model, tenant and all tokens up to its end, so it also
+//! authorises: a restarted engine finds its pages without a tree and without a prompt in clear on the disk.
 //!
 //! Faults and their effects:
 //!
@@ -18,7 +18,7 @@
 //! | the process is killed, at any point | a slot without a whole record is free |
 //! | the machine loses power | as above; a page that does not match its sum counts as absent |
 //! | bits flip | the page or its record does not match its sum and counts as absent |
-//! | another model, format, page size or capacity; a truncated file | replaced by an empty file; [`DiskStore::origin`] has the reason |
+//! | another model, format, page size or capacity; a truncated file | recreated empty, see [`DiskStore::origin`] |
 //! | the disk is full or fails | the page is not stored; [`DiskStats`] counts it and has the last error |
 //! | a second process opens the file, by whatever name | [`DiskError::InUse`] |
 //! | a symbolic link, another user's file, one that others may read | [`DiskError::Refused`]; the file stays as it is |
@@ -57,9 +57,10 @@ pub struct DiskStore {
 /// The dimensions of a disk store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskConfig {
-    /// Most bytes of the file.
+    /// Maximum size of the file in bytes.
     pub capacity: u64,
-    /// Identity of everything that a page's bytes depend on besides its tokens. A file with another identity is discarded.
+    /// Identity of everything that a page's bytes depend on besides its tokens. A file with another identity is
+    /// discarded.
     pub identity: u128,
     /// Bytes of a page.
     pub page_bytes: usize,
@@ -80,7 +81,7 @@ pub struct DiskStats {
     pub dropped: u64,
     /// Pages evicted to make room for others.
     pub evicted: u64,
-    /// Pages that did not match their sum when they were read.
+    /// Pages that did not match their checksum when they were read.
     pub damaged: u64,
     /// System calls on the file that failed.
     pub failed: u64,
@@ -88,7 +89,7 @@ pub struct DiskStats {
     pub last_error: Option<String>,
 }
 
-/// Why a disk store could not be opened.
+/// The reason that a disk store could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
     /// The file could not be opened or created.
@@ -121,8 +122,8 @@ pub enum DiskError {
 }
 
 impl DiskStore {
-    /// Opens the file at `path` and starts its thread. A file made for another shape or identity is replaced by an empty
-    /// one; see [`DiskStore::origin`].
+    /// Opens the file at `path` and starts its thread. A file made for another shape or identity is replaced by an
+    /// empty one; see [`DiskStore::origin`].
     ///
     /// # Errors
     /// [`DiskError`]; an existing file is then unchanged, unless it was replaced and only the thread failed to start.

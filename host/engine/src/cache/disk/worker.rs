@@ -42,7 +42,7 @@ pub(super) struct WorkerState {
     writes: usize,
     /// Buffers of finished writes, for reuse.
     spare: Vec<Vec<u8>>,
-    /// Most pages that may wait to be written, and most pages read that may wait to be fetched.
+    /// Maximum number of pages that wait to be written, and of read pages that wait to be fetched.
     limit: usize,
     busy: bool,
     stopping: bool,
@@ -69,7 +69,7 @@ enum Job {
     Change(Change),
 }
 
-/// Most bytes that wait to be written, and most bytes of answers that wait to be fetched.
+/// Maximum number of bytes that wait to be written, and of answers' bytes that wait to be fetched.
 const MAX_WAITING_BYTES: usize = 64 << 20;
 
 impl Shared {

@@ -24,13 +24,13 @@ use crate::cache::{DiskReplicaBounds, PrefixCache};
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, VecDeque};
 
-/// Uses after which a page is worth a replica.
+/// Number of uses from which on a page is worth a replica.
 const USED_OFTEN: u32 = 2;
 
 /// Replication pauses while this many writes wait for the disk: evicted pages are written first.
 const MAX_BACKLOG: usize = 4;
 
-/// Most host pages that are reserved for copying device pages to disk.
+/// Maximum number of host pages that are reserved for copying device pages to disk.
 const MAX_PASSAGES: u32 = 8;
 
 /// Pages in memory that have been or are to be written to disk.
@@ -81,7 +81,7 @@ enum State {
 }
 
 impl DiskReplicas {
-    /// Returns replicas within `bounds`; none are kept yet.
+    /// Returns an empty set of replicas with these bounds.
     pub(in crate::cache) fn new(bounds: DiskReplicaBounds) -> Self {
         Self {
             bounds,
@@ -89,7 +89,7 @@ impl DiskReplicas {
         }
     }
 
-    /// Returns how many of `host_pages` host pages to reserve for copying device pages to disk.
+    /// Returns the number of host pages, of `host_pages`, to reserve for copying device pages to disk.
     pub(in crate::cache) fn passages_of(host_pages: u32) -> u32 {
         match host_pages {
             0 | 1 => 0,
@@ -153,7 +153,7 @@ impl DiskReplicas {
         }
     }
 
-    /// Removes a page that leaves memory.
+    /// Removes a page that leaves memory from the queues of replication.
     pub(in crate::cache) fn leave(&mut self, copy: &mut DiskCopy) {
         self.place(copy, State::None);
     }
@@ -165,8 +165,8 @@ impl PrefixCache {
         !self.disk_replicas.due.is_empty() || !self.disk_replicas.copied.is_empty()
     }
 
-    /// Records that a request used these nodes, from a sequence's first page on. Pages that are used often become due to be
-    /// written to disk.
+    /// Records that a request used these nodes, from a sequence's first page on. Pages that are used often become due
+    /// to be written to disk.
     pub(in crate::cache) fn note_replicas(&mut self, nodes: &[NodeId]) {
         let Some(disk) = &self.disk else { return };
         if self.disk_replicas.bounds.pages == 0 {
@@ -182,7 +182,7 @@ impl PrefixCache {
         let mut frequency = u32::MAX;
         for (index, &id) in nodes[..hashes.len()].iter().enumerate() {
             let at = &mut self.tree[id].at;
-            // No page counts for more than those that it needs.
+            // A page never counts as used more often than the pages before it.
             frequency = frequency.min(at.usage.frequency);
             let level = frequency.ilog2();
             let (standing, is_kept) = match at.disk_copy.0 {
@@ -255,7 +255,7 @@ impl PrefixCache {
                 continue;
             };
             if !self.make_room_for_replica(level) {
-                // All others that are due are used no more often.
+                // All other pages that are due are used no more often than this one.
                 self.forget_due_replicas();
                 break;
             }

@@ -14,7 +14,7 @@ use crate::backend::{HostPageId, PageId, Store};
 use crate::cache::PrefixCache;
 use crate::cache::tree::NodeId;
 
-/// Uses after which a page is worth a replica.
+/// Number of uses from which on a page is worth a replica.
 const USED_OFTEN: u32 = 2;
 
 impl PrefixCache {

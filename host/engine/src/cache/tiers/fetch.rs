@@ -63,7 +63,7 @@ impl PrefixCache {
         (!pages.is_empty()).then_some(Fetch { pages })
     }
 
-    /// Returns whether every page of the fetch has arrived or failed to.
+    /// Returns true if every page of the fetch has arrived or could not be read.
     pub fn is_fetched(&self, fetch: &Fetch) -> bool {
         let mut pages = fetch.pages.iter();
         !pages.any(|page| self.fetching.pages.contains_key(page))

@@ -8,23 +8,23 @@
 //! | `lru` | time of the last use |
 //! | `lfu` | number of uses |
 //! | `gdsf` | `clock + frequency · cost / size`, with cost in proportion to size: `clock + frequency` |
-//! | `pgdsf` | `clock + frequency · (mean over uses that had to compute it of seconds / tokens computed)` |
-//! | `pgdsf-paper` | the same, with the paper's uses and nodes |
+//! | `pgdsf` | `clock + frequency · (mean seconds per computed token, over the requests that computed the page)` |
+//! | `pgdsf-paper` | the same; every use counts alike, and documents are evicted whole |
 //!
 //! The last three are Greedy-Dual-Size-Frequency (Cherkasova 1998) and RAGCache's form of it (§5.1, equations 2 to 4,
 //! Algorithm 1). Whenever a page is evicted, the clock of its tier advances to the page's priority, so a page that was
 //! useful once and is no longer used is overtaken.
 //!
-//! A count of uses outlives an eviction ([`History`](super::history::History)): RAGCache counts "within a time window" and
-//! resets counts only with the system or an empty cache. It does not say how long the window is. `lfu` and `gdsf`, to which
-//! it is compared, have the same history.
+//! A count of uses outlives an eviction ([`History`](super::history::History)): RAGCache counts "within a time window"
+//! and resets counts only with the system or an empty cache. It does not say how long the window is. `lfu` and `gdsf`,
+//! to which it is compared, have the same history.
 //!
-//! No count ages while it is recorded. `pgdsf` departs from the paper in two more ways. First, a page's first
-//! use counts for only [`FIRST_USE`] of a later one. Most document paths are requested once: at full weight, each of them
+//! No count ages while it is recorded. `pgdsf` departs from the paper in two more ways. First, a page's first use
+//! counts for only [`FIRST_USE`] of a later one. Most document paths are requested once: at full weight, each of them
 //! would advance the clock by a whole use and push out pages that are used again, and the policy loses to `lfu` on
-//! long-tailed traffic (`benches/results/cache.md`). Second, it evicts single pages, from a document's end on, where the
-//! paper's nodes are whole documents. `pgdsf-paper` counts every use alike and evicts all pages of a document together; in
-//! a prompt whose documents were not announced, each page is a node.
+//! long-tailed traffic (`benches/results/cache.md`). Second, it evicts single pages, from a document's end on, where
+//! the paper's nodes are whole documents. `pgdsf-paper` counts every use alike and evicts all pages of a document
+//! together; in a prompt whose documents were not announced, each page is a node.
 
 use std::fmt;
 use std::str::FromStr;
@@ -50,8 +50,8 @@ pub enum EvictionPolicy {
 /// a higher one those that are popular now; `benches/results/cache.md` lists the values that were tried.
 const FIRST_USE: f64 = 0.3;
 
-/// Departed pages whose usage is remembered, for each page of the pools. Each takes about 80 bytes, against tens of
-/// kilobytes for a small model's page and megabytes for a large one's.
+/// Number of departed pages whose usage is remembered, for each page of the pools. Each takes about 80 bytes, against
+/// tens of kilobytes for a small model's page and megabytes for a large one's.
 const REMEMBERED: usize = 16;
 
 /// A page's uses so far.

@@ -38,7 +38,7 @@ impl Pool {
         Some(page)
     }
 
-    /// Adds a holder to `page`.
+    /// Adds one to the number of holders of `page`.
     pub(in crate::cache) fn hold(&mut self, page: PageId) {
         let holders = &mut self.holders[page.0 as usize];
         if *holders == 0 {
@@ -62,7 +62,7 @@ impl Pool {
         *holders == 0
     }
 
-    /// Makes an idle page free.
+    /// Returns a page without holders to the list of free pages.
     pub(in crate::cache) fn give_back(&mut self, page: PageId) {
         assert_eq!(
             self.holders[page.0 as usize], 0,

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! Only the four moves below (enter and leave, for device and host) change where a page is. Each of them updates the
-//! parent's counts, the eviction queues, the stamps that a [`CachedLookup`](crate::cache::CachedLookup) compares, and the events.
+//! parent's counts, the eviction queues, the stamps that a [`CachedLookup`](crate::cache::CachedLookup) compares, and
+//! the events.
 
 use super::disk_replicas::DiskCopy;
 use super::policy::Usage;
@@ -188,7 +189,8 @@ impl PrefixCache {
         self.file(id, |_, _, rank| rank);
     }
 
-    /// Records that a node's page was used now, and ranks it anew. Call it for a sequence's last page first.
+    /// Records that a node's page was used now, and recomputes its rank. Call it for a sequence's last page first, so
+    /// that no page counts as used later than the page before it.
     pub(in crate::cache) fn touch(&mut self, id: NodeId) {
         self.now += 1;
         self.tree[id].at.usage.last = self.now;
@@ -215,7 +217,7 @@ impl PrefixCache {
         }
     }
 
-    /// Returns which tiers may evict the node's page: those in which no child's page is, no lease or load uses the
+    /// Returns the tiers that may evict the node's page: those in which no child's page is, no lease or load uses the
     /// node's page, and it is not being loaded.
     pub(in crate::cache) fn evictable(&self, id: NodeId) -> Evictable {
         let at = &self.tree[id].at;

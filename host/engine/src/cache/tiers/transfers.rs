@@ -15,7 +15,8 @@ use fxhash::FxHashSet;
 pub enum Transfer {
     /// Copy a device page to host memory before the device page is used for something else.
     Store(Store),
-    /// Hand a host page to [`DiskTier::write`](crate::cache::DiskTier::write) before the host page is used for something else.
+    /// Hand a host page to [`DiskTier::write`](crate::cache::DiskTier::write) before the host page is used for
+    /// something else.
     Save {
         /// The host page to read.
         page: HostPageId,
@@ -36,7 +37,7 @@ pub enum Transfer {
 /// Everything that a failed step or transfer invalidates.
 #[derive(Default)]
 pub(in crate::cache) struct InFlight {
-    /// Nodes whose host page is to be read, each with whether the load fills the node's page on the device.
+    /// Nodes whose host page is to be read, each with true if the load fills the node's page on the device.
     pub(in crate::cache) loads: Vec<(NodeId, bool)>,
     /// Host pages that are to be written.
     pub(in crate::cache) written: Vec<HostPageId>,
@@ -73,8 +74,8 @@ impl PrefixCache {
         self.spoil_written();
     }
 
-    /// Reports that the device has lost its memory. Only pages in host memory whose predecessors are all there remain.
-    /// Every lease is void: drop it, do not close it.
+    /// Reports that the device has lost its memory. Only pages in host memory remain whose predecessors are all in host
+    /// memory too. Every lease is void: drop it, do not close it.
     pub fn lose_device(&mut self) {
         self.transfers.clear();
         for (node, onto_device) in std::mem::take(&mut self.in_flight.loads) {

@@ -1,7 +1,7 @@
 //! Speculative prefills, called guesses here: prompts that one later request may have (RAGCache, section 5.3).
 //!
-//! While a search for documents continues, the engine already computes the prompt of the documents found so far, under an
-//! id that all guesses share. At most one request of an id is in the engine:
+//! While a search for documents continues, the engine already computes the prompt of the documents found so far, under
+//! an id that all guesses share. At most one request of an id is in the engine:
 //!
 //! ```text
 //!   guess [D1 D3]  ── computing ──▶ superseded by the next guess; its pages stay cached
@@ -9,8 +9,8 @@
 //!   the request itself, [D1 D2]                                     ── joins: takes the guess's place and progress
 //! ```
 //!
-//! A guess whose prompt is computed is held with the logits of its last token, so that the request's first token needs no
-//! further step. It keeps its pages until its caller drops it, its deadline passes, or a request lacks pages.
+//! A guess whose prompt is computed is held with the logits of its last token, so that the request's first token needs
+//! no further step. It keeps its pages until its caller drops it, its deadline passes, or a request lacks pages.
 //!
 //! Superseding and joining happen between two steps, so a step in progress is always finished ("after the current
 //! iteration").
@@ -32,7 +32,7 @@ impl HeldGuess {
     }
 }
 
-/// Most computed guesses that keep their pages; a further one ends when its prompt is computed.
+/// Maximum number of computed guesses that keep their pages; a further one ends when its prompt is computed.
 const MAX_HELD: usize = 8;
 
 impl Core {
@@ -49,7 +49,7 @@ impl Core {
         self.held.push(HeldGuess { active, logits });
     }
 
-    /// Releases the pages of held guesses for which `which` is true; their KV state stays cached. Returns whether there
+    /// Releases the pages of held guesses for which `which` is true; their KV state stays cached. Returns true if there
     /// was one.
     pub(super) fn release_held(&mut self, which: impl Fn(&Sequence) -> bool) -> bool {
         let is_meant = |held: &mut HeldGuess| !held.is_joined() && which(&held.active.sequence);

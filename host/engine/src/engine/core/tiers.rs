@@ -24,13 +24,13 @@ pub(super) struct Fetching {
     since: Option<Instant>,
 }
 
-/// The longest wait for the disk. Pages that have not arrived by then are computed.
+/// The maximum time that a request waits for the disk. Pages that have not arrived by then are computed.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The rate of copies to disk: a credit that grows with time, up to one second's worth.
 pub(super) struct Replication {
     bounds: DiskReplicaBounds,
-    /// Pages that may be written now.
+    /// Number of pages that may be written now, which may be fractional.
     credit: f64,
     since: Option<Instant>,
 }
@@ -47,7 +47,7 @@ impl Replication {
         }
     }
 
-    /// Returns how many pages may be written at `now`.
+    /// Returns the number of pages that may be written at `now`. Adds credit for the time since the last call.
     fn allowed(&mut self, now: Instant) -> u32 {
         let rate = self.bounds.pages_per_second.max(0.0);
         let since = self.since.replace(now).unwrap_or(now);
@@ -78,7 +78,7 @@ impl Core {
         }
     }
 
-    /// Returns how long an idle engine waits before it copies further pages to disk; `None` if it never does.
+    /// Returns the time that an idle engine waits before it copies further pages to disk; `None` if it never does.
     pub(in crate::engine) fn replication_wait(&self) -> Option<Duration> {
         if !self.cache.has_replicas_to_write() {
             return None;
@@ -109,8 +109,8 @@ impl Core {
         None
     }
 
-    /// Receives pages from disk. Queues the requests whose pages have all arrived or failed to, and those that have
-    /// waited for [`PATIENCE`], are past their deadline or were cancelled.
+    /// Receives pages from disk. Queues the requests whose pages have all arrived or could not be read, and those that
+    /// have waited for [`PATIENCE`], are past their deadline or were cancelled.
     pub(super) fn queue_fetched(&mut self, now: Instant) {
         self.cache.receive();
         let cache = &self.cache;
@@ -133,8 +133,8 @@ impl Core {
         gone.map(|waiting| waiting.sequence).collect()
     }
 
-    /// Queues the requests that wait for the disk and that `stops` selects, without their pages, so that a search of the
-    /// queue finds them.
+    /// Queues the requests that wait for the disk and that `stops` selects, without their pages, so that a search of
+    /// the queue finds them.
     pub(super) fn stop_fetching(&mut self, stops: impl Fn(&Sequence) -> bool) {
         let stopped = (self.fetching).extract_if(.., |waiting| stops(&waiting.sequence));
         for waiting in stopped.collect::<Vec<_>>() {

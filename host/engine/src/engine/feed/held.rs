@@ -42,8 +42,8 @@ impl HeldDocuments {
         is_new
     }
 
-    /// Removes a mark from the last document of this path. Returns how many leading documents of the path are still
-    /// cached, or `None` if all of them are, or there was no such mark.
+    /// Removes a mark from the last document of this path. Returns the number of leading documents of the path that are
+    /// still cached, or `None` if all of them are, or there was no such mark.
     pub(super) fn remove(
         &mut self,
         salt: &Arc<str>,
@@ -77,9 +77,9 @@ impl HeldDocuments {
     }
 }
 
-/// Removes a mark from the end of `path`, and every node that has no mark at or below it. Returns how many documents of the
-/// path are left, or `None` if there was no mark. The recursion is as deep as a path has documents, which the header that
-/// announces them bounds to a few hundred.
+/// Removes a mark from the end of `path`, and every node that has no mark at or below it. Returns the number of
+/// documents of the path that are left, or `None` if there was no mark. The recursion is as deep as a path has
+/// documents, which the header that announces them bounds to a few hundred.
 fn unmark(children: &mut Children, path: &[Document]) -> Option<usize> {
     let ((fingerprint, _), rest) = path.split_first()?;
     let node = children.get_mut(fingerprint)?;

@@ -7,9 +7,9 @@
 //!                                └─▶ the documents cached now, for readers that fell behind
 //! ```
 //!
-//! The engine appends under a short lock and waits for no reader. A reader that falls behind by more than a ring must start
-//! again from a snapshot ([`News::reset`]). Positions count events within one *epoch* of the cache. A restart, or events
-//! that were lost before they reached the feed, begin a new epoch.
+//! The engine appends under a short lock and waits for no reader. A reader that falls behind by more than a ring must
+//! start again from a snapshot ([`News::reset`]). Positions count events within one *epoch* of the cache. A restart, or
+//! events that were lost before they reached the feed, begin a new epoch.
 
 mod held;
 
@@ -44,7 +44,7 @@ pub struct Progress {
 pub struct Position {
     /// The [`Progress::epoch`] that the position belongs to.
     pub epoch: u64,
-    /// Number of events before the position.
+    /// Number of events of the epoch before the position.
     pub next: u64,
 }
 
@@ -55,7 +55,7 @@ pub struct News {
     pub epoch: u64,
     /// Number of events in the epoch before these.
     pub from: u64,
-    /// Position from which to read next.
+    /// The [`Position::next`] from which to read next.
     pub next: u64,
     /// True if the reader missed events and must discard its state. `events` then describe all cached documents, or,
     /// for pages, begin with the oldest stored event.
@@ -89,12 +89,13 @@ struct FeedState {
 /// The most recent events of one kind.
 #[derive(Debug, Default)]
 struct Ring {
-    /// Position of the oldest event.
+    /// Number of events of the epoch before the oldest stored one.
     first: u64,
     events: VecDeque<CacheEvent>,
 }
 
-/// Most events that a ring holds: at 16 tokens a page, 16,384 take about 2 MiB and are the prefill of 260,000 tokens.
+/// Maximum number of events that a ring holds: at 16 tokens a page, 16,384 take about 2 MiB and are the prefill of
+/// 260,000 tokens.
 const CAPACITY: usize = 1 << 14;
 
 impl Default for Feed {

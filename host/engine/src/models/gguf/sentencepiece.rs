@@ -1,18 +1,19 @@
-//! Vocabularies of SentencePiece with a score for each token (`tokenizer.ggml.model` `llama`), as Gemma's files have them.
+//! Vocabularies of SentencePiece with a score for each token (`tokenizer.ggml.model` `llama`), as Gemma's files have
+//! them.
 //!
-//! SentencePiece begins with characters, and again and again joins the neighbours whose joint token has the best score. A
-//! BPE does the same when every way to split a token into two tokens is a merge, the merges of the best score first
+//! SentencePiece begins with characters, and again and again joins the neighbours whose joint token has the best score.
+//! A BPE does the same when every way to split a token into two tokens is a merge, the merges of the best score first
 //! (`generate_merges` of transformers, `convert_slow_tokenizer.py`).
 
 use std::collections::HashMap;
 
-/// Longest token in bytes that is the result of a merge; real ones have up to about a hundred.
+/// Maximum length in bytes of a token that results from a merge; real ones have up to about a hundred.
 const MAX_TOKEN: usize = 256;
-/// Most merges; Gemma 3 has about half a million.
+/// Maximum number of merges; Gemma 3 has about half a million.
 const MAX_MERGES: usize = 1 << 22;
 
-/// Returns the merges of an equal BPE, in order of priority: every pair of tokens that forms a token for which
-/// `is_joined` is true.
+/// Returns the merges of the BPE tokenizer that is equivalent to a SentencePiece tokenizer with these scores, in order
+/// of priority: every pair of tokens that forms a token for which `is_joined` is true.
 pub(super) fn merges<'a>(
     tokens: &[&'a str],
     scores: &[f64],

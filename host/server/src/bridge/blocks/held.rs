@@ -10,7 +10,8 @@ use std::sync::Arc;
 #[derive(Debug, Default)]
 pub(super) struct HeldBlocks {
     blocks: HashMap<BlockHash, Block>,
-    /// The known blocks behind each block, which need not be held itself. `None`: blocks that begin a sequence.
+    /// The known blocks that directly follow each block, which need not be held itself; under `None`, the blocks that
+    /// begin a sequence.
     children: HashMap<Option<BlockHash>, HashSet<BlockHash>>,
     /// Number of blocks compared with a prompt or visited for a removal.
     #[cfg(test)]
@@ -23,10 +24,10 @@ struct Block {
     tokens: Arc<[TokenId]>,
     /// For a block that begins a sequence, what its hash covers besides tokens, such as a salt; `None` if not reported.
     keys: Option<Vec<Key>>,
-    /// Whether the block is held on the device, in host memory, and elsewhere, in this order.
+    /// True for each tier that holds the block: the device, host memory, and all others, in this order.
     places: [bool; 3],
-    /// Whether a prompt matched the block. All blocks before a matched one are matched too, and only matched blocks have
-    /// marks, or prompts that wait behind them.
+    /// True if a prompt matched the block. All blocks before a matched one are matched too, and only matched blocks
+    /// have marks, or prompts that wait behind them.
     is_matched: bool,
     marks: Vec<DocumentEnd>,
 }
@@ -109,8 +110,9 @@ impl HeldBlocks {
         }
     }
 
-    /// Records that a block and those behind it are no longer matched. Returns those that were, each after its parent.
-    /// Visits no block behind one that was not matched, so removing a chain from its root costs `O(blocks)` in all.
+    /// Records that a block and those behind it are no longer matched. Returns the blocks that were matched, each after
+    /// its parent. Visits no block behind one that was not matched, so removing a chain from its root costs `O(blocks)`
+    /// in all.
     pub(super) fn unmatch(&mut self, top: BlockHash) -> Vec<BlockHash> {
         let mut was_matched = |hash: &BlockHash| {
             #[cfg(test)]
@@ -128,8 +130,8 @@ impl HeldBlocks {
         found
     }
 
-    /// Returns the block behind `at` (`None`: one that begins a sequence) with which `tokens` begin, and its number of
-    /// tokens. `is_whose` must be true for the keys of a block that begins a sequence.
+    /// Returns the held block that follows `at` (with `None`, begins a sequence) and with whose tokens `tokens` begin,
+    /// and its number of tokens. `is_whose` must be true for the keys of a block that begins a sequence.
     pub(super) fn behind(
         &self,
         at: Option<BlockHash>,
@@ -179,7 +181,7 @@ impl HeldBlocks {
     }
 }
 
-/// Most marks of a block; further ones are ignored.
+/// Maximum number of marks of a block; further ones are ignored.
 const MAX_MARKS: usize = 8;
 
 #[cfg(test)]

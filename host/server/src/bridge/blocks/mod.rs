@@ -37,7 +37,7 @@ pub struct Blocks {
     limits: Limits,
     held: HeldBlocks,
     waiting: WaitingPrompts,
-    /// Id of the next prompt.
+    /// Id that the next prompt will get.
     next: u64,
     /// Groups of layers whose blocks are skipped, since they hold only a part of the sequence.
     partial: HashSet<i64>,
@@ -45,23 +45,23 @@ pub struct Blocks {
     salted: bool,
     /// True if the engine reports salts with the first block of each sequence; `None` if no such block has arrived yet.
     reports_keys: Option<bool>,
-    /// True if the log has the warning that nothing is reported.
+    /// True once the warning was logged that no documents are reported.
     has_warned: bool,
     log: Vec<CacheEvent>,
 }
 
-/// Limits on the state's size.
+/// Limits on the size of a [`Blocks`].
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Most blocks. If an engine reports more, its reports are not credible and the state is discarded.
+    /// Maximum number of blocks. If an engine reports more, its reports are not credible and the state is discarded.
     pub blocks: usize,
-    /// Most waiting prompts; beyond it the oldest are dropped.
+    /// Maximum number of waiting prompts; beyond it the oldest are dropped.
     pub prompts: usize,
-    /// Most tokens of the waiting prompts; beyond it the oldest are dropped.
+    /// Maximum number of tokens of the waiting prompts; beyond it the oldest are dropped.
     pub prompt_tokens: usize,
 }
 
-/// The size of the state.
+/// The size of a [`Blocks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
     /// Number of blocks that the engine holds.
@@ -286,7 +286,7 @@ impl Blocks {
         self.walk_from(prompt, next);
     }
 
-    /// Walks as [`Self::walk`] does; `next` is the first block and its number of tokens.
+    /// Matches as [`Self::walk`] does, beginning with the block `next`, given with its number of tokens.
     fn walk_from(&mut self, mut prompt: Prompt, mut next: Option<(BlockHash, usize)>) {
         let documents = &prompt.documents.documents;
         let ends = documents.iter().map(|document| document.end as usize);
@@ -340,9 +340,9 @@ fn is_next(held: &HeldBlocks, hash: BlockHash, prompt: &Prompt, salted: bool) ->
         .is_some()
 }
 
-/// Returns whether a first block with these keys can belong to this prompt's request, which has no other key than its
-/// salt, such as a LoRA or an image. vLLM reports the salt, our own engine the tenant key. `salted` is true if any
-/// request had a salt.
+/// Returns whether a first block with these keys can belong to this prompt's request, which has no key except its salt
+/// (no LoRA, no image). vLLM reports the salt, our own engine the tenant key. `salted` is true if any request had a
+/// salt.
 fn is_whose(keys: Option<&[Key]>, prompt: &Prompt, salted: bool) -> bool {
     match keys {
         None => prompt.salt.is_empty() && !salted,
@@ -354,7 +354,7 @@ fn is_whose(keys: Option<&[Key]>, prompt: &Prompt, salted: bool) -> bool {
     }
 }
 
-/// Most groups of layers to skip; models have few.
+/// Maximum number of groups of layers to skip; models have few.
 const MAX_GROUPS: usize = 64;
 
 fn tier(medium: Option<&str>) -> Tier {

@@ -16,14 +16,14 @@ pub(super) struct WaitingPrompts {
     behind: HashMap<Option<BlockHash>, HashSet<u64>>,
     /// Ids, oldest first; may include prompts that no longer wait.
     ages: VecDeque<u64>,
-    /// Sum of all prompts' tokens.
+    /// Sum of the numbers of tokens of all waiting prompts.
     tokens: usize,
 }
 
 /// A prompt that waits for blocks.
 #[derive(Debug)]
 pub(super) struct Prompt {
-    /// A unique id.
+    /// Unique id of the prompt.
     pub(super) id: u64,
     pub(super) tokens: Vec<TokenId>,
     pub(super) salt: Arc<str>,

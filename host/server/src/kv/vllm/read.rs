@@ -47,8 +47,8 @@ pub struct Stored {
     pub block_tokens: u32,
     /// The engine's name for the tier, such as `GPU` or `CPU`; `None` for the GPU.
     pub medium: Option<String>,
-    /// What the first block's hash covers besides its tokens, such as a LoRA's name, images, the salt. `None` if the
-    /// engine does not report it, although there may be something.
+    /// The inputs of the first block's hash besides its tokens, such as a LoRA's name, images or the salt. `None` if
+    /// the engine does not report them, although there may be some.
     pub keys: Option<Vec<Key>>,
     /// The blocks' group of layers.
     pub group: Group,
@@ -93,7 +93,7 @@ pub fn batch(bytes: &[u8]) -> Result<Batch, rmp_serde::decode::Error> {
     rmp_serde::from_slice(bytes)
 }
 
-/// Most events in a batch. An engine that evicts the blocks of a million tokens reports 65,536.
+/// Maximum number of events in a batch. An engine that evicts the blocks of a million tokens reports 65,536.
 const MAX_EVENTS: usize = 1 << 18;
 
 /// The fields of events in the order of vLLM's arrays; those that are not used hold a place.

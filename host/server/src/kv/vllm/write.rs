@@ -46,7 +46,8 @@ enum Block {
         lora_id: Option<u32>,
         medium: &'static str,
         lora_name: Option<&'static str>,
-        /// For each block, what its hash covers besides tokens and parent: a tenant's key.
+        /// For each block, the input of its hash besides tokens and parent: the tenant's key, for the first block of a
+        /// salted prompt only.
         extra_keys: Vec<Option<[String; 1]>>,
     },
     BlockRemoved {

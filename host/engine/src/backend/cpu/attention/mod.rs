@@ -15,9 +15,9 @@
 //! content of slots after the item and the number of rows in it therefore cannot reach a row's result. That keeps
 //! attention batch-invariant, and lets slots beyond a sequence hold anything, NaN included.
 //!
-//! In a layer with a sliding window an item begins with the span in which its first query's window does, and a query skips
-//! the spans before its own window. Keys before a window stay in their pages, where another layer or a later request
-//! needs them.
+//! In a layer with a sliding window an item begins with the span that holds the first position of its first query's
+//! window, and a query skips the spans before its own window. Keys before a window stay in their pages, where another
+//! layer or a later request needs them.
 //!
 //! There are two ways through a span: [`wide`] in f32, and [`pairs`] with bf16 products.
 
@@ -32,7 +32,7 @@ use super::pages::{KvType, LayerPool};
 use crate::backend::Segment;
 use rayon::prelude::*;
 
-/// Returns the most rows that an item may have over a pool of type `kv_type`.
+/// Returns the maximum number of rows in an item over a pool of type `kv_type`.
 pub(super) fn item_rows(kv_type: KvType) -> usize {
     match kv_type {
         KvType::F32 => wide::ITEM_ROWS,

@@ -35,9 +35,9 @@ use std::ops::Range;
 const SPAN: usize = 64;
 /// Panels of rows in an item. More panels read each key and value less often, but leave fewer items for threads.
 const PANELS: usize = 4;
-/// Most bf16 parts of one number.
+/// Maximum number of bf16 parts of one number.
 const PARTS: usize = 2;
-/// Most rows in an item.
+/// Maximum number of rows in an item.
 pub(super) const ITEM_ROWS: usize = PANELS * PANEL;
 
 /// Scratch memory of an item. Its content is undefined when an item begins.
@@ -70,7 +70,7 @@ struct Panel {
     out: [[f32; PANEL]; MAX_HEAD],
     maxima: [f32; PANEL],
     totals: [f32; PANEL],
-    /// The first position that each row attends to; `positions` has each row's own.
+    /// The first position that each row attends to. The last one is the row's own, in `positions`.
     lowest: [i32; PANEL],
     positions: [i32; PANEL],
 }
@@ -257,7 +257,7 @@ struct Softmax<'a> {
     panel: &'a mut Panel,
     /// Scores of the span's positions up to the panel's last one, padded to a multiple of [`DEPTH`] positions.
     scores: &'a mut [[f32; PANEL]],
-    /// High parts of the weights of as many positions, two in a word, and then low parts, unused unless `two`.
+    /// Weights of these positions, two in a word: all high parts, then all low parts, which are unused unless `two`.
     weights: &'a mut [[u32; PANEL]],
     two: bool,
     /// Rows of the panel, rounded up to whole vectors.

@@ -18,7 +18,7 @@ use crate::backend::cpu::left_operand::write_row;
 
 /// Positions between two corrections of the running maximum: one block of the microkernel's left operand.
 const SPAN: usize = BLOCK;
-/// Most rows in an item: two tiles, so that each key and value that is read serves all of them.
+/// Maximum number of rows in an item: two tiles, so that each key and value that is read serves all of them.
 pub(super) const ITEM_ROWS: usize = 2 * TILE_ROWS;
 
 /// Computes attention for `item` of a segment with `pages`, see [`Attention::attend`].
@@ -67,8 +67,8 @@ pub(super) fn attend(attention: &Attention<'_>, item: &Item, pages: &[PageId], o
     }
 }
 
-/// Computes `scores[row][position - span] = queries · keys` of the first `begun` tokens, for positions of the span up to
-/// the row's strip.
+/// Computes `scores[row][position - span] = queries · keys` of the first `begun` tokens, for positions of the span up
+/// to the row's strip.
 fn score(
     attention: &Attention<'_>,
     item: &Item,
@@ -207,7 +207,7 @@ struct Softmax<'a> {
     totals: &'a mut [f32],
     rows: std::ops::Range<usize>,
     heads: usize,
-    /// Position of row 0.
+    /// Position of the token of row 0 in its sequence.
     first: usize,
     span: usize,
 }

@@ -10,17 +10,17 @@
 //!  …  (up to 12 rows at once)          b₂ └────────────────┘   one fused multiply-add each, k = 0, 1, 2, …
 //! ```
 //!
-//! Each output has one accumulator and takes its products in ascending `k`. Its bits therefore do not depend on how many
-//! rows are computed with it, nor on where `k` is cut (storing and reloading an f32 changes nothing). Decode and prefill,
-//! weights and attention all run this kernel, which makes the backend batch-invariant. Different instruction sets may
-//! differ in the last bits; a process uses one throughout.
+//! Each output has one accumulator and takes its products in ascending `k`. Its bits therefore do not depend on how
+//! many rows are computed with it, nor on where `k` is cut (storing and reloading an f32 changes nothing). Decode and
+//! prefill, weights and attention all run this kernel, which makes the backend batch-invariant. Different instruction
+//! sets may differ in the last bits; a process uses one throughout.
 //!
 //! Left operands are stored for the kernel as `[row / 12][column / 128][row % 12][144]` f32; twelve rows are a *tile*.
 //! The row stride is a constant (addresses are immediates, and one pointer serves twelve rows) and an odd number of
 //! cache lines (rows do not compete for one set of the first-level cache). The 16 columns of padding are never read.
 //!
-//! Where weights are bf16 and activations may be too, [`pairs`] takes the place of this kernel; where weights are packed,
-//! [`packed`] does.
+//! Where weights are bf16 and activations may be too, [`pairs`] takes the place of this kernel; where weights are
+//! packed, [`packed`] does.
 //!
 //! This module does not know what is multiplied. Unsafe code stays in the files of intrinsics and in the calls into
 //! them.
@@ -268,8 +268,8 @@ impl Kernels {
         Some((kernels, found.warning))
     }
 
-    /// Returns all kernels of this CPU: vector sets, best first, then pair machines with the best of them, each with every
-    /// attention.
+    /// Returns all kernels of this CPU: vector sets, best first, then pair machines with the best of them, each with
+    /// every attention.
     #[cfg(test)]
     pub(super) fn available() -> Vec<Self> {
         let vectors = [
@@ -354,7 +354,8 @@ impl Kernels {
     pub(super) fn multiply_packed(self, product: PackedProduct<'_>) {
         let product = product.check();
         match self.isa {
-            // SAFETY: the product stays within its slices, and the CPU has the instructions: both proofs include AVX2 and F16C.
+            // SAFETY: the product stays within its slices, and the CPU has the instructions: both proofs include AVX2
+            // and F16C.
             Isa::Avx512(_) | Isa::Avx2(_) => unsafe { packed::avx2::multiply(product) },
             Isa::Portable => packed::multiply(product),
         }
@@ -363,7 +364,7 @@ impl Kernels {
     /// Widens `from` to `to`, of the same length, a multiple of [`LANES`].
     ///
     /// # Panics
-    /// Panics when the lengths differ or are no such multiple.
+    /// Panics when the lengths differ or are not a multiple of [`LANES`].
     #[inline]
     pub(super) fn widen<E: Scalar>(self, from: &[E], to: &mut [f32]) {
         assert!(

@@ -17,7 +17,7 @@ use std::arch::x86_64::{
     _mm512_setzero_ps, _mm512_slli_epi32, _mm512_storeu_ps,
 };
 
-/// Proof that the CPU has AVX-512 F, BW, DQ and VL, and what [`Avx2`] proves.
+/// Proof that the CPU has AVX-512 F, BW, DQ and VL, and AVX2, FMA and F16C as for [`Avx2`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Avx512(());
 
@@ -123,8 +123,8 @@ pub(super) unsafe fn multiply_avx2<E: Scalar>(product: Checked<'_, E>) {
             let rows = (TILE_ROWS - within)
                 .min(p.rows.end - row)
                 .min(TILE_ROWS / 2);
-            // SAFETY: as in `multiply_avx512`, for sixteen columns from `column` on. With `k` 0, `b` may be shorter than
-            // `column`; `wrapping_add` then makes a pointer that nothing follows.
+            // SAFETY: as in `multiply_avx512`, for sixteen columns from `column` on. With `k` 0, `b` may be shorter
+            // than `column`; `wrapping_add` then makes a pointer that nothing follows.
             unsafe {
                 let a =
                     p.a.as_ptr()
@@ -147,8 +147,8 @@ pub(super) unsafe fn multiply_avx2<E: Scalar>(product: Checked<'_, E>) {
     }
 }
 
-/// How many rows of `b` ahead to prefetch. Not done for single rows and, in f32, for less than a whole tile: without it
-/// these already request more than memory delivers.
+/// Number of rows of `b` by which prefetching is ahead. There is none for single rows and, in f32, for less than a
+/// whole tile: without it these already request more than memory delivers.
 const AHEAD: usize = 16;
 
 #[derive(Clone, Copy)]
@@ -184,7 +184,8 @@ unsafe fn tile_512<E: Scalar, const ROWS: usize, const VECTORS: usize>(
     } else {
         ROWS == TILE_ROWS
     };
-    // SAFETY: see above; the last step of `b` may leave its slice, but is not followed, and a fetch ahead reads nothing.
+    // SAFETY: see above; the last step of `b` may leave its slice, but is not followed, and a fetch ahead reads
+    // nothing.
     unsafe {
         let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
         if shape.start == Start::Sum {

@@ -20,13 +20,14 @@ use std::path::Path;
 /// The reason why a CUDA device cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unavailable {
-    /// True if the machine has a CUDA driver, or a device of one: its user then expects a GPU to be used.
+    /// True if the machine has a CUDA driver or the device file of one (`/dev/nvidiactl`): its user then expects a GPU
+    /// to be used.
     pub has_driver: bool,
     /// The reason: what was found and what is needed.
     pub reason: String,
 }
 
-/// Returns the reason why device `ordinal` cannot be used, or `None` if the checks that do not open it find none.
+/// Returns the reason why device `ordinal` cannot be used, or `None` if no check finds one. No check opens the device.
 pub fn unavailable(ordinal: u32) -> Option<Unavailable> {
     find(ordinal).err()
 }
@@ -100,7 +101,8 @@ fn find(ordinal: u32) -> Result<Found, Unavailable> {
 /// The device file that NVIDIA's kernel module creates.
 const CONTROL: &str = "/dev/nvidiactl";
 
-/// Least version of CUDA that the driver must support: the kernels' machine code has CUDA 13's ABI.
+/// Minimum version of CUDA that the driver must support, as `1000 · major + 10 · minor`: the kernels' machine code has
+/// CUDA 13's ABI.
 const NEEDED: i32 = 13_000;
 
 const TOO_OLD: &str =
@@ -149,7 +151,7 @@ impl From<DriverError> for Fault {
     }
 }
 
-/// Bytes of pinned memory through which small copies are staged.
+/// Bytes of pinned memory through which copies to and from the device are staged.
 const STAGING: usize = 64 << 20;
 
 /// An open device.
@@ -159,7 +161,7 @@ pub(super) struct Driver {
     context: sys::CUcontext,
     processors: u32,
     queues: [sys::CUstream; 2],
-    /// The one event; it is recorded again for each wait between the queues.
+    /// Makes one queue wait for the other; recorded again for each wait.
     event: sys::CUevent,
     modules: Modules,
     products: Products,
@@ -236,7 +238,8 @@ impl Driver {
         self.queues[queue as usize]
     }
 
-    /// Reserves `bytes` bytes of the staging area, at most all of it.
+    /// Reserves `bytes` bytes of the staging area, at most [`STAGING`]. Waits for the compute queue if too few are
+    /// left.
     fn stage(&mut self, bytes: usize) -> Result<*mut u8, Fault> {
         if self.staged + bytes > STAGING {
             self.wait(Queue::Compute)?;

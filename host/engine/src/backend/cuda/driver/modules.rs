@@ -25,7 +25,7 @@ pub(super) struct Modules {
     module: sys::CUmodule,
     /// True if the module includes kernels that multiply by warpgroups.
     pub(super) warpgroups: bool,
-    /// Functions by name, each with the shared memory that its launches may have.
+    /// Functions by name, each with the maximum number of bytes of shared memory of its launches.
     functions: FxHashMap<&'static str, (sys::CUfunction, u32)>,
 }
 

@@ -45,7 +45,8 @@ struct Way {
 /// Bytes of scratch memory for the library: NVIDIA's advice for Hopper.
 const WORKSPACE: usize = 32 << 20;
 
-/// Most shapes whose algorithms are kept. A server sees as many numbers of rows as there are lengths of prompts.
+/// Maximum number of shapes whose algorithms are kept; at the limit, all are dropped. A server sees as many numbers of
+/// rows as there are lengths of prompts.
 const WAYS: usize = 4096;
 
 /// The value of `CUBLAS_OP_T`, which only cuBLAS's own header defines.

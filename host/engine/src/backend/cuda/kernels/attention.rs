@@ -5,7 +5,7 @@ use super::{
     Heads, MAX_HEAD, MAX_SPLITS, PREFILL_ROWS, address, arguments, check, check_multiple, launch,
 };
 
-/// Fewest positions in a split of decode.
+/// Minimum number of positions in a split of decode.
 const DECODE_SPLIT: u32 = 256;
 const DECODE_BLOCK_KEYS: u32 = 32;
 const DECODE_WARPS: u32 = 4;
@@ -24,7 +24,7 @@ pub(in crate::backend::cuda) struct Item {
     pub(in crate::backend::cuda) output: u32,
     /// Number of tokens, at least 1; times the query heads of a group it is at most [`PREFILL_ROWS`].
     pub(in crate::backend::cuda) tokens: u32,
-    /// Position of the first token.
+    /// Position of the item's first token in its sequence.
     pub(in crate::backend::cuda) position: u32,
     /// Index at which the sequence's page table begins.
     pub(in crate::backend::cuda) table: u32,
@@ -32,7 +32,7 @@ pub(in crate::backend::cuda) struct Item {
     pub(in crate::backend::cuda) begin: u32,
     /// One past the last position seen; in the last split, one past the last token's position.
     pub(in crate::backend::cuda) end: u32,
-    /// Index of the split.
+    /// Index of the item's split, from 0: the positions that its tokens attend to are divided into `splits` ranges.
     pub(in crate::backend::cuda) split: u32,
     /// Number of splits; with 1, the result is final.
     pub(in crate::backend::cuda) splits: u32,
@@ -142,7 +142,7 @@ pub(in crate::backend::cuda) fn place_heads(
 pub(in crate::backend::cuda) struct Partials<'a> {
     /// Outputs before division by the total, `[results][head_dim]`.
     pub(in crate::backend::cuda) sums: PartMut<'a, f32>,
-    /// Maximum and total, `[results][2]`.
+    /// Maximum score and total weight of each partial result, `[results][2]`.
     pub(in crate::backend::cuda) stats: PartMut<'a, f32>,
 }
 

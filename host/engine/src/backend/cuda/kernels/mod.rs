@@ -25,17 +25,17 @@ pub(super) use sampling::{SamplingParameters, sample_rows};
 
 use super::device::{Argument, Device, Fault, Launch, Part, Queue};
 
-/// Most rows of a prefill item: its tokens times the query heads that share a key and value head.
+/// Maximum number of rows of a prefill item: its tokens times the query heads that share a key and value head.
 pub(super) const PREFILL_ROWS: usize = 128;
 /// Splits of prefill begin and end at multiples of this, which are whole blocks of keys for every kernel.
 pub(super) const PREFILL_KEYS: u32 = 128;
-/// Most parts into which one token's attention is split along the keys.
+/// Maximum number of parts into which one token's attention is split along the keys.
 pub(super) const MAX_SPLITS: u32 = 64;
-/// Most rows for which `matvec` computes products.
+/// Maximum number of rows for which `matvec` computes products.
 pub(super) const MATVEC_ROWS: usize = 4;
-/// Marks a row as padding.
+/// The slot that marks a row as padding.
 pub(super) const NO_SLOT: u32 = u32::MAX;
-/// Widest head that attention has registers for.
+/// The largest head width, in elements, that attention has registers for.
 pub(super) const MAX_HEAD: usize = 128;
 
 /// Dimensions of a model's attention.
@@ -60,7 +60,7 @@ impl Heads {
         self.heads * self.head_dim
     }
 
-    /// Returns how many query heads share a key and value head.
+    /// Returns the number of query heads that share a key and value head.
     pub(super) fn group(&self) -> usize {
         self.heads / self.kv_heads
     }

@@ -17,7 +17,7 @@ pub(in crate::backend::cuda) struct Runs {
     pub(in crate::backend::cuda) runs: usize,
     /// Bytes of a run that are copied, a multiple of 16.
     pub(in crate::backend::cuda) run: usize,
-    /// Bytes from run to run.
+    /// Bytes from the start of one run of a page to the start of the next, the same in source and destination.
     pub(in crate::backend::cuda) pitch: usize,
 }
 

@@ -17,7 +17,7 @@ pub(in crate::backend::cuda) struct SamplingParameters {
     /// Temperature; 0 for greedy sampling.
     pub(in crate::backend::cuda) temperature: f32,
     pub(in crate::backend::cuda) top_p: f32,
-    /// Most tokens to consider; 0 for no limit.
+    /// Maximum number of tokens to consider; 0 for no limit.
     pub(in crate::backend::cuda) top_k: u32,
     pub(in crate::backend::cuda) min_p: f32,
 }

@@ -1,14 +1,15 @@
 //! The kernel in AVX2: `VPMADDUBSW` multiplies unsigned by signed bytes and sums two products in 16 bits, saturating.
 //!
-//! Integers of 4 bits are unsigned as they are. Those that take 8 bits, of 5, 6 and 8, are multiplied as `|w| · (sign of w · a)`.
-//! Activations are at most 127 in magnitude. So no sum saturates, and it can stay in 16 bits for
+//! Integers of 4 bits are unsigned in the file. Those stored in 8 bits (of 5, 6 and 8 bits) are signed and multiplied
+//! as `|w| · (sign of w · a)`. Activations are at most 127 in magnitude, so no sum of two products saturates. As many
+//! of these sums are added in 16 bits as fit:
 //!
-//! | bits | largest sum of two | kept in 16 bits |
+//! | bits | largest sum of two products | sums added in 16 bits |
 //! | --- | --- | --- |
-//! | 4 | 2 · 15 · 127 = 3 810 | for 32 inputs, 8 of them: 30 480 |
-//! | 6 | 2 · 32 · 127 = 8 128 | for 16 inputs, 4 of them: 32 512 |
-//! | 5 | 2 · 31 · 127 = 7 874 | never longer, as 8 |
-//! | 8 | 2 · 128 · 127 = 32 512 | never longer |
+//! | 4 | 2 · 15 · 127 = 3 810 | 8, for 32 inputs: 30 480 |
+//! | 6 | 2 · 32 · 127 = 8 128 | 4, for 16 inputs: 32 512 |
+//! | 5 | 2 · 31 · 127 = 7 874 | 1, as for 8 bits |
+//! | 8 | 2 · 128 · 127 = 32 512 | 1 |
 //!
 //! Up to four rows share the weights that are unpacked for them.
 
@@ -76,8 +77,8 @@ unsafe fn rows<F: Format>(product: Checked<'_>) {
     let mut row = p.rows.start;
     while row < p.rows.end {
         let left = p.rows.end - row;
-        // SAFETY: rows `row..row + ROWS` lie in `a`, in `scales` and in `c`, and the blocks in those and in the panel, as
-        // checked.
+        // SAFETY: rows `row..row + ROWS` lie in `a`, in `scales` and in `c`, and the blocks in those and in the panel,
+        // as checked.
         unsafe {
             let tile = Tile {
                 a: p.a.as_ptr().add(row * p.inputs),
@@ -205,7 +206,8 @@ impl Tile {
     }
 }
 
-/// Returns the scales of eight outputs from `output` on, and their offsets or the scales of the last 16 inputs.
+/// Returns, for the eight outputs from `output` on, their scales, and then their offsets (with [`Format::HALVES`] the
+/// scales of their last 16 inputs).
 ///
 /// # Safety
 /// `head` and `scales` are those of a block of a panel.

@@ -1,9 +1,9 @@
-//! Products of 8-bit activations with weights that stay packed ([`Packing`]), summed exactly as integers in each block of
-//! 32 inputs and then in f32.
+//! Products of 8-bit activations with weights that stay packed ([`Packing`]), summed exactly as integers in each block
+//! of 32 inputs and then in f32.
 //!
 //! ```text
 //!  a (left)    [row][input] i8, and [row][input / 32] of scale and sum of the integers
-//!  b (right)   panels of 32 outputs; a panel is a stream of records, each of one block of the file's for every output
+//!  b (right)   panels of 32 outputs; a panel is a stream of records, each with a block for every output
 //!  c           [row][32] f32
 //!
 //!  a record    head     K types: [32] f16 scales, then [32] f16 offsets if there are any
@@ -20,12 +20,12 @@
 //!  (scale of the weights · Σ integer products + offset of the weights · Σ integers of a) · scale of a
 //! ```
 //!
-//! Each operation of it is rounded, none is fused. So an output has the same bits with any instruction set, and whatever
-//! rows are computed with it. Weights enter as the file's numbers exactly; only activations are rounded, to 1/254 of the
+//! Each operation is rounded and none is fused, so an output has the same bits with any instruction set, whatever rows
+//! are computed with it. Weights enter as the file's numbers exactly; only activations are rounded, to 1/254 of the
 //! largest of 32.
 //!
-//! Instructions that sum four products at once (VNNI) would give the same bits. They are absent because they could not be
-//! run; CPUs with AVX-512 use the AVX2 kernel.
+//! Instructions that sum four products at once (VNNI) would give the same bits. They are absent because they could not
+//! be run; CPUs with AVX-512 use the AVX2 kernel.
 
 #[cfg(not(target_arch = "x86_64"))]
 #[path = "absent.rs"]
@@ -220,8 +220,8 @@ pub(in super::super) fn row(packing: Packing, panel: &[u8], output: usize, to: &
     }
 }
 
-/// A product `c[row - rows.start][0..32] (+)= Σ a[row] · panel`, of some blocks of inputs. Block 0 overwrites `c`, others
-/// are added to it.
+/// A product `c[row - rows.start][0..32] (+)= Σ a[row] · panel`, of some blocks of inputs. Block 0 overwrites `c`,
+/// others are added to it.
 pub(in super::super) struct PackedProduct<'a> {
     /// Activations rounded to 8 bits, the left operand, `[rows][inputs]`.
     pub(in super::super) a: &'a [i8],

@@ -1,4 +1,4 @@
-//! AMX: detection, the kernel's permission, a self-check, and the instructions.
+//! AMX: detection, the operating system's permission, a self-check, and the instructions.
 //!
 //! The instructions are written in assembly, because stable Rust has no intrinsics for them. Tile registers live from
 //! one `asm!` to the next: rustc never allocates them (no type lives there), so only these blocks and the kernel's
@@ -17,7 +17,7 @@ use std::sync::OnceLock;
 pub(in super::super::super) struct Amx(());
 
 impl Amx {
-    /// Detects AMX. Returns `None` where the CPU or its kernel does not support it.
+    /// Detects AMX. Returns `None` where the CPU or the operating system does not support it.
     ///
     /// # Errors
     /// Returns the reason if AMX cannot be used although it is present.
@@ -42,7 +42,7 @@ impl Amx {
     }
 }
 
-/// Returns whether CPU and kernel support AMX tiles of bf16 in the size that this kernel is written for.
+/// Returns whether CPU and operating system support AMX tiles of bf16 in the size that this module is written for.
 fn has_instructions() -> bool {
     const OSXSAVE: u32 = 1 << 27;
     const AMX_BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;

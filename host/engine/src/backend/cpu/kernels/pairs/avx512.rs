@@ -43,7 +43,7 @@ fn is_amd() -> bool {
 
 /// Rows computed at once: sixteen accumulators hide the latency, and the two halves of a tile read the same `b`.
 const GROUP: usize = ROWS / 2;
-/// Pairs of a row in a step.
+/// Number of pairs of each row that one step takes.
 const STEP: usize = DEPTH / 2;
 
 /// # Safety
@@ -81,8 +81,8 @@ unsafe fn multiply_terms<const V: usize>(product: Checked<'_>, a_row: usize) {
             let c = &mut p.c[(row - p.rows.start) * PANEL..];
             let (a, steps, c) = (a.as_ptr(), b.len() / PANEL / STEP, c.as_mut_ptr());
             let (a, b) = ((a, a_row, p.a.step), b.as_ptr());
-            // SAFETY: up to eight rows from `row` on lie in one tile, of which `a` holds `steps` steps; `b` has as many, and
-            // `c` the rows that are left of the product's, as checked.
+            // SAFETY: up to eight rows from `row` on lie in one tile, of which `a` holds `steps` steps; `b` has as
+            // many, and `c` the rows that are left of the product's, as checked.
             unsafe {
                 match p.rows.end - row {
                     1 => rows::<1, V>(a, b, steps, c, start),
@@ -103,9 +103,9 @@ unsafe fn multiply_terms<const V: usize>(product: Checked<'_>, a_row: usize) {
 const PART: usize = 128;
 
 /// # Safety
-/// The CPU must have AVX512-BF16. `a` points to `steps` steps of `R` rows, and says how many pairs lie from one row and
-/// from one step to the next. `b` has as many steps of [`PANEL`] pairs, and `c` has `R` rows of [`PANEL`] floats. `V`
-/// vectors are within [`PANEL`].
+/// The CPU must have AVX512-BF16. `a` points to `steps` steps of `R` rows, and comes with the number of pairs from one
+/// row, and from one step, to the next. `b` has as many steps of [`PANEL`] pairs, and `c` has `R` rows of [`PANEL`]
+/// floats. `V` vectors are within [`PANEL`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn rows<const R: usize, const V: usize>(

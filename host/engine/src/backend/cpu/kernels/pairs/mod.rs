@@ -22,8 +22,8 @@
 //! terms are exact to 2^-15 (*bf16x2*: Henry, Tang and Heinecke, arXiv 1904.06376, section 2).
 //!
 //! Inputs are padded with zeroes to a multiple of 32 on both sides. Products may be cut along the inputs at any such
-//! multiple, and along rows and outputs anywhere. The order of additions of an output stays the same, so its bits do not
-//! depend on the rows and columns computed with it. They do depend on the machine; a process uses one throughout.
+//! multiple, and along rows and outputs anywhere. The order of additions of an output stays the same, so its bits do
+//! not depend on the rows and columns computed with it. They do depend on the machine; a process uses one throughout.
 //!
 //! Both instructions treat subnormal numbers as zero. Whether rounding activations to bf16 is worth its error is
 //! decided elsewhere, by [`Precision`](super::Precision).
@@ -53,7 +53,7 @@ pub(in super::super) type Pair = [bf16; 2];
 pub(in super::super) const ROWS: usize = 16;
 /// Inputs are padded to a multiple of this.
 pub(in super::super) const DEPTH: usize = 32;
-/// Most inputs of one product.
+/// Maximum number of inputs of one product.
 pub(in super::super) const BLOCK: usize = 512;
 /// Pairs in a tile of one step, where its rows are adjacent.
 pub(in super::super) const STEP_PAIRS: usize = ROWS * DEPTH / 2;
@@ -80,12 +80,14 @@ pub(in super::super) struct PairProduct<'a> {
     pub(in super::super) a: Left<'a>,
     /// Rows of `a` to compute; the first begins a tile.
     pub(in super::super) rows: Range<usize>,
-    /// Right operand `[inputs / 2][32]`: a multiple of [`DEPTH`] inputs, at most [`BLOCK`]. If numbers are in two parts, all
-    /// high parts come first.
+    /// Right operand `[inputs / 2][32]`: a multiple of [`DEPTH`] inputs, at most [`BLOCK`]. If numbers are in two
+    /// parts, all high parts come first.
     pub(in super::super) b: &'a [Pair],
-    /// The right operand of the next product, which AMX's kernel fetches to the second-level cache meanwhile. May be empty.
+    /// The right operand of the next product, which AMX's kernel fetches to the second-level cache meanwhile. May be
+    /// empty.
     pub(in super::super) next: &'a [Pair],
-    /// Output `[rows.len()][32]`. Where it holds the whole last tile, that tile's unwanted rows are undefined afterwards.
+    /// Output `[rows.len()][32]`. Where it holds the whole last tile, that tile's unwanted rows are undefined
+    /// afterwards.
     pub(in super::super) c: &'a mut [f32],
     /// Columns to compute, [`LANES`] or [`PANEL`]. The others keep their content.
     pub(in super::super) columns: usize,
@@ -184,7 +186,7 @@ pub(in super::super) enum Machine {
 /// The result of detecting a machine.
 pub(in super::super) struct DetectedMachine {
     pub(in super::super) machine: Option<Machine>,
-    /// Why AMX is not used although the CPU has it.
+    /// The reason that AMX is not used although the CPU has it; `None` if AMX is used or absent.
     pub(in super::super) warning: Option<String>,
 }
 

@@ -196,7 +196,8 @@ fn load_left<U: Unit, const T: usize>(unit: &mut U, left: Left<'_>, from: &[Pair
     }
 }
 
-/// The instructions as Intel's manual specifies them (Software Developer's Manual, volume 2, `TDPBF16PS`).
+/// The tile instructions in software, as Intel's manual specifies them (Software Developer's Manual, volume 2,
+/// `TDPBF16PS`).
 pub(in super::super::super) struct Emulated([[[u32; WORDS]; ROWS]; 8]);
 
 impl Emulated {
