@@ -195,7 +195,7 @@ impl Model {
         &self,
         chat: &Chat,
         placer: &Placer<'_>,
-    ) -> Result<(Request, Calls, Option<Wanted>), Failure> {
+    ) -> Result<(Request, Calls, Option<UnpreparedGrammar>), Failure> {
         let (prompt, calls, forced) = self.render(chat)?;
         // The template already wrote the special tokens that open a prompt.
         let placed = placer.place(&prompt);
@@ -204,7 +204,7 @@ impl Model {
         let documents = placed.and_then(|placed| placed.in_tokens(&counts));
         let mut request = self.request(tokens, "messages", &chat.options, None)?;
         request.documents = documents;
-        let grammar = Wanted::of(&chat.options.format).or(forced);
+        let grammar = UnpreparedGrammar::of(&chat.options.format).or(forced);
         self.check_stop_tokens(&chat.options, grammar.as_ref())?;
         Ok((request, calls, grammar))
     }
@@ -220,7 +220,7 @@ impl Model {
 
     /// Returns a chat's prompt, the places at which tool calls can occur in its answer, and the grammar of a forced
     /// call.
-    fn render(&self, chat: &Chat) -> Result<(String, Calls, Option<Wanted>), Failure> {
+    fn render(&self, chat: &Chat) -> Result<(String, Calls, Option<UnpreparedGrammar>), Failure> {
         let Some(template) = &self.template else {
             return Err(Failure::invalid(
                 "messages",
@@ -243,7 +243,7 @@ impl Model {
                     prompt.push_str(OPEN_TOOL_CALL);
                     prompt.push('\n');
                 }
-                let forced = Wanted {
+                let forced = UnpreparedGrammar {
                     field: "tools",
                     schema: Some(schema.clone()),
                 };
@@ -336,7 +336,7 @@ impl Model {
             request.prompt_logprobs.get_or_insert(0);
         }
         check_scored(&request, options)?;
-        self.check_stop_tokens(options, Wanted::of(&options.format).as_ref())?;
+        self.check_stop_tokens(options, UnpreparedGrammar::of(&options.format).as_ref())?;
         Ok(request)
     }
 
@@ -345,7 +345,7 @@ impl Model {
     fn check_stop_tokens(
         &self,
         options: &Options,
-        grammar: Option<&Wanted>,
+        grammar: Option<&UnpreparedGrammar>,
     ) -> Result<(), Failure> {
         let mut tokens = options.stop_tokens.iter();
         match tokens.find(|token| self.tokenizer.bytes(**token).is_some()) {
@@ -461,7 +461,11 @@ impl Model {
     /// # Errors
     /// Returns [`Failure::Invalid`] if the schema is not supported or exceeds a bound, and [`Failure::Stopping`] if
     /// `cancel` was called because the request is over.
-    pub fn constraint(&self, wanted: &Wanted, cancel: &Cancel) -> Result<Constraint, Failure> {
+    pub fn constraint(
+        &self,
+        wanted: &UnpreparedGrammar,
+        cancel: &Cancel,
+    ) -> Result<Constraint, Failure> {
         let grammars = self.grammars()?;
         let Some(schema) = &wanted.schema else {
             return grammars.json_object().map_err(Failure::internal);
@@ -573,14 +577,14 @@ const COMPLETION_TOKENS: u32 = 16;
 
 /// A grammar that an answer must follow, not yet prepared.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct UnpreparedGrammar {
     /// The request's field that requires the grammar, for errors.
     field: &'static str,
     /// The schema; `None` for any JSON object.
     schema: Option<Value>,
 }
 
-impl Wanted {
+impl UnpreparedGrammar {
     /// Returns the request's field that requires the grammar.
     pub fn field(&self) -> &'static str {
         self.field

@@ -180,8 +180,8 @@ impl PrefixCache {
         let evictable = |id| self.evictable(id);
         let of_device = |id, node: &Node| {
             let copy = node.at.device.as_ref()?;
-            assert_eq!(copy.filed, evictable(id).device);
-            copy.filed.then_some(copy.rank)
+            assert_eq!(copy.queued, evictable(id).device);
+            copy.queued.then_some(copy.rank)
         };
         let of_host = |id, node: &Node, replica: bool| {
             let copy = node
@@ -189,8 +189,8 @@ impl PrefixCache {
                 .host
                 .as_ref()
                 .filter(|_| node.at.replica == replica)?;
-            assert_eq!(copy.filed, evictable(id).host);
-            copy.filed.then_some(copy.rank)
+            assert_eq!(copy.queued, evictable(id).host);
+            copy.queued.then_some(copy.rank)
         };
         same(&self.device, filed(&of_device), "device");
         same(

@@ -394,8 +394,8 @@ impl PrefixCache {
     fn drop_superseded(&mut self, superseded: Option<Box<Node>>) {
         let Some(node) = superseded else { return };
         let Some(copy) = node.at.device else { return };
-        if copy.filed {
-            self.device.unfile(copy.rank);
+        if copy.queued {
+            self.device.dequeue(copy.rank);
         }
         self.counts.device -= 1;
         self.pool.give_back(copy.page);

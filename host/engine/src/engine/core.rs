@@ -6,7 +6,7 @@
 //! the outcome to [`Core::complete`]. In between, another thread may take the core and continue with it on another
 //! device. Events and counters accumulate in the core until they are fetched.
 
-use self::speculation::HeldGuess;
+use self::speculation::HeldPrefill;
 use self::tiers::{Fetching, Replication, pools};
 use super::admission::WaitingSlot;
 use super::prompt_scores::{PromptScores, max_scored_tokens};
@@ -54,7 +54,7 @@ pub(super) struct Core {
     /// Running sequences in the order of their admission.
     running: Vec<Active>,
     /// Speculative prefills whose prompts are computed and whose pages wait for the anticipated request.
-    held: Vec<HeldGuess>,
+    held: Vec<HeldPrefill>,
     /// Counts the generations that callers have dropped before their end; shared with all generations.
     bell: Arc<AtomicU64>,
     /// The value of `bell` at the last search for cancelled requests.
@@ -304,7 +304,7 @@ impl Core {
                     && let Some(scores) = scores.next()
                     && let Err(error) = active.sequence.add_scores(scores)
                 {
-                    self.go_on(active, Err(error));
+                    self.apply_choice(active, Err(error));
                     continue;
                 }
                 let complete = active.computed == active.sequence.length();
@@ -603,7 +603,7 @@ impl Core {
         let sequence = &mut active.sequence;
         let position = sequence.length();
         let choice = sequence.sampler.next(logits, position);
-        self.go_on(active, choice);
+        self.apply_choice(active, choice);
     }
 
     /// Continues a sequence with its next token, which the device sampled.
@@ -612,11 +612,11 @@ impl Core {
         let tokens = self.bounds.vocabulary;
         let drawn = drawn.unwrap_or(Err(SamplingError::NothingLeft { tokens }));
         let choice = drawn.map(|id| active.sequence.sampler.accept(id));
-        self.go_on(active, choice);
+        self.apply_choice(active, choice);
     }
 
     /// Continues a sequence whose next token was chosen, or ends it.
-    fn go_on(&mut self, mut active: Active, choice: Result<NextToken, SamplingError>) {
+    fn apply_choice(&mut self, mut active: Active, choice: Result<NextToken, SamplingError>) {
         let sequence = &mut active.sequence;
         match choice {
             Err(error @ SamplingError::Constraint { .. }) => {

@@ -78,13 +78,13 @@ struct Inbox {
 const MAX_LOSSES: u32 = 2;
 
 /// Interval in which an idle engine checks whether callers have dropped their computed speculative prefills.
-const HELD: Duration = Duration::from_millis(100);
+const HELD_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Polling interval of a thread whose work cannot run yet.
-const NOTHING_TO_DO: Duration = Duration::from_millis(1);
+const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Polling interval of a watchdog without a time limit, which is notified anyway.
-const LONG: Duration = Duration::from_secs(60);
+const IDLE_WATCHDOG_INTERVAL: Duration = Duration::from_secs(60);
 
 impl Shared {
     pub(super) fn new(backend: &dyn Backend, config: &EngineConfig, clock: Clock) -> Self {
@@ -216,8 +216,8 @@ impl Shared {
                 return Some(given_up);
             }
             // A quarter of `patience` is soon enough. The upper bound keeps tests with their own clock from waiting.
-            let look_again = patience.map_or(LONG, |patience| {
-                (patience / 4).clamp(NOTHING_TO_DO, Duration::from_millis(100))
+            let look_again = patience.map_or(IDLE_WATCHDOG_INTERVAL, |patience| {
+                (patience / 4).clamp(RETRY_INTERVAL, Duration::from_millis(100))
             });
             self.ended.wait_for(&mut inbox, look_again);
         }
@@ -357,7 +357,7 @@ fn receive(shared: &Shared, core: &mut Core) -> Option<Vec<SyncSender<u32>>> {
         if inbox.stopping {
             return None;
         }
-        let held = core.holds_guesses().then_some(HELD);
+        let held = core.holds_guesses().then_some(HELD_POLL_INTERVAL);
         let Some(wait) = [core.replication_wait(), held].into_iter().flatten().min() else {
             shared.wake.wait(&mut inbox);
             continue;
@@ -370,11 +370,11 @@ fn receive(shared: &Shared, core: &mut Core) -> Option<Vec<SyncSender<u32>>> {
 }
 
 impl Shared {
-    /// Waits for at most [`NOTHING_TO_DO`] if the core has work that cannot run yet.
+    /// Waits for at most [`RETRY_INTERVAL`] if the core has work that cannot run yet.
     fn rest(&self, core: &Core) {
         let mut inbox = self.inbox.lock();
         if !core.is_idle() && inbox.submitted.is_empty() && inbox.clears.is_empty() {
-            self.wake.wait_for(&mut inbox, NOTHING_TO_DO);
+            self.wake.wait_for(&mut inbox, RETRY_INTERVAL);
         }
     }
 }

@@ -63,7 +63,7 @@ struct Lane<T> {
     waiting: VecDeque<Waiter<T>>,
     /// Number of waiting requests that begin with each prefix of documents; used for [`Rule::Grouped`] only.
     opening_with: FxHashMap<PrefixHash, u32>,
-    begun: Begun,
+    recent: RecentPrefixes,
 }
 
 /// The document prefixes of the most recently admitted requests. They are cached by now, or will be after this step,
@@ -71,18 +71,18 @@ struct Lane<T> {
 /// cached, until a lookup shows that it is not. Without this, a group's members would gain their rank only when
 /// [`Queue::sweep`] reaches them. Used for [`Rule::Grouped`] only.
 #[derive(Default)]
-struct Begun {
+struct RecentPrefixes {
     known: FxHashSet<PrefixHash>,
     /// The prefixes in `known`, oldest first.
     listed: VecDeque<PrefixHash>,
 }
 
-impl Begun {
+impl RecentPrefixes {
     fn add(&mut self, prefix: PrefixHash) {
         if self.known.insert(prefix) {
             self.listed.push_back(prefix);
         }
-        while self.listed.len() > MOST_BEGUN {
+        while self.listed.len() > MAX_RECENT_PREFIXES {
             if let Some(oldest) = self.listed.pop_front() {
                 self.known.remove(&oldest);
             }
@@ -105,9 +105,9 @@ impl Begun {
     }
 }
 
-/// Maximum number of prefixes in [`Begun`]: those of about a dozen requests. With 4,096, a small cache has evicted most
+/// Maximum number of prefixes in [`RecentPrefixes`]: those of about a dozen requests. With 4,096, a small cache has evicted most
 /// of them, and the corrections use up the [`RANKINGS`] of a step.
-const MOST_BEGUN: usize = 64;
+const MAX_RECENT_PREFIXES: usize = 64;
 
 /// Hash of the documents that a prompt begins with, in order, up to one of them. A collision leads to a wrong rank and
 /// has no other effect.
@@ -289,7 +289,7 @@ impl<T> Queue<T> {
                 }
                 let waiter = lane.remove(at)?;
                 for (prefix, _) in &waiter.prefixes {
-                    lane.begun.add(*prefix);
+                    lane.recent.add(*prefix);
                 }
                 self.left(tenant, 1);
                 Some(*waiter.item)
@@ -421,14 +421,14 @@ impl<T> RankedLane<'_, T> {
                 .lane
                 .waiting
                 .get(at)
-                .map(|waiter| self.lane.begun.cached(waiter))?;
+                .map(|waiter| self.lane.recent.cached(waiter))?;
             let waiter = self.lane.waiting.get_mut(at)?;
             let (cached, detail) = look(&waiter.item);
             waiter.cached = cached;
             let lost = cached < believed;
             if lost {
                 let gone = waiter.prefixes.iter().filter(|(_, end)| *end > cached);
-                gone.for_each(|(prefix, _)| self.lane.begun.forget(*prefix));
+                gone.for_each(|(prefix, _)| self.lane.recent.forget(*prefix));
             }
             if lost && self.next == 0 && rankings < RANKINGS && rule != Rule::Arrival {
                 self.order.clear();
@@ -446,7 +446,7 @@ impl<T> Default for Lane<T> {
         Self {
             waiting: VecDeque::new(),
             opening_with: FxHashMap::default(),
-            begun: Begun::default(),
+            recent: RecentPrefixes::default(),
         }
     }
 }
@@ -489,7 +489,7 @@ impl<T> Lane<T> {
             return (0..self.waiting.len().min(most)).collect();
         }
         let queued = |waiter: &Waiter<T>| {
-            let cached = self.begun.cached(waiter);
+            let cached = self.recent.cached(waiter);
             Queued {
                 cached_tokens: u64::from(cached),
                 computed_tokens: u64::from(waiter.tokens.saturating_sub(cached)),

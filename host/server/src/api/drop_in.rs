@@ -51,7 +51,7 @@ pub(super) fn open() -> Router<Arc<App>> {
 }
 
 /// The routes that report on the server and its load.
-pub(super) fn told() -> Router<Arc<App>> {
+pub(super) fn reporting_routes() -> Router<Arc<App>> {
     Router::new()
         .route("/server_info", get(server_info))
         .route("/get_server_info", get(server_info))

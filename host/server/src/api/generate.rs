@@ -20,7 +20,7 @@ use crate::batches::{Ask, Asking};
 use crate::failure::{Failure, clip};
 use crate::gate::{Pass, Phase};
 use crate::kv::place::{PATH_HEADER, Placer};
-use crate::model::{Calls, Model, Wanted};
+use crate::model::{Calls, Model, UnpreparedGrammar};
 use crate::request::{
     Chat, Completion, Delivery, MessagesRequest, Options, Prompt, ResponsesRequest, Retrieving,
 };
@@ -332,7 +332,7 @@ struct Prepared {
     shape: Shape,
     streams: bool,
     /// The answer's grammar, which may take long to prepare; `None` if the answer is not constrained.
-    grammar: Option<Wanted>,
+    grammar: Option<UnpreparedGrammar>,
 }
 
 /// Parses the body and builds the engine's request on a blocking thread. The thread holds a permit, so their number
@@ -391,7 +391,7 @@ fn prepare_openai(
                 },
                 logprobs: options.top_logprobs,
             });
-            let grammar = Wanted::of(&options.format);
+            let grammar = UnpreparedGrammar::of(&options.format);
             Ok(Prepared {
                 choices: options.choices,
                 shape: shape(options),
@@ -429,7 +429,7 @@ fn prepare_response(app: &App, model: &Model, asked: &Asked) -> Result<Prepared,
         owner,
         input,
     });
-    let shape = ResponsesShape::new(model.name(), response.told, keep);
+    let shape = ResponsesShape::new(model.name(), response.echoed, keep);
     let shape = Shape::Responses(Box::new(shape));
     prepare_chat(app, model, asked, chat, |_| shape)
 }
@@ -463,8 +463,8 @@ fn prepare_chat(
     })
 }
 
-fn grammar_field(grammar: Option<&Wanted>) -> &'static str {
-    grammar.map_or("", Wanted::field)
+fn grammar_field(grammar: Option<&UnpreparedGrammar>) -> &'static str {
+    grammar.map_or("", UnpreparedGrammar::field)
 }
 
 /// Returns the parts of the prompt that the answer reports; `None` if it reports none.

@@ -8,7 +8,7 @@
 
 use crate::failure::{Failure, SOON};
 use crate::metrics::Outcomes;
-use crate::model::{Model, Wanted};
+use crate::model::{Model, UnpreparedGrammar};
 use foreword_engine::sampling::Constraint;
 use foreword_engine::text::Cancel;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ impl Admission {
     pub(super) async fn prepare(
         &self,
         model: Arc<Model>,
-        wanted: Wanted,
+        wanted: UnpreparedGrammar,
     ) -> Result<Constraint, Failure> {
         self.run(move |cancel| model.constraint(&wanted, cancel))
             .await

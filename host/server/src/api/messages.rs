@@ -36,7 +36,7 @@ pub(super) async fn count_tokens(
         let chat = MessagesRequest::to_count(body)?.0;
         model.check_name(chat.options.model.as_deref())?;
         let tokens = model.chat_tokens(&chat)?.len();
-        tokens::told(&json!({"input_tokens": tokens}))
+        tokens::to_body(&json!({"input_tokens": tokens}))
     });
     let renamed = |failure: Failure| failure.renamed(anthropic::NAMES);
     counted.await.map_err(renamed)
@@ -225,7 +225,7 @@ fn error(status: StatusCode, message: &str) -> Value {
 }
 
 /// Rewrites every error of these routes in Anthropic's format, and sets the header `request-id`.
-pub(super) async fn in_anthropics_words(request: Request, next: Next) -> Response {
+pub(super) async fn format_errors(request: Request, next: Next) -> Response {
     let path = request.uri().path();
     let is_theirs = path == "/v1/messages" || path.starts_with("/v1/messages/");
     let response = next.run(request).await;

@@ -109,7 +109,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/models", get(models::list))
         // A wildcard, since a model's name such as `organisation/model` may contain slashes.
         .route("/v1/models/{*id}", get(models::show))
-        .merge(drop_in::told())
+        .merge(drop_in::reporting_routes())
         .method_not_allowed_fallback(refusals::method_not_allowed)
         .route_layer(from_fn_with_state(app.keys.clone(), refusals::authorize));
     // Without a key for this, any client could empty the cache of all tenants.
@@ -122,7 +122,7 @@ pub fn router(app: Arc<App>) -> Router {
         .merge(drop_in::flushing(operators));
     refusals::of_clients(router)
         .layer(from_fn_with_state(Arc::clone(&app), observe))
-        .layer(from_fn(messages::in_anthropics_words))
+        .layer(from_fn(messages::format_errors))
         .with_state(app)
 }
 
@@ -139,7 +139,7 @@ pub fn internal(app: Arc<App>) -> Router {
         .route("/readyz", get(probes::readyz))
         .route("/metrics", get(probes::metrics))
         .merge(drop_in::open())
-        .merge(drop_in::told())
+        .merge(drop_in::reporting_routes())
         .merge(drop_in::flushing(operators))
         .merge(feed.with_state(()))
         .method_not_allowed_fallback(refusals::method_not_allowed)

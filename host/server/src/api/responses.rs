@@ -32,7 +32,7 @@ use tokio::time::Instant;
 pub(super) struct ResponsesShape {
     id: String,
     /// The constant fields of the response object: those repeated from the request, the model, the time, `store`.
-    told: Map<String, Value>,
+    echoed: Map<String, Value>,
     output: Vec<Value>,
     /// Id and text of the message that is being written, which is not in `output` yet.
     open: Option<(String, String)>,
@@ -50,14 +50,14 @@ pub(super) struct Keep {
 }
 
 impl ResponsesShape {
-    /// Returns the shape of a new response; `told` are the request's fields that the response repeats.
-    pub(super) fn new(model: &str, mut told: Map<String, Value>, keep: Option<Keep>) -> Self {
-        told.insert("created_at".to_owned(), now().into());
-        told.insert("model".to_owned(), model.into());
-        told.insert("store".to_owned(), keep.is_some().into());
+    /// Returns the shape of a new response; `echoed` are the request's fields that the response repeats.
+    pub(super) fn new(model: &str, mut echoed: Map<String, Value>, keep: Option<Keep>) -> Self {
+        echoed.insert("created_at".to_owned(), now().into());
+        echoed.insert("model".to_owned(), model.into());
+        echoed.insert("store".to_owned(), keep.is_some().into());
         Self {
             id: format!("resp_{}", random_id()),
-            told,
+            echoed,
             output: Vec::new(),
             open: None,
             end: None,
@@ -141,7 +141,7 @@ impl ResponsesShape {
     fn response(&self, status: &str, usage: Option<Usage>) -> Value {
         let mut response = json!({"id": self.id, "object": "response", "status": status});
         if let Value::Object(response) = &mut response {
-            response.extend(self.told.clone());
+            response.extend(self.echoed.clone());
             response.insert("error".to_owned(), Value::Null);
             response.insert("incomplete_details".to_owned(), Value::Null);
             response.insert("output".to_owned(), self.output.clone().into());

@@ -28,7 +28,7 @@ pub(super) async fn tokenize(
             Tokenized::Chat(chat) => model.chat_tokens(&chat)?,
         };
         let strings = asked.strings.then_some(Strings(model, &tokens));
-        told(&Tokens {
+        to_body(&Tokens {
             count: tokens.len(),
             max_model_len: model.shape().longest_sequence(),
             tokens: &tokens,
@@ -50,7 +50,7 @@ pub(super) async fn detokenize(
             let message = format!("tokens has {found} tokens, more than the model's {limit}");
             return Err(Failure::invalid("tokens", message));
         }
-        told(&json!({"prompt": model.text_of(&asked.tokens)?}))
+        to_body(&json!({"prompt": model.text_of(&asked.tokens)?}))
     })
     .await
 }
@@ -64,7 +64,7 @@ pub(super) async fn render_chat(
         let chat = Chat::parse(body)?;
         model.check_name(chat.options.model.as_deref())?;
         let tokens = model.chat_tokens(&chat)?;
-        told(&Rendered::new(model, format!("chatcmpl-{}", id.0), tokens))
+        to_body(&Rendered::new(model, format!("chatcmpl-{}", id.0), tokens))
     })
     .await
 }
@@ -84,7 +84,7 @@ pub(super) async fn render_response(
         let chat = response.chat(&[])?;
         model.check_name(chat.options.model.as_deref())?;
         let tokens = model.chat_tokens(&chat)?;
-        told(&Rendered::new(model, format!("resp-{}", id.0), tokens))
+        to_body(&Rendered::new(model, format!("resp-{}", id.0), tokens))
     })
     .await;
     rendered.map_err(|failure| failure.renamed(responses::NAMES))
@@ -99,7 +99,7 @@ pub(super) async fn render_completion(
         let rendering = Rendering::parse(body)?;
         model.check_name(rendering.model())?;
         let mut index = 0..;
-        told(&rendering.each(|completion| {
+        to_body(&rendering.each(|completion| {
             let tokens = model.completion_request(completion)?.prompt;
             let index = index.next().unwrap_or_default();
             Ok(Rendered::new(
@@ -154,7 +154,7 @@ impl<'a> Rendered<'a> {
 }
 
 /// Serialises a response's body.
-pub(super) fn told(answer: &impl Serialize) -> Result<Vec<u8>, Failure> {
+pub(super) fn to_body(answer: &impl Serialize) -> Result<Vec<u8>, Failure> {
     serde_json::to_vec(answer).map_err(Failure::internal)
 }
 

@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 /// Exports the counters and gauges of a store of batches.
 #[derive(Debug)]
-pub(super) struct OfBatches(pub(super) Arc<Store>);
+pub(super) struct BatchCollector(pub(super) Arc<Store>);
 
-impl Collector for OfBatches {
+impl Collector for BatchCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let StoreNumbers {
             batches,

@@ -107,7 +107,7 @@ impl Batches {
 
     /// Returns the collector of the batches' metrics.
     pub(crate) fn collector(&self) -> Box<dyn Collector> {
-        Box::new(metrics::OfBatches(Arc::clone(self.store())))
+        Box::new(metrics::BatchCollector(Arc::clone(self.store())))
     }
 
     /// Continues the unfinished batches of the server's last run.

@@ -81,15 +81,15 @@ impl<F: Fn() -> Option<Numbers> + Send + Sync + 'static> Collector for Scraped<F
 
 /// Exports under vLLM's names the metrics that routers and autoscalers read from vLLM. The label `engine` is the number
 /// of vLLM's engine; there is one here.
-pub(super) struct InVllmsWords<F>(pub(super) F);
+pub(super) struct VllmMetrics<F>(pub(super) F);
 
-impl<F> fmt::Debug for InVllmsWords<F> {
+impl<F> fmt::Debug for VllmMetrics<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("InVllmsWords")
+        f.write_str("VllmMetrics")
     }
 }
 
-impl<F: Fn() -> Option<Numbers> + Send + Sync + 'static> Collector for InVllmsWords<F> {
+impl<F: Fn() -> Option<Numbers> + Send + Sync + 'static> Collector for VllmMetrics<F> {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let Some(numbers) = (self.0)() else {
             return Ok(());

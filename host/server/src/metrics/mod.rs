@@ -60,7 +60,7 @@ pub use engine::Numbers;
 
 use crate::connections;
 use axum::http::StatusCode;
-use engine::{InVllmsWords, Scraped};
+use engine::{Scraped, VllmMetrics};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
@@ -207,7 +207,7 @@ impl Metrics {
         for other in others {
             registry.register_collector(other);
         }
-        root.register_collector(Box::new(InVllmsWords(numbers)));
+        root.register_collector(Box::new(VllmMetrics(numbers)));
         Self {
             registry: root,
             ..metrics

@@ -25,7 +25,7 @@ impl Conversation {
     /// Adds an assistant message, with the reasoning added before.
     pub(super) fn assistant(&mut self, texts: Vec<String>) {
         self.message("assistant", texts);
-        self.reasoned();
+        self.attach_reasoning();
     }
 
     /// Appends to the reasoning of the next assistant message.
@@ -40,7 +40,7 @@ impl Conversation {
         let is_assistants =
             last.is_some_and(|last| last.get("role").and_then(Value::as_str) == Some("assistant"));
         if is_assistants {
-            self.reasoned();
+            self.attach_reasoning();
         } else {
             self.assistant(vec![String::new()]);
         }
@@ -91,7 +91,7 @@ impl Conversation {
     }
 
     /// Moves the reasoning to the last message, after the reasoning that it already has.
-    fn reasoned(&mut self) {
+    fn attach_reasoning(&mut self) {
         let reasoning = std::mem::take(&mut self.reasoning);
         if let Some(last) = self.messages.last_mut()
             && !reasoning.is_empty()

@@ -9,7 +9,7 @@
 //! | `reasoning` | `reasoning_content` of the assistant's next message, unless it is encrypted |
 //! | anything else, images and files | refused by name, since the model cannot receive it |
 //!
-//! [`ResponsesRequest::told`] has the request's own values of the fields that the response repeats.
+//! [`ResponsesRequest::echoed`] has the request's own values of the fields that the response repeats.
 
 use super::Chat;
 use super::fields::{Fields, filled, object, text, wrong_type, wrong_value};
@@ -29,7 +29,7 @@ pub struct ResponsesRequest {
     /// The request's input items, in OpenAI's format.
     pub input: Vec<Value>,
     /// The fields that the response repeats, with their values or OpenAI's defaults.
-    pub told: Map<String, Value>,
+    pub echoed: Map<String, Value>,
     instructions: Option<String>,
     /// The remaining fields, under a chat's names.
     rest: Map<String, Value>,
@@ -62,18 +62,18 @@ impl ResponsesRequest {
         let instructions = fields.string("instructions")?;
         let previous = fields.string("previous_response_id")?;
         let store = fields.boolean_or("store", true)?;
-        let mut told = told(&mut fields)?;
-        told.insert("instructions".to_owned(), json!(instructions));
-        told.insert("previous_response_id".to_owned(), json!(previous));
+        let mut echoed = echoed(&mut fields)?;
+        echoed.insert("instructions".to_owned(), json!(instructions));
+        echoed.insert("previous_response_id".to_owned(), json!(previous));
         let format = take_format(&mut fields)?;
-        told.insert("text".to_owned(), json!({"format": format.told}));
+        echoed.insert("text".to_owned(), json!({"format": format.echoed}));
         let max_tokens = fields.integer("max_output_tokens", 1..=i64::from(u32::MAX))?;
-        told.insert("max_output_tokens".to_owned(), json!(max_tokens));
+        echoed.insert("max_output_tokens".to_owned(), json!(max_tokens));
         let tools = fields.take("tools");
-        told.insert("tools".to_owned(), tools.clone().unwrap_or(json!([])));
+        echoed.insert("tools".to_owned(), tools.clone().unwrap_or(json!([])));
         let choice = fields.take("tool_choice");
-        let told_choice = choice.clone().unwrap_or(json!("auto"));
-        told.insert("tool_choice".to_owned(), told_choice);
+        let echoed_choice = choice.clone().unwrap_or(json!("auto"));
+        echoed.insert("tool_choice".to_owned(), echoed_choice);
         let cache_salt = fields.string("cache_salt")?.unwrap_or_default();
         let nested = |tools| parts::nest_tools(tools, "function", false, |tool| tool);
         let rest = fields.rest_with([
@@ -86,7 +86,7 @@ impl ResponsesRequest {
             ("tool_choice", choice.map(nest_choice).transpose()?),
             (
                 "parallel_tool_calls",
-                told.get("parallel_tool_calls").cloned(),
+                echoed.get("parallel_tool_calls").cloned(),
             ),
             ("max_completion_tokens", Some(json!(max_tokens))),
         ]);
@@ -95,7 +95,7 @@ impl ResponsesRequest {
             store,
             cache_salt,
             input,
-            told,
+            echoed,
             instructions,
             rest,
         })
@@ -159,8 +159,8 @@ fn refuse(fields: &mut Fields) -> Result<(), Failure> {
 
 /// Takes the fields that a response repeats, with OpenAI's defaults for absent ones. `temperature` and `top_p`, which
 /// also affect the answer, are only copied.
-fn told(fields: &mut Fields) -> Result<Map<String, Value>, Failure> {
-    let mut told = Map::new();
+fn echoed(fields: &mut Fields) -> Result<Map<String, Value>, Failure> {
+    let mut echoed = Map::new();
     for (field, default) in [
         ("metadata", json!({})),
         ("parallel_tool_calls", json!(true)),
@@ -168,13 +168,13 @@ fn told(fields: &mut Fields) -> Result<Map<String, Value>, Failure> {
         ("prompt_cache_key", Value::Null),
         ("safety_identifier", Value::Null),
     ] {
-        told.insert(field.to_owned(), fields.take(field).unwrap_or(default));
+        echoed.insert(field.to_owned(), fields.take(field).unwrap_or(default));
     }
     for field in ["temperature", "top_p"] {
         let value = fields.get(field).cloned().unwrap_or(json!(1.0));
-        told.insert(field.to_owned(), value);
+        echoed.insert(field.to_owned(), value);
     }
-    object("metadata", &told["metadata"])?;
+    object("metadata", &echoed["metadata"])?;
     // These are accepted without effect, so the response must not report their values as in force. An input that is too
     // long is refused.
     if let Some(truncation) = fields.take("truncation")
@@ -184,23 +184,23 @@ fn told(fields: &mut Fields) -> Result<Map<String, Value>, Failure> {
         let wanted = "\"auto\" or \"disabled\"";
         return Err(wrong_value("truncation", wanted, &truncation));
     }
-    told.insert("truncation".to_owned(), json!("disabled"));
+    echoed.insert("truncation".to_owned(), json!("disabled"));
     fields.object("reasoning")?;
     let reasoning = json!({"effort": null, "summary": null});
-    told.insert("reasoning".to_owned(), reasoning);
+    echoed.insert("reasoning".to_owned(), reasoning);
     let field = "parallel_tool_calls";
-    if !told[field].is_boolean() {
-        return Err(wrong_type(field, "a boolean", &told[field]));
+    if !echoed[field].is_boolean() {
+        return Err(wrong_type(field, "a boolean", &echoed[field]));
     }
-    told.insert("background".to_owned(), json!(false));
-    told.insert("service_tier".to_owned(), json!("default"));
-    told.insert("top_logprobs".to_owned(), json!(0));
-    Ok(told)
+    echoed.insert("background".to_owned(), json!(false));
+    echoed.insert("service_tier".to_owned(), json!("default"));
+    echoed.insert("top_logprobs".to_owned(), json!(0));
+    Ok(echoed)
 }
 
 /// `text.format` as the response repeats it, and as a chat's `response_format`; `None` for plain text.
 struct Formats {
-    told: Value,
+    echoed: Value,
     chats: Option<Value>,
 }
 
@@ -209,7 +209,7 @@ fn take_format(fields: &mut Fields) -> Result<Formats, Failure> {
     let format = text.map(|mut text| text["format"].take());
     let Some(format) = format.filter(|format| !format.is_null()) else {
         return Ok(Formats {
-            told: json!({"type": "text"}),
+            echoed: json!({"type": "text"}),
             chats: None,
         });
     };
@@ -229,7 +229,7 @@ fn take_format(fields: &mut Fields) -> Result<Formats, Failure> {
         }
     };
     Ok(Formats {
-        told: format,
+        echoed: format,
         chats: Some(chats),
     })
 }
@@ -432,10 +432,10 @@ mod tests {
 
     #[test]
     fn a_response_tells_what_is_in_force() {
-        let told = |body: Value| {
+        let echoed = |body: Value| {
             ResponsesRequest::parse(body.to_string().as_bytes())
                 .unwrap()
-                .told
+                .echoed
         };
         for body in [
             json!({"input": "x"}),
@@ -443,10 +443,10 @@ mod tests {
             json!({"input": "x", "truncation": "auto"}),
             json!({"input": "x", "truncation": "disabled", "reasoning": {"effort": "high", "summary": "auto"}}),
         ] {
-            let told = told(body);
-            assert_eq!(told["truncation"], "disabled");
+            let echoed = echoed(body);
+            assert_eq!(echoed["truncation"], "disabled");
             let reasoning = json!({"effort": null, "summary": null});
-            assert_eq!(told["reasoning"], reasoning);
+            assert_eq!(echoed["reasoning"], reasoning);
         }
     }
 

@@ -85,7 +85,7 @@ impl Retrieving {
             let message = "retrieval and documents exclude each other";
             return Err(Failure::invalid("retrieval", message));
         }
-        let inside = |failure: Failure| failure.renamed(&INSIDE);
+        let inside = |failure: Failure| failure.renamed(&FIELD_PATHS);
         let mut asked = take_asked(&mut fields).map_err(inside)?;
         let mut is_wordless = false;
         if asked.query.is_none() {
@@ -120,7 +120,7 @@ impl Retrieving {
 const FIELD: &[u8] = b"\"retrieval\"";
 
 /// Paths of the fields in `retrieval`, for errors.
-const INSIDE: [(&str, &str); 6] = [
+const FIELD_PATHS: [(&str, &str); 6] = [
     ("query", "retrieval.query"),
     ("embedding", "retrieval.embedding"),
     ("filters", "retrieval.filters"),

@@ -67,9 +67,9 @@ impl PageFile {
             Err(error) => return Err(refused_or(path, error)),
         };
         if let Some(file) = &existing {
-            ours(file, path)?;
+            check_private(file, path)?;
             // Locks the file in addition to the lock beside `path`: another name (hard link) leads to the same file.
-            hold(file, path)?;
+            lock_file(file, path)?;
         }
         let new = || create(path, &shape).map_err(failed);
         let ((file, map), mut origin) = match existing {
@@ -181,13 +181,13 @@ fn lock(path: &Path) -> Result<File, DiskError> {
         .create(true)
         .open(&path)
         .map_err(|error| refused_or(&path, error))?;
-    ours(&file, &path)?;
-    hold(&file, &path)?;
+    check_private(&file, &path)?;
+    lock_file(&file, &path)?;
     Ok(file)
 }
 
 /// Locks an open file until it is closed; [`DiskError::InUse`] if another process has locked it.
-fn hold(file: &File, path: &Path) -> Result<(), DiskError> {
+fn lock_file(file: &File, path: &Path) -> Result<(), DiskError> {
     match file.try_lock() {
         Ok(()) => Ok(()),
         Err(TryLockError::WouldBlock) => Err(DiskError::InUse(path.to_owned())),
@@ -200,7 +200,7 @@ fn hold(file: &File, path: &Path) -> Result<(), DiskError> {
 
 /// Refuses a file unless it is a regular one of this process's user with mode 0600, so that no other user can read or
 /// write it.
-fn ours(file: &File, path: &Path) -> Result<(), DiskError> {
+fn check_private(file: &File, path: &Path) -> Result<(), DiskError> {
     let refused = |reason: String| DiskError::Refused {
         path: path.to_owned(),
         reason,

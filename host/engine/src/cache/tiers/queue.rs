@@ -49,12 +49,12 @@ impl Queue {
     }
 
     /// Makes a page evictable.
-    pub(in crate::cache) fn file(&mut self, rank: Rank) {
+    pub(in crate::cache) fn enqueue(&mut self, rank: Rank) {
         self.ranks.insert(rank);
     }
 
     /// Removes a page that is no longer evictable or has left the tier.
-    pub(in crate::cache) fn unfile(&mut self, rank: Rank) {
+    pub(in crate::cache) fn dequeue(&mut self, rank: Rank) {
         self.ranks.remove(&rank);
     }
 

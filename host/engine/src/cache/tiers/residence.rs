@@ -28,8 +28,8 @@ pub(in crate::cache) type Node = tree::Node<Residence>;
 /// The tiers that hold a node's page, and the page's usage.
 #[derive(Default)]
 pub(in crate::cache) struct Residence {
-    pub(in crate::cache) device: Option<Copy<PageId>>,
-    pub(in crate::cache) host: Option<Copy<HostPageId>>,
+    pub(in crate::cache) device: Option<TierPage<PageId>>,
+    pub(in crate::cache) host: Option<TierPage<HostPageId>>,
     /// Number of children whose pages are on the device. `host_children`: those in host memory.
     pub(in crate::cache) device_children: u32,
     pub(in crate::cache) host_children: u32,
@@ -48,25 +48,25 @@ pub(in crate::cache) struct Residence {
 }
 
 /// A page in one tier.
-pub(in crate::cache) struct Copy<Page> {
+pub(in crate::cache) struct TierPage<Page> {
     pub(in crate::cache) page: Page,
     /// The page's rank as of its last use.
     pub(in crate::cache) rank: Rank,
     /// True if the page is in its tier's queue, that is, evictable.
-    pub(in crate::cache) filed: bool,
+    pub(in crate::cache) queued: bool,
 }
 
-impl<Page> Copy<Page> {
+impl<Page> TierPage<Page> {
     /// Queues the page under `rank` if it is evictable; otherwise removes it from the queue.
     fn refile(&mut self, queue: &mut Queue, rank: Rank, evictable: bool) {
-        if self.filed && (!evictable || self.rank != rank) {
-            queue.unfile(self.rank);
+        if self.queued && (!evictable || self.rank != rank) {
+            queue.dequeue(self.rank);
         }
-        if evictable && (!self.filed || self.rank != rank) {
-            queue.file(rank);
+        if evictable && (!self.queued || self.rank != rank) {
+            queue.enqueue(rank);
         }
         self.rank = rank;
-        self.filed = evictable;
+        self.queued = evictable;
     }
 }
 
@@ -84,10 +84,10 @@ impl PrefixCache {
     /// Puts the node's KV state on the device, in `page`, which is filled now or by a scheduled load.
     pub(in crate::cache) fn enter_device(&mut self, id: NodeId, page: PageId) {
         let rank = self.device.rank(id, &self.tree[id].at.usage);
-        self.tree[id].at.device = Some(Copy {
+        self.tree[id].at.device = Some(TierPage {
             page,
             rank,
-            filed: false,
+            queued: false,
         });
         self.counts.device += 1;
         if let Some(parent) = self.tree[id].parent {
@@ -105,15 +105,15 @@ impl PrefixCache {
         if at.replica
             && let Some(host) = &mut at.host
         {
-            if std::mem::take(&mut host.filed) {
-                self.replicas.unfile(host.rank);
+            if std::mem::take(&mut host.queued) {
+                self.replicas.dequeue(host.rank);
             }
             at.replica = false;
             host.rank = self.host.rank(id, &at.usage);
             self.counts.replicas -= 1;
         }
-        if copy.filed {
-            self.device.unfile(copy.rank);
+        if copy.queued {
+            self.device.dequeue(copy.rank);
         }
         self.counts.device -= 1;
         if let Some(parent) = self.tree[id].parent {
@@ -130,10 +130,10 @@ impl PrefixCache {
         let rank = queue.rank(id, &self.tree[id].at.usage);
         let at = &mut self.tree[id].at;
         at.replica = replica;
-        at.host = Some(Copy {
+        at.host = Some(TierPage {
             page,
             rank,
-            filed: false,
+            queued: false,
         });
         self.counts.host += 1;
         self.counts.replicas += u32::from(replica);
@@ -150,13 +150,13 @@ impl PrefixCache {
         let at = &mut self.tree[id].at;
         let Some(copy) = at.host.take() else { return };
         let replica = std::mem::take(&mut at.replica);
-        if copy.filed {
+        if copy.queued {
             let queue = if replica {
                 &mut self.replicas
             } else {
                 &mut self.host
             };
-            queue.unfile(copy.rank);
+            queue.dequeue(copy.rank);
         }
         self.counts.host -= 1;
         self.counts.replicas -= u32::from(replica);
@@ -186,7 +186,7 @@ impl PrefixCache {
 
     /// Updates the node's place in the eviction queues, under its present rank.
     pub(in crate::cache) fn refile(&mut self, id: NodeId) {
-        self.file(id, |_, _, rank| rank);
+        self.enqueue(id, |_, _, rank| rank);
     }
 
     /// Records that a node's page was used now, and recomputes its rank. Call it for a sequence's last page first, so
@@ -194,12 +194,12 @@ impl PrefixCache {
     pub(in crate::cache) fn touch(&mut self, id: NodeId) {
         self.now += 1;
         self.tree[id].at.usage.last = self.now;
-        self.file(id, |queue, usage, _| queue.rank(id, usage));
+        self.enqueue(id, |queue, usage, _| queue.rank(id, usage));
     }
 
     /// Updates the node's place in the eviction queues. `rank` computes the new rank from the queue, the node's usage
     /// and the present rank.
-    fn file(&mut self, id: NodeId, rank: impl Fn(&Queue, &Usage, Rank) -> Rank) {
+    fn enqueue(&mut self, id: NodeId, rank: impl Fn(&Queue, &Usage, Rank) -> Rank) {
         let evictable = self.evictable(id);
         let at = &mut self.tree[id].at;
         if let Some(copy) = &mut at.device {

@@ -11,7 +11,7 @@
 //! tokens stay the same, because they depend on the sequence alone. A request during which the device fails again and again
 //! may be the cause, so it fails after [`EngineConfig::max_retries`](super::EngineConfig).
 
-use super::speculation::HeldGuess;
+use super::speculation::HeldPrefill;
 use super::tiers::pools;
 use super::{Active, Core, Sequence};
 use crate::backend::{Backend, BackendError};
@@ -107,7 +107,7 @@ impl Core {
     /// Takes all running sequences, and the requests that have joined a held speculative prefill; drops other prefills.
     fn take_all(&mut self) -> Vec<Active> {
         let mut all = self.take_running(|_| true);
-        let joined = self.held.drain(..).filter(HeldGuess::is_joined);
+        let joined = self.held.drain(..).filter(HeldPrefill::is_joined);
         all.extend(joined.map(|held| held.active));
         all
     }

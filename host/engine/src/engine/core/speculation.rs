@@ -19,13 +19,13 @@ use super::{Active, Core, Sequence};
 use crate::engine::{Event, Failure, FinishReason, Kind};
 
 /// A speculative prefill (guess) whose prompt is computed, or the request that has joined it.
-pub(super) struct HeldGuess {
+pub(super) struct HeldPrefill {
     pub(super) active: Active,
     /// The logits of the prompt's last token.
     logits: Vec<f32>,
 }
 
-impl HeldGuess {
+impl HeldPrefill {
     /// Returns whether the anticipated request has arrived; the next step samples its first token.
     pub(super) fn is_joined(&self) -> bool {
         self.active.sequence.kind == Kind::Answer
@@ -46,14 +46,14 @@ impl Core {
             .commit(&mut active.lease, &active.sequence.tokens, active.computed);
         self.end(&active.sequence, Event::Finished(FinishReason::Prefilled));
         let logits = logits.to_vec();
-        self.held.push(HeldGuess { active, logits });
+        self.held.push(HeldPrefill { active, logits });
     }
 
     /// Releases the pages of held guesses for which `which` is true; their KV state stays cached. Returns true if there
     /// was one.
     pub(super) fn release_held(&mut self, which: impl Fn(&Sequence) -> bool) -> bool {
-        let is_meant = |held: &mut HeldGuess| !held.is_joined() && which(&held.active.sequence);
-        let released: Vec<HeldGuess> = self.held.extract_if(.., is_meant).collect();
+        let is_meant = |held: &mut HeldPrefill| !held.is_joined() && which(&held.active.sequence);
+        let released: Vec<HeldPrefill> = self.held.extract_if(.., is_meant).collect();
         let is_any = !released.is_empty();
         for held in released {
             self.close(held.active);
@@ -83,7 +83,7 @@ impl Core {
         };
         let same_id =
             |other: &Sequence| other.speculation == Some(id) && other.salt == sequence.salt;
-        let is_guess = |held: &HeldGuess| !held.is_joined() && same_id(&held.active.sequence);
+        let is_guess = |held: &HeldPrefill| !held.is_joined() && same_id(&held.active.sequence);
         if let Some(at) = self.held.iter().position(is_guess) {
             let has_slot = self.running.len() + self.joined() < self.limits.max_running as usize;
             let held = &mut self.held[at].active;

@@ -77,7 +77,7 @@ impl Attention<'_> {
     }
 
     /// Returns the number of tokens of an item, from its first one, whose windows begin before position `end`.
-    fn begun(&self, item: &Item, end: usize) -> usize {
+    fn in_window(&self, item: &Item, end: usize) -> usize {
         let tokens = item.tokens as usize;
         self.window.map_or(tokens, |window| {
             (end + window - 1)

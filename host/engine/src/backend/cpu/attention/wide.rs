@@ -44,9 +44,17 @@ pub(super) fn attend(attention: &Attention<'_>, item: &Item, pages: &[PageId], o
     let begin = attention.lowest(first) / SPAN * SPAN;
     for span in (begin..end).step_by(SPAN) {
         // Rows of tokens before the span's first position see nothing of it, nor do those whose windows begin after it.
-        let begun = attention.begun(item, span + SPAN);
-        let seen = span.saturating_sub(first) * heads..begun * heads;
-        score(attention, item, pages, span, begun, &queries, &mut scores);
+        let in_window = attention.in_window(item, span + SPAN);
+        let seen = span.saturating_sub(first) * heads..in_window * heads;
+        score(
+            attention,
+            item,
+            pages,
+            span,
+            in_window,
+            &queries,
+            &mut scores,
+        );
         attention.kernels.run(Softmax {
             attention,
             scores: &mut scores,
@@ -59,7 +67,7 @@ pub(super) fn attend(attention: &Attention<'_>, item: &Item, pages: &[PageId], o
             first,
             span,
         });
-        add_values(attention, item, pages, span, begun, &scores, out);
+        add_values(attention, item, pages, span, in_window, &scores, out);
     }
     for (out, total) in out.chunks_exact_mut(stride).zip(totals).take(rows) {
         let share = 1.0 / total;
@@ -67,14 +75,14 @@ pub(super) fn attend(attention: &Attention<'_>, item: &Item, pages: &[PageId], o
     }
 }
 
-/// Computes `scores[row][position - span] = queries · keys` of the first `begun` tokens, for positions of the span up
+/// Computes `scores[row][position - span] = queries · keys` of the first `in_window` tokens, for positions of the span up
 /// to the row's strip.
 fn score(
     attention: &Attention<'_>,
     item: &Item,
     pages: &[PageId],
     span: usize,
-    begun: usize,
+    in_window: usize,
     queries: &[f32],
     scores: &mut [f32],
 ) {
@@ -89,7 +97,7 @@ fn score(
     );
     let blocks = head_dim.div_ceil(BLOCK);
     for position in (span..(span + SPAN).min(first + tokens)).step_by(LANES) {
-        let rows = position.saturating_sub(first) * heads..begun * heads;
+        let rows = position.saturating_sub(first) * heads..in_window * heads;
         let (page, slot) = (pages[position / page_tokens], position % page_tokens);
         let keys: &[f32] = attention.pool.strip(page, attention.kv_head(item), slot);
         for (block, keys) in keys.chunks(BLOCK * LANES).enumerate() {
@@ -109,14 +117,14 @@ fn score(
     }
 }
 
-/// Adds `out[row] += scores[row][position - span] · values` for the first `begun` tokens, and for positions of the span
+/// Adds `out[row] += scores[row][position - span] · values` for the first `in_window` tokens, and for positions of the span
 /// up to the row's own.
 fn add_values(
     attention: &Attention<'_>,
     item: &Item,
     pages: &[PageId],
     span: usize,
-    begun: usize,
+    in_window: usize,
     scores: &[f32],
     out: &mut [f32],
 ) {
@@ -158,15 +166,15 @@ fn add_values(
             }
         };
         // Tokens at `end - 1` or later use all of these positions; the few tokens before use those up to their own.
-        let whole = (end - 1).saturating_sub(first).min(begun);
+        let whole = (end - 1).saturating_sub(first).min(in_window);
         for token in position.saturating_sub(first)..whole {
             add(
                 token * heads..(token + 1) * heads,
                 first + token + 1 - position,
             );
         }
-        if whole < begun {
-            add(whole * heads..begun * heads, end - position);
+        if whole < in_window {
+            add(whole * heads..in_window * heads, end - position);
         }
         position = end;
     }

@@ -15,7 +15,7 @@ use std::ffi::c_void;
 pub(super) struct Products {
     handle: sys::cublasLtHandle_t,
     workspace: u64,
-    ways: FxHashMap<Shape, Way>,
+    prepared: FxHashMap<Shape, PreparedProduct>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -34,7 +34,7 @@ enum Kind {
 }
 
 #[derive(Clone, Copy)]
-struct Way {
+struct PreparedProduct {
     product: sys::cublasLtMatmulDesc_t,
     weights: sys::cublasLtMatrixLayout_t,
     input: sys::cublasLtMatrixLayout_t,
@@ -47,7 +47,7 @@ const WORKSPACE: usize = 32 << 20;
 
 /// Maximum number of shapes whose algorithms are kept; at the limit, all are dropped. A server sees as many numbers of
 /// rows as there are lengths of prompts.
-const WAYS: usize = 4096;
+const MAX_PREPARED: usize = 4096;
 
 /// The value of `CUBLAS_OP_T`, which only cuBLAS's own header defines.
 const TRANSPOSED: i32 = 1;
@@ -63,7 +63,7 @@ impl Products {
             handle: result::create_handle().map_err(fault)?,
             // SAFETY: a workspace needs no values.
             workspace: unsafe { driver::result::malloc_sync(WORKSPACE) }?,
-            ways: FxHashMap::default(),
+            prepared: FxHashMap::default(),
         })
     }
 
@@ -78,29 +78,29 @@ impl Products {
             Output::F32(output) => (output.address(), Kind::F32),
             Output::Add(output) => (output.address(), Kind::Add),
         };
-        let way = self.way(Shape {
+        let product = self.product(Shape {
             rows: product.rows,
             inputs: product.inputs,
             outputs: product.outputs,
             kind,
         })?;
         let (one, beta) = (1.0f32, if kind == Kind::Add { 1.0f32 } else { 0.0 });
-        // SAFETY: the operands have the shapes that `way` was made for, as `kernels::multiply` has checked.
+        // SAFETY: the operands have the shapes that `product` was made for, as `kernels::multiply` has checked.
         let outcome = unsafe {
             result::matmul(
                 self.handle,
-                way.product,
+                product.product,
                 std::ptr::from_ref(&one).cast(),
                 std::ptr::from_ref(&beta).cast(),
                 product.weights.address() as *const c_void,
-                way.weights,
+                product.weights,
                 product.input.address() as *const c_void,
-                way.input,
+                product.input,
                 output as *const c_void,
-                way.output,
+                product.output,
                 output as *mut c_void,
-                way.output,
-                &way.algorithm,
+                product.output,
+                &product.algorithm,
                 self.workspace as *mut c_void,
                 WORKSPACE,
                 queue.cast(),
@@ -109,14 +109,14 @@ impl Products {
         outcome.map_err(fault)
     }
 
-    fn way(&mut self, shape: Shape) -> Result<Way, Fault> {
-        if let Some(way) = self.ways.get(&shape) {
-            return Ok(*way);
+    fn product(&mut self, shape: Shape) -> Result<PreparedProduct, Fault> {
+        if let Some(product) = self.prepared.get(&shape) {
+            return Ok(*product);
         }
-        if self.ways.len() == WAYS {
+        if self.prepared.len() == MAX_PREPARED {
             self.forget();
         }
-        let way = self.find(shape).map_err(|error| {
+        let product = self.find(shape).map_err(|error| {
             let Shape {
                 rows,
                 inputs,
@@ -128,11 +128,11 @@ impl Products {
                 error.0
             ))
         })?;
-        self.ways.insert(shape, way);
-        Ok(way)
+        self.prepared.insert(shape, product);
+        Ok(product)
     }
 
-    fn find(&self, shape: Shape) -> Result<Way, CublasError> {
+    fn find(&self, shape: Shape) -> Result<PreparedProduct, CublasError> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let (rows, inputs, outputs) =
             (shape.rows as u64, shape.inputs as u64, shape.outputs as u64);
@@ -177,7 +177,7 @@ impl Products {
             result::destroy_matmul_pref(preference)?;
             found?
         };
-        Ok(Way {
+        Ok(PreparedProduct {
             product,
             weights,
             input,
@@ -187,11 +187,11 @@ impl Products {
     }
 
     fn forget(&mut self) {
-        for (_, way) in self.ways.drain() {
+        for (_, product) in self.prepared.drain() {
             // SAFETY: descriptors are read while a product is queued, not later.
             unsafe {
-                let _ = result::destroy_matmul_desc(way.product);
-                for layout in [way.weights, way.input, way.output] {
+                let _ = result::destroy_matmul_desc(product.product);
+                for layout in [product.weights, product.input, product.output] {
                     let _ = result::destroy_matrix_layout(layout);
                 }
             }
