@@ -1,7 +1,8 @@
 //! The format of error responses, by API.
 //!
 //! A client's library reads an error in its provider's format and shows "unknown error" for any other. The path
-//! determines the provider. Otherwise it decides only whether answers are restored (`restore` in `exchange`).
+//! determines the provider. Apart from errors, the path's format decides only whether answers are restored (`restore`
+//! in `exchange`).
 //!
 //! | path ends in | like | shape |
 //! | --- | --- | --- |

@@ -1,7 +1,7 @@
 //! The host calls that the filter needs.
 //!
-//! They are implemented by `proxy` with proxy-wasm host calls, and by a scripted host in the tests. Every call can fail,
-//! because every proxy can refuse; no caller may treat a failure as impossible.
+//! They are implemented by `proxy` with proxy-wasm host calls, and by a scripted host in the tests. Every call can
+//! fail, because every proxy can refuse; no caller may treat a failure as impossible.
 
 use std::net::SocketAddr;
 
@@ -13,7 +13,7 @@ use thiserror::Error;
 pub struct EnginePool {
     /// The pool's engines. Each keeps its id while it is in the pool.
     pub engines: Vec<PoolEngine>,
-    /// Most addresses to send after the chosen engine's, as fallbacks for Envoy's retries.
+    /// The maximum number of addresses to send after the chosen engine's, as fallbacks for Envoy's retries.
     pub fallbacks: usize,
 }
 
@@ -28,9 +28,9 @@ pub struct PoolEngine {
     pub is_eligible: bool,
     /// True if the engine is so busy that it receives a request only if all others are too.
     pub is_saturated: bool,
-    /// Requests that wait at the engine, as it reports; 0 without a report.
+    /// Number of requests that wait at the engine, as it reports; 0 without a report.
     pub waiting: u64,
-    /// Requests that the engine is computing, as it reports, plus those sent since; 0 without a report.
+    /// Number of requests that the engine is computing, as it reports, plus those sent since; 0 without a report.
     pub running: u64,
 }
 
@@ -54,8 +54,8 @@ pub(crate) struct CallResponse<'a> {
 /// The host calls of the surrounding proxy. They apply to the request whose callback is running.
 ///
 /// Request headers may be read and changed from the request-headers callback on, until the first request callback that
-/// forwards the request; the body from its first callback on. In response callbacks the request is no longer available, so
-/// store what you need of it.
+/// forwards the request; the body from its first callback on. In response callbacks the request is no longer available,
+/// so store what you need of it.
 pub trait Host {
     /// Returns the first value of the request header `name` (lower case, or a pseudo-header such as `:path`).
     fn request_header(&self, name: &str) -> Result<Option<Vec<u8>>, HostError>;
@@ -99,12 +99,12 @@ pub trait Host {
 
     /// Returns the value of `key` in shared data, and its compare-and-swap number; `None` if there is no value.
     ///
-    /// Shared data belongs to the whole proxy, all worker threads, and outlives plugins. A compare-and-swap works only on
-    /// an existing value.
+    /// Shared data belongs to the whole proxy, all worker threads, and outlives plugins. A compare-and-swap works only
+    /// on an existing value.
     fn shared_data(&self, key: &str) -> Result<Option<(Vec<u8>, u32)>, HostError>;
 
-    /// Sets shared data; with `unchanged_since`, only if it has not changed since that number was read. Returns whether it
-    /// was set.
+    /// Sets shared data; with `unchanged_since`, only if the value still has that compare-and-swap number. Returns
+    /// whether it was set.
     fn set_shared_data(
         &self,
         key: &str,
@@ -125,8 +125,8 @@ pub trait Host {
         limit_ms: u64,
     ) -> Result<u32, HostError>;
 
-    /// Sends a request with a body to a cluster of the proxy, for the request whose callback is running, and returns the
-    /// call's number, unique within the request. The response is passed to
+    /// Sends a request with a body to a cluster of the proxy, for the request whose callback is running, and returns
+    /// the call's number, unique within the request. The response is passed to
     /// [`Exchange::on_answer`](crate::Exchange::on_answer), within `limit_ms`, unless the request ends before.
     fn call_for_request(
         &self,
@@ -145,9 +145,9 @@ pub trait Host {
     /// Resumes the current request, which a request callback has held. Must not be called from a request callback.
     fn resume(&self) -> Result<(), HostError>;
 
-    /// Returns a function that resumes the current request, which a request callback is about to hold. It is called from
-    /// callbacks of other requests or of the plugin, through [`Host::resume_other`], or dropped. `None` if the shell cannot
-    /// do that.
+    /// Returns a function that resumes the current request, which a request callback is about to hold. It is called
+    /// from callbacks of other requests or of the plugin, through [`Host::resume_other`], or dropped. `None` if the
+    /// shell cannot do that.
     fn resumer(&self) -> Option<Resumer> {
         None
     }

@@ -3,8 +3,8 @@
 //! A call from a VM into the proxy costs about a microsecond, and a request adds to about ten counters. Written one by
 //! one, they would be a fifth of a request's host calls. So they are summed here and written ten times a second.
 //!
-//! Counters are written in reverse order of their definition. So a reader that sees a change in an early-defined total also
-//! sees everything that was counted with it.
+//! Counters are written in reverse order of their definition. So a reader that sees a change in an early-defined total
+//! also sees everything that was counted with it.
 
 use crate::host::MetricId;
 
@@ -60,7 +60,8 @@ impl MetricBuffer {
     }
 }
 
-/// Most samples buffered: those of about 300 requests, which a tick writes in a third of a millisecond.
+/// The maximum number of samples buffered: those of about 300 requests, which a tick writes in a third of a
+/// millisecond.
 const MAX_SAMPLES: usize = 1024;
 
 #[cfg(test)]

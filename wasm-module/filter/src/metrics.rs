@@ -4,8 +4,8 @@
 //! requests = ordered + unchanged + dry_run + sum of passed_<reason> + refused
 //! ```
 //!
-//! Envoy shows them as `wasmcustom.<name>`, at most a tick later. Errors in defining or writing a metric are ignored, since
-//! counting must not fail a request.
+//! Envoy shows them as `wasmcustom.<name>`, at most a tick later. Errors in defining or writing a metric are ignored,
+//! since counting must not fail a request.
 //!
 //! Metrics are sums over all tenants, so tenants must not be able to read them.
 
@@ -42,7 +42,8 @@ pub(crate) struct Metrics {
     /// Document tokens that the clients' order matches or would have matched.
     client_matched_tokens: Counter,
     arms: [(Arm, ArmCounters); 2],
-    /// Passed requests by reason. The reasons are words in the source, so their number is bounded.
+    /// Requests forwarded with their original body, by reason. The reasons are words in the source, so their number is
+    /// bounded.
     passed: Vec<(&'static str, Counter)>,
     /// Requests whose heads were changed; in `heads_reported`, those for which changes were only proposed.
     heads_applied: Counter,
@@ -65,7 +66,8 @@ pub(crate) struct Metrics {
     sent_updates: Counter,
     received_updates: Counter,
     lost_updates: Counter,
-    /// Requests that lead, that are held, that would be held (mode `report`), and that are forwarded for want of room.
+    /// Requests that lead, that are held, that would be held (mode `report`), and that are forwarded because no more
+    /// can be held.
     bursts: [Counter; 4],
     /// Held requests that were forwarded, by reason in the order of [`RELEASES`].
     releases: [Counter; 3],

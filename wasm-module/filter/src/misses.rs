@@ -1,5 +1,5 @@
-//! Diagnoses why requests share no longer prefix with earlier ones: an index of recent requests for each tenant, and the
-//! diagnosis in metrics and the access log.
+//! Diagnoses why requests share no longer prefix with earlier ones: an index of recent requests for each tenant, and
+//! the diagnosis in metrics and the access log.
 //!
 //! ```text
 //!   request ─▶ take ─▶ waiting ─┬─ at a tick ──────▶ diagnosed ─▶ at the request's end: access log, metrics
@@ -85,8 +85,8 @@ impl Prompt {
 }
 
 impl Misses {
-    /// Returns indexes of `requests` recent requests for each tenant, for engines whose caches have pages of `page_tokens`
-    /// tokens. With 0 requests, nothing is diagnosed.
+    /// Returns indexes of `requests` recent requests for each tenant, for engines whose caches have pages of
+    /// `page_tokens` tokens. With 0 requests, nothing is diagnosed.
     pub(crate) fn new(requests: u32, page_tokens: u32) -> Self {
         Self {
             limits: Limits {
@@ -201,8 +201,9 @@ impl Misses {
         self.explained.insert(waiting.ticket, diagnosis);
     }
 
-    /// Returns the index of a tenant that sends a request. A new tenant may replace the least recently used one, whose
-    /// waiting requests are diagnosed first: so every waiting request finds its tenant's index.
+    /// Returns the index of a tenant that sends a request. Beyond [`MAX_TENANTS`], a new tenant replaces the least
+    /// recently used one, whose waiting requests are diagnosed first: so every waiting request finds its tenant's
+    /// index.
     fn index_for(&mut self, tenant: &str, ordering: &Ordering) -> Option<&mut Index> {
         let known = self.tenants.iter().position(|seen| *seen.tenant == *tenant);
         let at = match known {
@@ -230,16 +231,16 @@ impl Misses {
     }
 }
 
-/// Most waiting requests. With one more, the current request's callback diagnoses the oldest.
+/// The maximum number of waiting requests. With one more, the current request's callback diagnoses the oldest.
 const MAX_WAITING: usize = 64;
 
-/// Most bytes of text stored for waiting requests; the newest one alone may exceed this.
+/// The maximum number of bytes of text stored for waiting requests; the newest one alone may exceed this.
 const MAX_WAITING_BYTES: usize = 2 << 20;
 
-/// Most diagnoses stored until their requests are over; the oldest is dropped first.
+/// The maximum number of diagnoses stored until their requests are over; the oldest is dropped first.
 const MAX_EXPLAINED: usize = 4_096;
 
-/// Most tenants with an index.
+/// The maximum number of tenants with an index.
 const MAX_TENANTS: usize = 16;
 
 /// The counted causes, each with the segment in which it occurs; `None` for a cause outside the prompt. A cause in any

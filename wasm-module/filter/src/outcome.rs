@@ -26,7 +26,7 @@ pub enum RequestOutcome {
     },
     /// The core processed the request and changed no text or order; cache markers may have been added.
     Unchanged {
-        /// The report.
+        /// The report on the request's documents.
         report: Report,
         /// The chat's arm in an experiment.
         arm: Option<Arm>,
@@ -205,13 +205,13 @@ pub(crate) mod reason {
     /// The body is longer than `max_body_bytes`.
     pub(crate) const TOO_LARGE: &str = "too-large";
 
-    /// The reasons of forwarded requests, for the counters.
+    /// The reasons for which requests are forwarded with their original body; each has a counter.
     pub(crate) const ALL: [&str; 9] = [
         BAD_TENANT, BUSY, BYPASS, EMPTY_BODY, ENCODED, HOST_ERROR, NO_TENANT, NOT_JSON, TOO_LARGE,
     ];
 }
 
-/// Why a request was not ordered.
+/// The reason why a request was not ordered, with the values for the client's message.
 #[derive(Debug)]
 pub(crate) enum Fault {
     BadTenant {

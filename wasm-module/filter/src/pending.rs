@@ -19,9 +19,10 @@ pub(crate) struct PendingResponse {
     dispatch: Option<Dispatch>,
     /// The reader of the response's usage; `None` except while a body with status 200 is being read.
     usage_reader: Option<UsageReader>,
-    /// The chat to which the answer is added; `None` if it is not kept.
+    /// The chat to which the answer is added; `None` if the answer is not kept.
     chat: Option<ChatKey>,
-    /// The reader of the answer; `None` unless it is kept, and the response can be read (status 200, uncompressed).
+    /// The reader of the answer; `None` unless the answer is kept, and the response can be read (status 200,
+    /// uncompressed).
     answer: Option<AnswerReader>,
     /// The usage that the response reports; `None` until it has reported any.
     counted: Option<PromptUsage>,
@@ -66,7 +67,7 @@ impl PendingResponse {
         self
     }
 
-    /// Sets the chat to which the answer is added; `None` if it is not kept.
+    /// Sets the chat to which the answer is added; `None` if the answer is not kept.
     pub(crate) fn of_chat(&mut self, chat: Option<ChatKey>) {
         self.chat = chat;
     }

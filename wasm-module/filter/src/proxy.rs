@@ -6,20 +6,26 @@
 //!
 //! | call | Envoy's statuses other than `Ok` | why they do not occur |
 //! | --- | --- | --- |
-//! | read or change request headers | BadArgument, headers released | [`Exchange`] asks only from the request-headers callback on and until a request callback returns `Continue` (with released headers: within that first callback); Envoy keeps them that long |
+//! | read or change request headers | BadArgument, headers released | see 1 |
 //! | read or change response headers | BadArgument, headers released | only in the response-headers callback |
-//! | read a body | BadArgument, range overflows | the range lies within what Envoy announced; no buffer is `NotFound`, which is handled |
+//! | read a body | BadArgument, range overflows | see 2 |
 //! | call a cluster | BadArgument, InternalFailure, handled by the SDK | |
 //! | resume a held request | none | |
-//! | set the effective context, to resume another request | BadArgument, the context is gone; handled by the SDK | Envoy resumes the request after the callback, and restores the context |
+//! | set the effective context, to resume a request | BadArgument, no context; handled by the SDK | see 3 |
 //! | read a call's response status | BadArgument, no headers | only if Envoy announced headers |
 //! | change the body | NotFound, no buffer | only after Envoy announced a body of more than zero bytes |
 //! | read, write shared data | CasMismatch, handled by the SDK | |
 //! | set the tick | none | |
 //! | read a property | NotFound and failures, handled by the SDK | |
-//! | write a property | NotFound, no stream; BadArgument, it is there already | only in callbacks of a request; each once, and none where another filter wrote the first |
+//! | write a property | NotFound, no stream; BadArgument, it is there already | see 4 |
 //! | define, add, record | BadArgument, NotFound | fixed types, ids from `define`, never zero |
 //! | respond, log, clock | none | |
+//!
+//! 1. [`Exchange`] asks only from the request-headers callback on and until a request callback returns `Continue` (with
+//!    released headers: within that first callback); Envoy keeps the headers that long.
+//! 2. The range lies within the bytes that Envoy announced. `NotFound`, for no buffer, is handled.
+//! 3. Envoy resumes the request after the callback, and restores the context.
+//! 4. Properties are written only in callbacks of a request; each once, and none where another filter wrote the first.
 //!
 //! The SDK exports every callback whether used or not, so using the response callbacks costs nothing more.
 //!
@@ -44,7 +50,7 @@ proxy_wasm::main! {{
     proxy_wasm::set_root_context(|id| Box::new(Root { proxy: Proxy(id), plugin: None }));
 }}
 
-/// The root context: one for each configuration and worker.
+/// A root context: there is one for each configuration and worker.
 struct Root {
     proxy: Proxy,
     plugin: Option<Arc<Plugin>>,
@@ -117,8 +123,8 @@ fn set_tick(interval: Duration) {
     let _ = hostcalls::set_tick_period(interval);
 }
 
-/// A context without a configuration. It is unknown whether salts are on, so it refuses everything. Envoy sends no requests
-/// to a plugin whose configuration was refused.
+/// A context without a configuration. It is unknown whether salts are on, so it refuses everything. Envoy sends no
+/// requests to a plugin whose configuration was refused.
 struct Unconfigured;
 
 impl Context for Unconfigured {}

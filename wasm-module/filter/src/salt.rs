@@ -4,9 +4,9 @@
 //!   salt = hex(HMAC-SHA-256(key, "foreword cache salt 1" ‖ 0 ‖ length of the name, 8 bytes ‖ name))
 //! ```
 //!
-//! Without the key, a tenant's salt cannot be computed from its name, nor can salts be distinguished from random strings.
-//! All salts have one length, so none is the beginning of another. All workers and gateways with one key derive the same
-//! salts; another key means another engine cache for all tenants.
+//! Without the key, a tenant's salt cannot be computed from its name, nor can salts be distinguished from random
+//! strings. All salts have one length, so none is the beginning of another. All workers and gateways with one key
+//! derive the same salts; another key means another engine cache for all tenants.
 
 use std::fmt;
 
@@ -28,7 +28,7 @@ pub(crate) struct Identity {
 }
 
 impl Salts {
-    /// Derives salts from a key of any length; `None` never occurs, since HMAC accepts every length.
+    /// Returns the deriver for a key of any length; `None` never occurs, since HMAC accepts every length.
     pub(crate) fn new(key: &[u8]) -> Option<Self> {
         let mut keyed = Hmac::new_from_slice(key).ok()?;
         keyed.update(b"foreword cache salt 1\0");

@@ -15,8 +15,8 @@ pub(crate) fn create(host: &impl Host, key: &str, value: &[u8]) -> Result<(), Ho
 }
 
 /// Replaces the value under `key` by `next(value)`, retrying if another worker changed it meanwhile. `read` returns a
-/// value and its compare-and-swap number; `seen`, if both are known, saves the first read. Returns the old value;
-/// `None` if other workers were faster at all [`ATTEMPTS`].
+/// value and its compare-and-swap number; `seen` is both, if already known, and saves the first read. Returns the old
+/// value; `None` if other workers were faster at all [`ATTEMPTS`].
 pub(crate) fn change<H: Host, T>(
     host: &H,
     key: &str,
@@ -36,5 +36,6 @@ pub(crate) fn change<H: Host, T>(
     Ok(None)
 }
 
-/// Most attempts of a change. A lost race costs a microsecond, and means that another worker's change was made.
+/// The maximum number of attempts of a change. A lost race costs a microsecond, and means that another worker's change
+/// was made.
 const ATTEMPTS: u32 = 16;

@@ -1,4 +1,5 @@
-//! Reads an engine's usage report in a response: `usage`, or Gemini's `usageMetadata`, in JSON or in a stream of events.
+//! Reads an engine's usage report in a response: `usage`, or Gemini's `usageMetadata`, in JSON or in a stream of
+//! events.
 //!
 //! ```text
 //!   {"id": …, "choices": […], "usage": {"prompt_tokens": 1200, "prompt_tokens_details": {"cached_tokens": 1024}, …}}
@@ -20,7 +21,7 @@
 
 use serde::Deserialize;
 
-/// Collects the first and last bytes of a response.
+/// Collects the first [`FIRST_BYTES`] and last [`LAST_BYTES`] bytes of a response, in which usage is reported.
 #[derive(Debug, Default)]
 pub(crate) struct UsageReader {
     first: Vec<u8>,
@@ -30,9 +31,9 @@ pub(crate) struct UsageReader {
 /// The usage of a prompt, as a response reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PromptUsage {
-    /// Tokens of the prompt.
+    /// Number of tokens of the prompt, cached ones included.
     pub(crate) prompt: u64,
-    /// Prompt tokens that were cached; `None` if the response does not say.
+    /// Number of prompt tokens that were cached; `None` if the response does not say.
     pub(crate) cached: Option<u64>,
 }
 
@@ -70,7 +71,7 @@ impl UsageReader {
             let value = value.strip_prefix(b":")?;
             let value = value.trim_ascii_start().strip_prefix(b"\"")?;
             let id = value.split(|byte| *byte == b'"').next()?;
-            // The id is complete within the copied bytes.
+            // The id must end within the copied bytes.
             let is_whole = id.len() < value.len() && id.len() <= MAX_ID_BYTES;
             let id = str::from_utf8(id).ok().filter(|_| is_whole)?;
             (id.starts_with("resp_") && !id.contains('\\')).then_some(id)
@@ -112,8 +113,8 @@ struct Usage {
     #[serde(alias = "promptTokenCount")]
     prompt_tokens: Option<u64>,
     prompt_tokens_details: Option<Details>,
-    /// Anthropic and Bedrock: prompt tokens neither read from the cache nor written to it. OpenAI Responses, which has
-    /// `input_tokens_details`: all prompt tokens.
+    /// In usage of Anthropic and Bedrock: prompt tokens neither read from the cache nor written to it. In usage of
+    /// OpenAI Responses, which has `input_tokens_details`: all prompt tokens.
     #[serde(alias = "inputTokens")]
     input_tokens: Option<u64>,
     input_tokens_details: Option<Details>,
@@ -121,7 +122,7 @@ struct Usage {
     cache_read_input_tokens: Option<u64>,
     #[serde(alias = "cacheWriteInputTokens")]
     cache_creation_input_tokens: Option<u64>,
-    /// Gemini; absent if 0.
+    /// Number of cached prompt tokens in Gemini's usage; absent if 0.
     #[serde(rename = "cachedContentTokenCount")]
     cached_content: Option<u64>,
 }
@@ -161,7 +162,7 @@ const KEY: &[u8] = br#""usage"#;
 /// The rest of Gemini's key, `usageMetadata`.
 const GEMINIS: &[u8] = b"Metadata";
 
-/// Longest response id, in bytes.
+/// The maximum length of a response's id, in bytes.
 const MAX_ID_BYTES: usize = 256;
 /// Number of first bytes that are kept: Anthropic's first event is some 500 bytes long.
 const FIRST_BYTES: usize = 2048;

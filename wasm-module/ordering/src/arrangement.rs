@@ -1,4 +1,5 @@
-//! The arrangement of one group's documents: order, location hints in their place, and whether an order hint follows.
+//! How the documents of one group are sent: their order, the location hints that replace some of them, and whether an
+//! order hint follows.
 //!
 //! Documents are given by their index in the client's list. So an arrangement is small enough to be recorded for every
 //! message of every chat, and produces the same bytes whenever the client sends the same list.
@@ -12,10 +13,11 @@ use smallvec::SmallVec;
 use std::collections::hash_map::Entry;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The arrangement of one group's documents, given by their index in the client's list.
+/// The order in which one group's documents are sent, and whether an order hint follows them. Documents are given by
+/// their index in the client's list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Arrangement {
-    /// The group's documents, in the order of the prompt.
+    /// One slot for each distinct document of the group, in the order of the prompt.
     pub(crate) slots: Box<[Slot]>,
     /// True if an order hint is written.
     pub(crate) hinted: bool,
@@ -81,7 +83,8 @@ impl DistinctDocuments {
                         listed.repeats.push(index);
                         break;
                     }
-                    // Two documents with one fingerprint: the later one gets a free fingerprint.
+                    // The texts differ although the fingerprints are equal: the later document gets the next free
+                    // fingerprint.
                     Entry::Occupied(_) => fingerprint.0 = fingerprint.0.wrapping_add(1),
                 }
             }
@@ -89,7 +92,7 @@ impl DistinctDocuments {
         listed
     }
 
-    /// Returns a fingerprint of the distinct documents in the client's order.
+    /// Returns a hash of the distinct documents and their indices, in the client's order.
     pub(crate) fn fingerprint(&self) -> Fingerprint {
         let mut bytes: SmallVec<[u8; 160]> = SmallVec::new();
         for (index, fingerprint) in &self.distinct {
@@ -117,14 +120,16 @@ impl Arrangement {
         (indices.iter()).eq(listed.distinct.iter().map(|(index, _)| index))
     }
 
-    /// Returns the number of slots that hold another document than the client's list has at that position.
+    /// Returns the number of slots whose document is not the one at that position of the client's list without its
+    /// repeats.
     pub(crate) fn moved(&self, listed: &DistinctDocuments) -> usize {
         (self.slots.iter().zip(&listed.distinct))
             .filter(|(slot, (index, _))| slot.index() != *index)
             .count()
     }
 
-    /// Returns a hash, never 0, of the order, the references and the order hint, without the client's text around them.
+    /// Returns a hash, never 0, of the documents in their order, of the choice of references and, with an order hint,
+    /// of the client's order.
     pub(crate) fn digest(&self, listed: &DistinctDocuments) -> u64 {
         let mut bytes: SmallVec<[u8; 320]> = SmallVec::new();
         for slot in &self.slots {
@@ -132,13 +137,13 @@ impl Arrangement {
             bytes.push(slot.is_reference().into());
         }
         if self.hinted {
-            // The hint contains the client's order.
+            // The hint gives the client's order, so its text depends on that too.
             bytes.extend_from_slice(&listed.fingerprint().0.to_le_bytes());
         }
         nonzero(xxh3_64_with_seed(&bytes, 1))
     }
 
-    /// Returns a hash of the references and their positions; 0 if there are none.
+    /// Returns a hash of the referenced documents and their positions; 0 if there are none.
     pub(crate) fn references(&self, listed: &DistinctDocuments) -> u64 {
         let mut bytes: SmallVec<[u8; 160]> = SmallVec::new();
         for (slot, place) in self.slots.iter().zip(0_u16..) {
@@ -160,7 +165,8 @@ impl Arrangement {
     }
 }
 
-/// Returns `scope` extended by a [`digest`](Arrangement::digest) of replacements before it; 0 leaves it unchanged.
+/// Returns the scope of documents that follow replaced text: `scope` combined with the [`digest`](Arrangement::digest)
+/// of the replacements before them. A digest of 0 leaves it unchanged.
 pub(crate) fn narrowed(scope: Scope, digest: u64) -> Scope {
     if digest == 0 {
         scope

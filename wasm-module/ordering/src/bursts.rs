@@ -2,18 +2,18 @@
 //! (the leader) computes them, and the others (followers) wait until its response begins.
 //!
 //! ```text
-//!   request ─▶ enter ─┬─ its documents are held, or few ───────────▶ forwarded
+//!   request ─▶ enter ─┬─ its documents are resident, or few ───────▶ forwarded
 //!                     ├─ it computes many that no leader computes ─▶ forwarded, as a leader
-//!                     └─ a leader is computing them ─▶ held ─┬─ the response begins ─▶ forwarded, a leader if more is left
-//!                                                            ├─ the leader fails ────▶ the first held one leads the rest
-//!                                                            └─ the wait expires ────▶ forwarded
+//!                     └─ a leader is computing them ─▶ held ─┬─ response begins ─▶ forwarded, a leader if more is left
+//!                                                            ├─ leader fails ────▶ the first held one leads the rest
+//!                                                            └─ wait expires ────▶ forwarded
 //! ```
 //!
 //! The knowledge tree records documents as resident when they are forwarded, although the engine may still be computing
 //! them. This module keeps the difference: for each leader, the tokens between what was resident before it and its end.
 //!
-//! Tenant, salt, model and engine are compared by value, documents by chained hashes; no text is kept. Only documents are
-//! compared: whether a prompt's head is resident is unknown here. Requests and waiting times are bounded.
+//! Tenant, salt, model and engine are compared by value, documents by chained hashes; no text is kept. Only documents
+//! are compared: whether a prompt's head is resident is unknown here. Requests and waiting times are bounded.
 
 use crate::engines::EngineId;
 use crate::feed::TenantKey;
@@ -23,11 +23,12 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// The limits of [`Bursts`], in time, in number and in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BurstLimits {
-    /// Longest wait of a request, and longest time for which a leader has followers, in milliseconds.
+    /// The maximum time that a request is held, and the maximum time that requests wait for one leader, in
+    /// milliseconds.
     pub max_wait_ms: u32,
-    /// Most requests held at once, over all leaders.
+    /// The maximum number of requests held at once, over all leaders.
     pub max_held: u32,
-    /// Fewest tokens of documents for which a request leads, and fewest that waiting must save a follower.
+    /// The minimum number of document tokens that a leader computes, and the minimum that a follower saves by waiting.
     pub min_tokens: u32,
 }
 
@@ -41,22 +42,24 @@ impl Default for BurstLimits {
     }
 }
 
-/// The documents of a forwarded prompt, as far as other prompts may begin with the same ones.
+/// The first documents of a forwarded prompt, to compare with those of other prompts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opening {
     tenant: Box<str>,
-    /// The salt, between which engines share nothing.
+    /// The key of the salt. Engines share no KV state between salts.
     key: TenantKey,
     model: Box<str>,
     engine: EngineId,
-    /// For each document: a hash of it, its scope and the documents before it, and the tokens of all these documents.
+    /// For each document: a hash of all scopes and documents up to and including it, and the estimated tokens of these
+    /// documents.
     links: Vec<(u64, u64)>,
-    /// Tokens at the beginning that are believed resident; [`Bursts::enter`] excludes those that a leader computes.
+    /// Estimated tokens at the beginning that are believed resident; [`Bursts::enter`] excludes those that a leader
+    /// computes.
     resident: u64,
 }
 
 impl Opening {
-    /// Returns the opening of a request that is about to be forwarded; at most 32 documents are compared.
+    /// Returns the opening of a request that is about to be forwarded; documents after the 32nd are ignored.
     #[must_use]
     pub fn of(record: &OrderingRecord) -> Self {
         let (mut chain, mut tokens, mut resident) = (0, 0_u64, 0);
@@ -85,7 +88,8 @@ impl Opening {
         }
     }
 
-    /// Returns the tokens of the documents with which both openings begin; 0 for different engines, tenants, salts or models.
+    /// Returns the estimated tokens of the documents with which both openings begin; 0 for different engines, tenants,
+    /// salts or models.
     fn shared(&self, other: &Self) -> u64 {
         let whose = |opening: &Self| (opening.engine, opening.key);
         if whose(self) != whose(other) || self.tenant != other.tenant || self.model != other.model {
@@ -96,7 +100,8 @@ impl Opening {
         last.map_or(0, |((_, tokens), _)| *tokens)
     }
 
-    /// Returns the tokens of documents that the engine computes for this request: those that are not resident.
+    /// Returns the estimated tokens of the documents that the engine computes for this request: those that are not
+    /// resident.
     fn computed(&self) -> u64 {
         let tokens = self.links.last().map_or(0, |(_, tokens)| *tokens);
         tokens.saturating_sub(self.resident)
@@ -135,7 +140,7 @@ pub enum Release {
 /// A request that was held and must be forwarded now.
 #[derive(Debug)]
 pub struct Released<W> {
-    /// The value that [`Bursts::enter`] got for the request, with which the caller resumes it.
+    /// The handle that the `waiter` of [`Bursts::enter`] returned for the request, with which the caller resumes it.
     pub waiter: W,
     /// The reason for the release.
     pub why: Release,
@@ -236,7 +241,8 @@ impl<W> Bursts<W> {
         self.end(now_ms, ticket, Release::Failed)
     }
 
-    /// Releases requests that have waited for the longest time, and those whose leader has been in flight that long.
+    /// Releases requests that have waited for [`BurstLimits::max_wait_ms`], and those whose leader has been in flight
+    /// that long.
     pub fn expire(&mut self, now_ms: u64) -> Vec<Released<W>> {
         let limit = u64::from(self.limits.max_wait_ms);
         let is_late = |flight: &mut Flight| {
@@ -253,7 +259,7 @@ impl<W> Bursts<W> {
             .collect()
     }
 
-    /// Removes all requests without counting them as released, and returns the handles of the held ones.
+    /// Removes all leaders and held requests, and returns the handles of the held requests instead of releasing them.
     pub fn abandon(&mut self) -> impl Iterator<Item = W> {
         self.leaders.clear();
         std::mem::take(&mut self.held)
@@ -261,7 +267,8 @@ impl<W> Bursts<W> {
             .map(|it| it.waiter)
     }
 
-    /// Ends a leader. Each of its followers is released, as a leader if it computes enough, or follows another leader.
+    /// Removes a leader; without effect if `ticket` is not a leader's. Each of its followers waits for another leader,
+    /// or is returned for release and becomes a leader if it computes enough.
     fn end(&mut self, now_ms: u64, ticket: BurstTicket, why: Release) -> Vec<Released<W>> {
         let Some(at) = self.leaders.iter().position(|it| it.ticket == ticket) else {
             return Vec::new();
@@ -290,8 +297,9 @@ impl<W> Bursts<W> {
         out
     }
 
-    /// Returns the leader that computes most of the tokens that an opening lacks; `None` if no leader computes
-    /// `min_tokens` of them, or only as a minor part of its own: in that case its response begins too late.
+    /// Returns the leader that computes the largest number of the tokens that an opening lacks; on a tie, the earliest
+    /// one. `None` if no leader computes at least `min_tokens` of them, or if they are less than half of all that it
+    /// computes: its response would begin too late.
     fn leader_of(&self, opening: &Opening) -> Option<BurstTicket> {
         let saved = |leader: &Flight| {
             let shared = opening.shared(&leader.opening);
@@ -305,7 +313,8 @@ impl<W> Bursts<W> {
         most.map(|(_, leader)| leader)
     }
 
-    /// Makes a request a leader and returns true if it computes at least `min_tokens` and fewer than 256 requests lead.
+    /// Makes a request a leader and returns true if it computes at least `min_tokens` and fewer than [`MAX_LEADERS`]
+    /// requests lead.
     fn lead(&mut self, flight: Flight) -> bool {
         let leads = flight.opening.computed() >= u64::from(self.limits.min_tokens)
             && self.leaders.len() < MAX_LEADERS;
@@ -330,10 +339,10 @@ fn link(chain: u64, next: u64) -> u64 {
     xxh3_64_with_seed(&next.to_le_bytes(), chain)
 }
 
-/// Most leaders at a time, over all tenants. Beyond it, a request is forwarded without becoming a leader, so no other
-/// one waits for it.
+/// The maximum number of leaders at a time, over all tenants. Beyond it, a request is forwarded without becoming a
+/// leader, so no other one waits for it.
 const MAX_LEADERS: usize = 256;
-/// Most documents of a prompt that are compared; later ones are ignored.
+/// The maximum number of documents of a prompt that are compared; later ones are ignored.
 const MAX_LINKS: usize = 32;
 
 #[cfg(test)]

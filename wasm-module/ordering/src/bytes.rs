@@ -4,7 +4,7 @@
 //! Input is untrusted: the reader compares every length with the number of bytes left before it allocates. Invalid
 //! bytes are an error with their position.
 
-/// Decoding failed: the expected item and the position of the byte where it is missing.
+/// A decoding error: the expected item, and the position of the byte at which it was expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected {what} at byte {at}")]
 pub struct BadBytes {

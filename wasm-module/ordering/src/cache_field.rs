@@ -1,7 +1,7 @@
 //! Finds fields of a body with which a client could name KV state, a session or a transfer in the engine and so bypass
 //! the gateway's salt.
 //!
-//! The fields come from vLLM's and SGLang's request models(`entrypoints/openai/*/protocol.py` of vllm 0.32 and of
+//! The fields come from vLLM's and SGLang's request models (`entrypoints/openai/*/protocol.py` of vllm 0.32 and of
 //! sglang's main branch): transfers between engines, sessions, cache keys, ranks that hold a cache, ids of a transfer
 //! or a stored response, and objects whose fields an engine or a router reads as the body's own.
 
@@ -28,7 +28,7 @@ pub fn cache_field(body: &[u8]) -> Option<&'static str> {
     read.ok().and(found)
 }
 
-/// Names of these fields; `*` at the end matches any suffix.
+/// The names of the fields that [`cache_field`] reports; `*` at the end matches any suffix.
 const CACHE_FIELDS: [&str; 13] = [
     "bootstrap_*",
     "data_parallel_rank",

@@ -1,5 +1,5 @@
-//! Estimates how many tokens the cache would have answered if documents had been sent in their clients' order. The
-//! difference to the sent order is what ordering saves, measured without an experiment.
+//! Estimates how many document tokens the engine's cache would have held if documents had been sent in their clients'
+//! order. The difference to the sent order is what ordering saves, measured without an experiment.
 //!
 //! For each run of documents in rank order, hashes of all its beginnings are recorded; a later run matches its longest
 //! recorded beginning. There are two sets of hashes. When the newer one reaches the size of the engine's cache, it

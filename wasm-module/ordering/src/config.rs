@@ -20,7 +20,7 @@ object! {
         pub policy_options: RawPolicyOptions = RawPolicyOptions::default(),
         /// The place of the retriever's best documents, which the policy does not order.
         pub rank: RawRank = RawRank::default(),
-        /// Whether and in which words hints are written.
+        /// The wording of hints, and whether order hints are written.
         pub hint: RawHint = RawHint::default(),
         /// The options for finding documents in a body.
         pub documents: RawDocuments = RawDocuments::default(),
@@ -34,24 +34,25 @@ object! {
 }
 
 object! {
-    /// The options of policies, as written; each policy uses those that concern it.
+    /// The options of all policies, as written; each policy reads those that it uses and ignores the others.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawPolicyOptions in "policy_options." {
         /// The seed of the `random` policy.
         pub seed: u64 = 0,
         /// Number of recent requests that `foresight` learns from; each takes about 250 bytes at 15 documents.
         pub window: u32 = 1024; 1..=u16::MAX.into(),
-        /// Number of places that `foresight` may move a document, up or down; unlimited if absent.
+        /// The maximum number of positions by which `foresight` moves a document, up or down; unlimited if absent.
         pub max_displacement: Option<u32> = None; 0..=MAX_CANDIDATES.into(),
-        /// Number of contexts that `context-index` keeps.
+        /// The maximum number of contexts that `context-index` keeps.
         pub max_contexts: u32 = 4096; 1..=1_000_000,
-        /// Tokens in a block of the engine's cache. A shorter match counts as none. With 1, any match counts.
+        /// Tokens in a block of the engine's cache. A match shorter than a block counts as none. With 1, any match
+        /// counts.
         pub block_tokens: u32 = 1; 1..=MAX_BLOCK_TOKENS,
         /// Contexts from a log, which `context-index` loads as its initial state: for each request the fingerprints of
         /// its documents, best first, as 16 hexadecimal digits each. `foreword index` writes them.
         pub history: Vec<String> = Vec::new(),
-        /// True if `context-index` removes contexts that the engine evicted, as RAGBoost does. If off, it keeps them, up to
-        /// `max_contexts`, so that recurring contexts are sent in the same order again.
+        /// True if `context-index` removes contexts that the engine evicted, as RAGBoost does. If off, it keeps them,
+        /// up to `max_contexts`, so that recurring contexts are sent in the same order again.
         pub forget_evicted: bool = false,
     }
 }
@@ -116,13 +117,14 @@ object! {
         /// is empty, or if a longer set of labels includes a number, which would read as a place. No hint is written if
         /// a location hint replaces a document.
         pub short: String = "Best documents first: {order}.".into(),
-        /// The location hint, sent in place of a document that an earlier turn holds; `{document}` stands for its label.
+        /// The location hint, sent in place of a document that an earlier turn holds; `{document}` stands for its
+        /// label.
         pub location: String = "Please refer to {document} in the previous conversation.".into(),
     }
 }
 
 object! {
-    /// How documents are found in a body, as written.
+    /// The options for finding documents in a body, as written.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawDocuments in "documents." {
         /// The treatment of a `documents` array in the body.
@@ -140,15 +142,15 @@ object! {
         /// True if the elements of a tool result's JSON array `results` are ordered, if each has a `url`, `path`,
         /// `file`, `filename`, `uri` or `href`. On by default: these are search results. No hint is written into JSON.
         pub results: bool = true,
-        /// True if contexts that AnythingLLM, Dify, LlamaIndex and RAGFlow write into texts without tags are documents. On
-        /// by default: each is recognised by phrases that no other text contains.
+        /// True if contexts that AnythingLLM, Dify, LlamaIndex and RAGFlow write into texts without tags are documents.
+        /// On by default: each is recognised by phrases that no other text contains.
         pub clients: bool = true,
-        /// True if the items of a numbered list, `[1] …` and so on, are documents. Off by default, since they may be steps.
-        /// Items keep their numbers, so that citations hold; a document is therefore recognised again only under the same
-        /// number.
+        /// True if the items of a numbered list, `[1] …` and so on, are documents. Off by default, since they may be
+        /// steps. Items keep their numbers, so that citations hold; a document is therefore recognised again only under
+        /// the same number.
         pub numbered: bool = false,
-        /// True if the text between lines of dashes, `---`, is a document. Off by default, since it may be anything. Such
-        /// documents have no names, so no hint gives the retriever's order.
+        /// True if the text between lines of dashes, `---`, is a document. Off by default, since it may be anything.
+        /// Such documents have no names, so no hint gives the retriever's order.
         pub rules: bool = false,
         /// True if sections of a tool's result under headings, `# …`, are documents. Off by default, since most results
         /// with headings are one document.
@@ -158,7 +160,7 @@ object! {
         /// lines of 480 bytes or more, and a result in which no other format is found. The hint quotes the first and
         /// the last of the lines. Nothing is moved, and results do not count for `max`. Off by default.
         pub outputs: bool = false,
-        /// Most documents in a request; a request with more is forwarded unchanged.
+        /// The maximum number of documents in a request; a request with more is forwarded unchanged.
         pub max: u32 = 512; 1..=MAX_CANDIDATES.into(),
     }
 }
@@ -167,8 +169,8 @@ object! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DocumentsField {
-    /// The documents are written into the last user message, before its text, and the array becomes `null`. Most engines
-    /// ignore the array unless the model's chat template supports it.
+    /// The documents are written into the last user message, before its text, and the array becomes `null`. Most
+    /// engines ignore the array unless the model's chat template supports it.
     Render,
     /// The array's elements are ordered, and the engine's chat template renders them.
     Reorder,
@@ -180,11 +182,14 @@ object! {
     /// The knowledge trees' bounds, as written.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawTree in "tree." {
-        /// Most nodes in one tree; each takes about 150 bytes. The least recently used leaves are evicted.
+        /// The maximum number of nodes in one tree; each takes about 150 bytes. The least recently used leaves are
+        /// evicted.
         pub max_nodes: u32 = 65_536; 1..=10_000_000,
-        /// Most tokens in one tree: set it to the engine's KV capacity. With 0, only `max_nodes` limits a tree.
+        /// The maximum number of tokens in one tree: set it to the engine's KV capacity. With 0, only `max_nodes`
+        /// limits a tree.
         pub max_tokens: u64 = 0,
-        /// Most pairs of tenant and model with trees, one tree for each engine. Evicts from the tenant with the most.
+        /// The maximum number of pairs of tenant and model that have trees (one tree for each engine). Beyond it, a
+        /// pair of the tenant with the most pairs is evicted.
         pub max_trees: u32 = 16; 1..=10_000,
     }
 }
@@ -200,12 +205,12 @@ object! {
         /// True if a location hint replaces a document that an earlier turn holds byte for byte. The document needs a
         /// label that no other document of the chat has, and a block longer than the hint.
         pub deduplicate: bool = true,
-        /// True if the favoured documents (`rank`) are sent again even if an earlier turn holds them, next to the question
-        /// for instance, where small models read best. The others become location hints.
+        /// True if the favoured documents (`rank`) are sent again even if an earlier turn holds them, next to the
+        /// question for instance, where small models read best. The others become location hints.
         pub repeat_favoured: bool = false,
-        /// True if documents of a `documents` array stay where they were first written (`documents.field: render`) when the
-        /// chat continues. The client's history does not contain them; without this they vanish from the prompt with their
-        /// turn, and the engine's KV state of everything after them is lost.
+        /// True if documents of a `documents` array stay where they were first written (`documents.field: render`) when
+        /// the chat continues. The client's history does not contain them; without this they vanish from the prompt
+        /// with their turn, and the engine's KV state of everything after them is lost.
         ///
         /// With it, **the model sees the documents of earlier turns too**, and prompts grow by them, up to
         /// `max_pinned_tokens`. Pinned documents are found by the text of the chat, so any client of the tenant that
@@ -214,19 +219,21 @@ object! {
         /// not see each other's documents, let `user`, `safety_identifier` or `prompt_cache_key` name the user (clients
         /// must not be able to choose it), or leave this off, which is the default.
         pub pin: bool = false,
-        /// Most estimated tokens of the documents pinned in one chat. The documents of a turn that would exceed it are
-        /// not pinned; those of earlier turns stay pinned. Leave room for these tokens in the engine's context length.
+        /// The maximum number of estimated tokens of the documents pinned in one chat. The documents of a turn that
+        /// would exceed it are not pinned; those of earlier turns stay pinned. Leave room for these tokens in the
+        /// engine's context length.
         pub max_pinned_tokens: u32 = 8_192,
-        /// Most messages recorded for one tenant and model; the least recently used are evicted first. With 0, none are
-        /// recorded, and every request is decided without history.
+        /// The maximum number of messages recorded for one tenant and model; the least recently used are evicted first.
+        /// With 0, none are recorded, and every request is decided without history.
         pub max_entries: u32 = 16_384; 0..=10_000_000,
-        /// Most estimated bytes of these records, pinned documents included.
+        /// The maximum size of these records, pinned documents included, in estimated bytes.
         pub max_bytes: u64 = 8 << 20,
         /// The parts of a model's answers that gateways keep, and restore if the client changed them when the chat
-        /// continues (OpenAI's chat API). Without it the engine renders the earlier turn differently from the tokens
-        /// that it computed. `none` by default, since the gateway otherwise keeps **words of answers** (512 chats).
+        /// continues (OpenAI's chat API). If these parts are not restored, the engine renders the earlier turn
+        /// differently from the tokens that it computed. `none` by default, since the gateway otherwise keeps **words
+        /// of answers** (512 chats).
         pub answers: KeptAnswers = KeptAnswers::None,
-        /// Most bytes kept of one chat's answers; later answers of the chat are not kept.
+        /// The maximum number of bytes kept of one chat's answers; later answers of the chat are not kept.
         pub max_answers_bytes: u32 = 131_072; 1..=1_048_576,
     }
 }
@@ -261,10 +268,10 @@ pub struct Config {
     pub(crate) deduplicate: Option<LocationTemplate>,
     /// True if no location hint replaces a favoured document.
     pub(crate) repeats_favoured: bool,
-    /// Most estimated tokens of documents pinned in one chat; `None` if pinning is off.
+    /// The maximum number of estimated tokens of documents pinned in one chat; `None` if pinning is off.
     pub(crate) pin: Option<u32>,
     pub(crate) memory: memory::Bounds,
-    /// The parts of answers that are kept, and the most bytes kept for one chat.
+    /// The parts of answers that are kept, and the maximum number of bytes kept for one chat.
     pub(crate) answers: (KeptAnswers, u32),
     pub(crate) head: Head,
 }
@@ -416,7 +423,7 @@ impl Config {
         &self.head
     }
 
-    /// Returns the parts of answers that gateways keep, and the most bytes kept for one chat.
+    /// Returns the parts of answers that gateways keep, and the maximum number of bytes kept for one chat.
     #[must_use]
     pub fn answers(&self) -> (KeptAnswers, u32) {
         self.answers
@@ -520,7 +527,7 @@ impl TryFrom<RawConfig> for Config {
     }
 }
 
-/// Most tokens in a block of an engine's cache; hybrid models have up to about 8,000.
+/// The maximum number of tokens in a block of an engine's cache; hybrid models have up to about 8,000.
 const MAX_BLOCK_TOKENS: u64 = 65_536;
 
 impl From<BadValue> for ConfigError {

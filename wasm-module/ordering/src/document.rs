@@ -15,7 +15,7 @@ use fxhash::FxHashMap;
 pub struct Fingerprint(pub u64);
 
 impl Fingerprint {
-    /// Returns the fingerprint of the concatenation of `parts`, framed: `["ab", "c"]` and `["a", "bc"]` differ.
+    /// Returns the fingerprint of `parts`. The boundaries between parts count: `["ab", "c"]` and `["a", "bc"]` differ.
     #[must_use]
     pub fn of(parts: &[&[u8]]) -> Self {
         Self(parts.iter().fold(0, |seed, part| {

@@ -1,29 +1,29 @@
 //! Chooses the engine for a request.
 //!
 //! ```text
-//!                 tree of engine 0      has   400 tokens to compute, and 900 of this request's 1,000    400 + 2.9 × 900   3,010
-//!   request ────▶ tree of engine 1      has 1,500 tokens to compute, and 100 of this request's        1,500 + 2.9 × 100   1,790 ◀
-//!                 tree of engine 2      is unhealthy
+//!              tree of engine 0  has   400 tokens to compute, and 900 of this request's 1,000   400 + 2.9 × 900  3,010
+//!   request ─▶ tree of engine 1  has 1,500 tokens to compute, and 100 of this request's       1,500 + 2.9 × 100  1,790
+//!              tree of engine 2  is unhealthy
 //! ```
 //!
-//! The request is ordered against each engine's tree and goes to the engine with the lowest cost. The cost is the tokens
-//! that the engine has to compute before this request, plus a multiple of those that it has to compute for it. The first
-//! term is the request's wait. The second has a higher weight because other requests pay for it too:
+//! The request is ordered against each engine's tree and goes to the engine with the lowest cost. The cost is the
+//! tokens that the engine has to compute before this request, plus a multiple of those that it has to compute for it.
+//! The first term is the request's wait. The second has a higher weight because other requests pay for it too:
 //!
 //! - the request itself waits for the computation (1);
-//! - each computed token evicts another one from a full cache, and is often a duplicate of one on another engine, so later
-//!   requests compute more (1.5, measured);
-//! - each request that queues behind this one waits for it as well. The expected number is that of the requests queued now:
-//!   the median engine's outstanding tokens over this request's document tokens.
+//! - each computed token evicts another one from a full cache, and is often a duplicate of one on another engine, so
+//!   later requests compute more (1.5, measured);
+//! - each request that queues behind this one waits for it as well. The expected number is that of the requests queued
+//!   now: the median engine's outstanding tokens over this request's document tokens.
 //!
 //! The multiple has an upper bound, so that an idle engine is preferred to a cached prefix behind a long queue. With a
-//! multiple of 1 this is Preble's *E2* (arXiv:2407.00023) with only the load term of prefill. That rule minimises the time
-//! of one request, and leaves an engine with the match whenever another is idle: in simulations it reused up to 31 % less
-//! than a prefix router (`benches/results/engines.md`, *Several engines*).
+//! multiple of 1 this is Preble's *E2* (arXiv:2407.00023) with only the load term of prefill. That rule minimises the
+//! time of one request, and leaves an engine with the match whenever another is idle: in simulations it reused up to
+//! 31 % less than a prefix router (`benches/results/engines.md`, *Several engines*).
 //!
-//! On a tie, the first engine in the caller's list is chosen; the caller rotates the list. A chat stays with the engine of
-//! its earlier turns, as long as that is among the candidates. The caller tracks which engines are healthy and how much
-//! each has to compute.
+//! On a tie, the first engine in the caller's list is chosen; the caller rotates the list. A chat stays with the engine
+//! of its earlier turns, as long as that is among the candidates. The caller tracks which engines are healthy and how
+//! much each has to compute.
 
 use smallvec::SmallVec;
 
@@ -41,13 +41,13 @@ pub struct EngineCandidate {
     pub outstanding: u64,
 }
 
-/// Most engines with a knowledge tree; ids are below this number.
+/// The maximum number of engines with a knowledge tree; ids are below this number.
 pub const MAX_ENGINES: u16 = 256;
 
 /// The cost of computing a token while no request waits, in halves of a token: the request's own waiting time (1), and
 /// the cached token that it evicts (1.5).
 const IDLE_HALVES: u64 = 5;
-/// The highest cost of computing a token, in halves, however many requests wait.
+/// The highest cost of computing a token, in halves of a token, however many requests wait.
 const MAX_HALVES: u64 = 12;
 
 /// The cost function that chooses among engines; see the module's documentation.
@@ -69,8 +69,8 @@ impl RoutingCost {
         }
     }
 
-    /// Returns the cost, in tokens, of sending a request to an engine with `outstanding` tokens, which has to compute
-    /// `uncached` of the request's `documents` tokens.
+    /// Returns the cost, in tokens, of sending a request to an engine that has `outstanding` tokens to compute before
+    /// it, and has to compute `uncached` of the request's `documents` tokens.
     pub(crate) fn of(self, outstanding: u64, uncached: u64, documents: u64) -> u64 {
         let own = uncached.saturating_mul(IDLE_HALVES) / 2;
         let behind = uncached
@@ -83,7 +83,7 @@ impl RoutingCost {
 }
 
 /// Returns the engines to choose from: only the chat's engine `home` if it is in `choices`, otherwise all with an id
-/// below [`MAX_ENGINES`], or the first engine if there are none.
+/// below [`MAX_ENGINES`], or engine 0 if there are none.
 pub(crate) fn choices(
     choices: &[EngineCandidate],
     home: Option<EngineId>,

@@ -1,6 +1,6 @@
 //! The hints for the model. The order hint is one sentence after the documents with the retriever's ranking, so that
-//! answers do not suffer from the order that the cache needed (RAGBoost section 5.3). The location hint is one sentence in
-//! place of a document that an earlier turn of the chat already holds (RAGBoost section 6).
+//! answers do not suffer from the order that the cache needed (RAGBoost section 5.3). The location hint is one sentence
+//! in place of a document that an earlier turn of the chat already holds (RAGBoost section 6).
 //!
 //! Both use the client's labels of documents, if they are safe outside a document: a label is data, and a hint is an
 //! instruction. A label is unsafe if it could be more than a name, by control characters, line ends, quotes, angle
@@ -14,7 +14,7 @@
 //! | --- | --- | --- |
 //! | all labels have up to three letters or digits | short, with labels | `c>a>b`, `12>7` |
 //! | with longer labels | short, with places; the third document before the hint is 3 | `3>1>2` |
-//! | with longer labels, one of them a number, which could be read as a place | the template, with labels | `[2024] > [a-report]` |
+//! | with longer labels, one of them a number (reads as a place) | the template, with labels | `[2024] > [a-report]` |
 //! | a location hint replaces one, which then has no place | none | |
 //!
 //! Where a document has no place, a short hint with labels made answers worse, and no hint had no measurable effect
@@ -27,10 +27,10 @@ use crate::sort::sort_by_key;
 /// A validated template of order hints. All texts except `mark` are escaped as in a JSON string.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HintTemplate {
-    /// The short hint; `None` if there is none.
+    /// The texts of the short hint; `None` if the configuration has no short hint.
     short: Option<Words>,
     long: Words,
-    /// The template's text after a label, unescaped. A label that contains it is unsafe.
+    /// The text that follows a label in the template, unescaped. A label that contains it is unsafe.
     mark: String,
 }
 
@@ -51,7 +51,7 @@ pub struct LocationTemplate {
     after: String,
     /// The text before and after a label.
     label: [String; 2],
-    /// The template's text after a label, unescaped. A label that contains it is unsafe.
+    /// The text that follows a label in the template, unescaped. A label that contains it is unsafe.
     mark: String,
 }
 
@@ -77,7 +77,7 @@ pub enum TemplateError {
     NoDocument,
 }
 
-/// Longest label in a hint, in bytes without escapes.
+/// The maximum length of a label in a hint, in bytes without escapes.
 pub const MAX_LABEL_BYTES: usize = 64;
 
 impl HintTemplate {
@@ -184,8 +184,8 @@ impl Words {
 const BRIEF_SEPARATOR: &str = ">";
 
 impl HintTemplate {
-    /// Returns the length of the order hint at the beginning of `words`, which are escaped as in a JSON string. `None`
-    /// if they do not begin with one, or if the template has no text after `{order}`.
+    /// Returns the length in bytes in bytes of the order hint at the beginning of `words`, which are escaped as in a
+    /// JSON string. `None` if they do not begin with one, or if the template has no text after `{order}`.
     pub(crate) fn length(&self, words: &str) -> Option<usize> {
         if let Some(length) = self.brief_length(words) {
             return Some(length);
@@ -220,7 +220,7 @@ fn is_short(label: &str) -> bool {
     label.len() <= SHORT_LABEL_BYTES && label.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }
 
-/// Longest short label, in bytes.
+/// The maximum length of a short label, in bytes.
 const SHORT_LABEL_BYTES: usize = 3;
 
 impl LocationTemplate {
@@ -261,10 +261,12 @@ impl LocationTemplate {
     }
 }
 
-/// Returns whether a label, escaped as in a JSON string, is safe outside its document, followed by the unescaped text
-/// `mark`.
+/// Returns whether a label, escaped as in a JSON string, is safe outside its document: neither empty nor too long,
+/// without control characters, quotes and angle brackets, and without `mark`, the unescaped text that ends a label in a
+/// hint.
 pub(crate) fn is_name(label: &str, mark: &str) -> bool {
-    // Six bytes of an escape encode at least one byte.
+    // An escape of six bytes encodes at least one byte, so a label beyond this bound is too long without its escapes
+    // too.
     if label.is_empty() || label.len() > 6 * MAX_LABEL_BYTES {
         return false;
     }

@@ -64,7 +64,7 @@ impl Retrieved {
         }
     }
 
-    /// Returns a piece of a prompt, identified by a hash of its bytes instead of a document's.
+    /// Returns a piece of a prompt in the form of a document without a label. Its fingerprint is a hash of its bytes.
     #[must_use]
     pub fn piece(hash: u64, tokens: u32) -> Self {
         Self {

@@ -5,7 +5,7 @@ use crate::slots::Slots;
 use fxhash::FxHashMap;
 use std::hash::Hash;
 
-/// Values by key, in the order of their last use. Each insertion sets the bound.
+/// Values by key, in the order of their last use. The caller of [`Lru::insert`] gives the maximum number of values.
 #[derive(Debug)]
 pub(crate) struct Lru<K, T> {
     places: FxHashMap<K, u32>,

@@ -25,9 +25,9 @@ pub struct StandaloneDocument<'a> {
 pub struct StandaloneOrder {
     /// Indices of the documents in the caller's list, in the order to send; repeats are left out.
     pub order: Vec<u16>,
-    /// Number of documents at the beginning that the engine is believed to hold.
+    /// Number of documents at the beginning of `order` that the engine is believed to hold.
     pub matched: u32,
-    /// Estimated tokens of these documents.
+    /// Estimated tokens of the `matched` documents.
     pub matched_tokens: u64,
     /// Estimated tokens of all documents, without repeats.
     pub document_tokens: u64,
@@ -65,7 +65,8 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// Orders documents that [`check`] has accepted, and records the order in the tree and the policy.
+/// Orders documents that [`check`] has accepted, and records the order in the tree and the policy. `before` is the text
+/// of the prompt before the documents.
 pub(crate) fn order(
     config: &Config,
     tree: &mut KnowledgeTree,

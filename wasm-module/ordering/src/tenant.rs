@@ -7,9 +7,11 @@ use crate::feed::TenantKey;
 pub struct Tenant<'a> {
     /// The gateway's name for the tenant; empty, the default, for all requests if tenants are not distinguished.
     pub name: &'a str,
-    /// [`TenantKey::of`] the salt that is sent to the engine with the request; the default stands for no salt.
+    /// The key of the salt that is sent to the engine with the request (see [`TenantKey::of`]); the default key stands
+    /// for no salt.
     ///
-    /// An engine shares no KV state between salts, so trees do not either. Its feed identifies tenants by this key.
+    /// Engines share no KV state between salts, so trees do not either. An engine's feed identifies tenants by this
+    /// key.
     pub key: TenantKey,
 }
 

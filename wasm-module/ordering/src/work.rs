@@ -15,11 +15,11 @@ pub struct Work {
     pub hashed: u64,
 }
 
-/// Most looks at each byte of a body, by all steps of parsing together.
+/// The maximum number of looks at each byte of a body, by all steps of parsing together.
 #[cfg(any(test, feature = "count-work"))]
 pub const MAX_LOOKS: u64 = 12;
 
-/// Most times that each byte of a body is hashed.
+/// The maximum number of times that each byte of a body is hashed.
 #[cfg(any(test, feature = "count-work"))]
 pub const MAX_HASHES: u64 = 6;
 
@@ -28,7 +28,7 @@ impl Work {
     /// Checks the work of parsing `bytes` bytes; a small constant is allowed in addition.
     ///
     /// # Errors
-    /// Returns the work if it exceeds the bounds.
+    /// Returns the work itself if it exceeds the bounds.
     pub fn within(self, bytes: usize) -> Result<(), Self> {
         const ONCE: u64 = 64;
         let bytes = bytes as u64;

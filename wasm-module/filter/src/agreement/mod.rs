@@ -17,8 +17,8 @@
 //! Failures cost only knowledge, and are counted: entries overwritten before this worker read them, an entry whose
 //! writer ended between taking a position and writing, and bytes that are not an entry.
 //!
-//! There is no singleton service, because Istio's and Envoy Gateway's resources cannot add one, and it would not restart
-//! after a trap.
+//! There is no singleton service, because Istio's and Envoy Gateway's resources cannot add one, and it would not
+//! restart after a trap.
 
 mod ring;
 
@@ -29,7 +29,7 @@ use foreword_ordering::PeerUpdate;
 use self::ring::{Head, Ring, Slot};
 use crate::host::{Host, HostError};
 
-/// One worker's view of a ring.
+/// One worker's view of a ring: its reading position, and the positions of its own entries.
 #[derive(Debug)]
 pub(crate) struct Agreement {
     ring: Ring,
@@ -75,7 +75,7 @@ impl Agreement {
         self.tell_within(host, update, MAX_ENTRY_BYTES)
     }
 
-    /// Like [`Agreement::tell`], for any entry of up to `most` bytes.
+    /// Like [`Agreement::tell`], but publishes any entry of up to `most` bytes.
     pub(crate) fn tell_within(
         &mut self,
         host: &impl Host,
@@ -108,7 +108,8 @@ impl Agreement {
         })
     }
 
-    /// Like [`Agreement::catch_up`], with the entries' bytes; those for which `take` returns false count as lost.
+    /// Like [`Agreement::catch_up`], but passes `take` each entry's bytes; an entry for which it returns false counts
+    /// as lost.
     pub(crate) fn read_on(
         &mut self,
         host: &impl Host,
@@ -155,7 +156,7 @@ fn oldest(ring: &Ring, head: u64) -> u64 {
     head.saturating_sub(ring.entries())
 }
 
-/// Longest entry: a request of about 1,500 documents. A longer one is not published.
+/// The maximum length of an entry, in bytes: a request of about 1,500 documents. A longer one is not published.
 const MAX_ENTRY_BYTES: usize = 16 << 10;
 
 /// Number of newer entries after which an unwritten one counts as lost. Its writer had only one more call to make.
@@ -398,8 +399,8 @@ mod tests {
         }
     }
 
-    /// Two workers publish one entry each and then read, while a third reads, in every order of their calls: each receives
-    /// the others' entries, once.
+    /// Two workers publish one entry each and then read, while a third reads, in every order of their calls: each
+    /// receives the others' entries, once.
     fn in_every_order(host: fn() -> ScriptedHost) {
         const TOLD: [&[u8]; 2] = [b"one", b"two"];
         let mut model = loom::model::Builder::new();

@@ -5,8 +5,8 @@
 //!   …/0..=3    [4: …] [5: …] [6: …] [3: …]           slot p mod 4 holds the entry of position p, with p
 //! ```
 //!
-//! A writer takes a position by compare-and-swap on `head`, then writes the slot. In between, the slot still holds an older
-//! entry, which a reader recognises by its position. No worker waits for another.
+//! A writer takes a position by compare-and-swap on `head`, then writes the slot. In between, the slot still holds an
+//! older entry, which a reader recognises by its position. No worker waits for another.
 //!
 //! Compare-and-swap cannot guard the *creation* of a key. So [`Ring::open`] creates `head`: Envoy loads the plugin on
 //! its main thread, in a VM of its own, before on any worker. Only the owner of a position writes its slot.
@@ -35,7 +35,7 @@ pub(super) struct Head {
 /// The content of an assigned position's slot.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Slot {
-    /// The position's entry.
+    /// The entry of the position.
     Holds(Vec<u8>),
     /// No entry yet, or still an older one: the writer has not finished, or never will.
     Unwritten,

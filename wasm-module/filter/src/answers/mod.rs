@@ -1,9 +1,9 @@
 //! Restores what clients change in a model's answers: the arguments of its tool calls and, on request, its reasoning.
 //!
 //! ```text
-//!   response       {"reasoning": "Rome, then.", "tool_calls": [{"id": "c1", … "arguments": "{\"city\": \"Rome\", \"days\": 3}"}]}   kept
-//!   next request   {"tool_calls": [{"id": "c1", … "arguments": "{\"days\":3,\"city\":\"Rome\"}"}]}
-//!   forwarded      {"reasoning": "Rome, then.", "tool_calls": [{"id": "c1", … "arguments": "{\"city\": \"Rome\", \"days\": 3}"}]}
+//!   response      {"reasoning": "R", "tool_calls": [{"id": "c1", … "arguments": "{\"city\": \"Rome\", \"days\": 3}"}]}
+//!   next request  {"tool_calls": [{"id": "c1", … "arguments": "{\"days\":3,\"city\":\"Rome\"}"}]}
+//!   forwarded     {"reasoning": "R", "tool_calls": [{"id": "c1", … "arguments": "{\"city\": \"Rome\", \"days\": 3}"}]}
 //! ```
 //!
 //! Otherwise the engine renders an earlier turn differently from what it computed, and its cache ends there. An answer
@@ -36,9 +36,9 @@ use crate::host::{Host, HostError};
 /// The answers kept in shared data.
 #[derive(Debug)]
 pub(crate) struct Answers {
-    /// The beginning of the places' keys in shared data.
+    /// The prefix of all keys in shared data under which answers are kept.
     prefix: String,
-    /// Most bytes that are kept of one chat.
+    /// The maximum number of bytes that are kept of one chat.
     max_bytes: usize,
     keeps_reasoning: bool,
 }
@@ -73,12 +73,12 @@ impl ReasoningField {
     }
 }
 
-/// Identifies a chat up to its last message; the next answer is stored under it.
+/// Identifies a chat up to and including its last message; the next answer is stored under this key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ChatKey {
     /// SHA-256 of tenant, salt, model, and all of the request that a prompt depends on except its messages.
     owner: [u8; 32],
-    /// A hash of all messages so far.
+    /// A hash of all messages of the request.
     messages: u128,
     /// The key of the chat's first answer, if it has one.
     first: Option<u128>,
@@ -95,7 +95,7 @@ pub(crate) struct Chat {
 }
 
 impl ChatKey {
-    /// Returns the key of an answer: a hash of the chat before it, its trimmed text, and its calls' ids and names.
+    /// Returns the key of an answer: a hash of the messages before it, its trimmed text, and its calls' ids and names.
     fn answer<'a>(&self, content: &str, calls: impl Iterator<Item = [&'a str; 2]>) -> u128 {
         let calls = calls
             .flatten()
@@ -284,7 +284,8 @@ impl Answers {
         Ok(false)
     }
 
-    /// Returns the two places of the chat that begins with the answer `first`.
+    /// Returns the two places in shared data that a chat may use, with their content; `first` is the key of the chat's
+    /// first answer.
     fn places(&self, host: &impl Host, owner: &[u8; 32], first: u128) -> [Place; 2] {
         let header = header(owner, first);
         let hash = xxh3_128(&header);
@@ -479,7 +480,7 @@ impl<'a> Message<'a> {
                 let text = serde_json::to_string(text).ok()?;
                 edits.push(match own {
                     Some((Some(value), _)) => (value, text),
-                    // Insert after the brace; at least the field `role` follows.
+                    // The field is inserted after the opening brace; at least the field `role` follows.
                     _ => (raw.get(1..1)?, format!("\"{}\":{text},", field.name())),
                 });
             }
@@ -576,21 +577,22 @@ impl<'de, T: Deserialize<'de>, const N: usize> Deserialize<'de> for AtMost<T, N>
     }
 }
 
-/// Number of places, so the most chats whose answers are kept.
+/// Number of places, which is the maximum number of chats whose answers are kept.
 const PLACES: u128 = 512;
-/// Version of the entries' layout; another one starts empty.
+/// Version of the entries' layout; a build with another version starts with an empty store.
 const LAYOUT: u32 = 1;
 /// Bytes of an entry's beginning: its owner and the key of its first answer.
 const HEADER: usize = 48;
-/// Most attempts to change a place that other workers change too.
+/// The maximum number of attempts to change a place that other workers change too.
 const ATTEMPTS: u32 = 4;
-/// Most nesting levels of a tool call's arguments that are compared as JSON; deeper arguments count as changed.
+/// The maximum depth of nesting to which a tool call's arguments are compared as JSON; deeper arguments count as
+/// changed.
 const MAX_DEPTH: u32 = 64;
 /// Length in bytes from which a message is parsed only if it contains `"assistant"`.
 const LONG: usize = 1024;
-/// Most messages of a chat that is restored.
+/// The maximum number of messages of a chat that is restored.
 const MAX_MESSAGES: usize = 4096;
-/// Most tool calls, or parts of a content, of one message.
+/// The maximum number of tool calls, or of parts of a content, in one message.
 const MAX_CALLS: usize = 256;
 
 #[cfg(test)]

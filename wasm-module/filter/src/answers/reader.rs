@@ -26,7 +26,7 @@ enum Form {
     Unknown,
     Json,
     Events,
-    /// Too long, or of another form; nothing more is read.
+    /// The response is too long, or is not a chat completion; nothing more is read.
     Other,
 }
 
@@ -267,5 +267,5 @@ fn append(to: &mut String, text: Option<Cow<'_, str>>, bytes: &mut usize) {
 
 /// The `finish_reason`s of an answer that was not cut off.
 const ENDS: [&str; 3] = ["stop", "tool_calls", "function_call"];
-/// Most bytes of a response in JSON, of an event, and of the answer in a stream.
+/// The maximum number of bytes of a response in JSON, of an event, and of the answer in a stream.
 const MAX_BYTES: usize = 256 << 10;

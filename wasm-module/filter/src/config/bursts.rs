@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::ConfigError;
 use super::fields::Fields;
 
-/// How bursts are handled: simultaneous requests whose prompts begin with the same documents, which are not cached yet.
+/// The handling of bursts: simultaneous requests whose prompts begin with the same documents, which are not cached yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BurstConfig {
     /// True if followers wait for their leader (mode `hold`). With mode `report` they are only counted.

@@ -19,7 +19,7 @@ pub(crate) struct EngineConfig {
     pub(crate) feed: Option<FeedConfig>,
     /// Tokens in a block of the engine's cache; `None` if unknown.
     pub(crate) block_tokens: Option<u32>,
-    /// The kind of the engine's cache, which decides whether prompts for it are marked.
+    /// The kind of the engine's cache, which decides whether prompts for it get cache markers.
     pub(crate) cache: CacheKind,
     /// Routes on which the engine separates caches by `cache_salt`; `None` for the defaults, those of OpenAI's API.
     pub(super) salts: Option<Vec<String>>,
@@ -27,8 +27,8 @@ pub(crate) struct EngineConfig {
 
 impl EngineConfig {
     /// Returns whether the engine separates caches by the `cache_salt` of requests on this route. By default it does on
-    /// routes where the request models of both vLLM and SGLang have the field. On `/v1/messages` only vLLM has it (since
-    /// vllm#49498).
+    /// routes where the request models of both vLLM and SGLang have the field. On `/v1/messages` only vLLM has it
+    /// (since vllm#49498).
     pub(super) fn keeps_salts(&self, route: &str) -> bool {
         match &self.salts {
             Some(routes) => routes.iter().any(|salted| salted == route),

@@ -6,8 +6,8 @@
 //!             └─ `ordering`, as text ──► the core's own validation
 //! ```
 //!
-//! An empty configuration means all defaults. `schema.json` in this directory describes the same for editors and `foreword
-//! check-config`; a test compares the two.
+//! An empty configuration means all defaults. `schema.json` in this directory describes the same for editors and
+//! `foreword check-config`; a test compares the two.
 
 mod agreement;
 mod bursts;
@@ -42,20 +42,20 @@ pub use tenant::TenantSource;
 
 /// The JSON Schema (draft 2020-12) of the plugin configuration.
 ///
-/// It accepts the same as [`Config::from_json`], except for rules between fields (two headers of one name, a salt without
-/// tenants, a key in the environment) and for spellings that JSON Schema does not distinguish (`4.0` for `4`, a duplicate
-/// field).
+/// The schema accepts the same configurations as [`Config::from_json`], except for rules between fields (two headers of
+/// one name, a salt without tenants, a key in the environment) and for spellings that JSON Schema does not distinguish
+/// (`4.0` for `4`, a duplicate field).
 pub const SCHEMA: &str = include_str!("schema.json");
 
 /// A validated configuration.
 pub struct Config {
-    /// The core's configuration, passed to it unchanged.
+    /// The configuration of the core, which the plugin passes on unchanged.
     pub ordering: OrderingConfig,
     /// Paths, without query, on which a `POST` is processed; `{name}` matches part of a path. Not empty.
     pub routes: Vec<String>,
-    /// Longest body that is read; longer ones are forwarded or refused.
+    /// The maximum length of a body that is read, in bytes; longer bodies are forwarded or refused.
     pub max_body_bytes: u32,
-    /// Whether documents are moved or the order is only reported.
+    /// The mode: documents are moved, or the order is only reported.
     pub mode: Mode,
     /// The experiment, in which some chats keep the client's order for comparison; `None` if there is none.
     pub experiment: Option<Experiment>,
@@ -63,18 +63,18 @@ pub struct Config {
     pub tenant: Option<TenantSource>,
     /// The key from which cache salts are derived; only with `tenant`.
     pub salt: Option<SaltKey>,
-    /// Paths, without query, of requests without a prompt, which are forwarded without a salt. With salts, a path that is
-    /// neither here nor in `routes` is refused. Empty without salts.
+    /// Paths, without query, of requests without a prompt, which are forwarded without a salt. With salts, a path that
+    /// is neither here nor in `routes` is refused. Empty without salts.
     pub open_paths: Vec<String>,
     /// With salts: routes whose requests are refused, since an engine may not separate salts there.
     pub unsalted_routes: Vec<String>,
-    /// Whether a request whose body cannot be ordered is forwarded or refused.
+    /// The treatment of a request whose body cannot be ordered: it is forwarded or refused.
     pub on_failure: OnFailure,
     /// Lower-case name of the response header with the report; `None` for no header.
     pub report_header: Option<String>,
     /// Lower-case name of the request header that asks to bypass ordering; `None` if none does. The filter removes it.
     pub bypass_header: Option<String>,
-    /// Whether the request's headers are held until its body is complete.
+    /// The treatment of the request's headers: held until the body is complete, or forwarded at once.
     pub request_headers: RequestHeaders,
     /// The request header in which the engine receives the chosen path.
     pub path_header: PathHeader,
@@ -82,20 +82,20 @@ pub struct Config {
     pub log_fields: bool,
     /// The engines behind the gateway, at least one.
     pub(crate) engines: Vec<EngineConfig>,
-    /// Number of a tenant's recent requests that a request is compared with, to diagnose why it shares no longer prefix.
-    /// With 0, nothing is diagnosed.
+    /// Number of a tenant's recent requests that a request is compared with, to diagnose why it shares no longer
+    /// prefix. With 0, nothing is diagnosed.
     pub(crate) explain: u32,
     /// The ring through which workers share updates.
     pub(crate) agreement: AgreementConfig,
     /// The retrieval of documents for chats without any; `None` if it is off.
     pub(crate) retrieval: Option<RetrievalConfig>,
-    /// How bursts are handled: simultaneous requests whose prompts begin alike. `None` if `bursts` is off.
+    /// The handling of bursts, that is, of simultaneous requests whose prompts begin alike; `None` if `bursts` is off.
     pub(crate) bursts: Option<BurstConfig>,
     /// A hash of the routes, the source of tenants and the engines. Workers with different hashes exchange nothing.
     pub(crate) audience: u64,
 }
 
-/// Whether documents are moved or the order is only reported.
+/// The use of the computed order: documents are moved, or the order is only reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// Documents are moved.
@@ -104,7 +104,7 @@ pub enum Mode {
     DryRun,
 }
 
-/// Whether a request's headers are held until its body is complete.
+/// The treatment of a request's headers until its body is complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestHeaders {
     /// Headers are forwarded with the new body and its length. The proxy must allow that with
@@ -125,7 +125,7 @@ pub struct PathHeader {
     pub enabled: bool,
 }
 
-/// What happens to a request whose body cannot be ordered, or whose documents cannot be retrieved.
+/// The treatment of a request whose body cannot be ordered, or whose documents cannot be retrieved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnFailure {
     /// The request is forwarded with its original body.
@@ -331,7 +331,7 @@ impl Config {
     }
 }
 
-/// Why a configuration was refused. The proxy logs it and does not start, or keeps the old configuration.
+/// The reason why a configuration was refused. The proxy logs it and does not start, or keeps the old configuration.
 #[derive(Debug, Error)]
 pub enum ConfigError {
     /// The configuration is not a JSON object.
@@ -366,8 +366,8 @@ pub enum ConfigError {
     },
 }
 
-/// The configuration as written. Values stay untyped so that each error can name its field: serde's own messages name only
-/// the type.
+/// The configuration as written. Values stay untyped so that each error can name its field: serde's own messages name
+/// only the type.
 #[derive(Default)]
 struct Raw {
     /// The core's part, as text. The core parses it, and its errors name lines and columns of this text.
@@ -430,8 +430,8 @@ impl<'de> Deserialize<'de> for Raw {
     }
 }
 
-/// Hash of the routes, the source of tenants and the engines. Settings that may change in a running gateway, such as bounds
-/// and policies, are excluded.
+/// Hash of the routes, the source of tenants and the engines. Settings that may change in a running gateway, such as
+/// bounds and policies, are excluded.
 fn audience(fields: &Fields<'_>, engines: &[EngineConfig]) -> u64 {
     let [routes, tenant] = ["routes", "tenant"].map(|field| format!("{:?}", fields.get(field)));
     let engines = engines.iter().map(|engine| (&engine.name, engine.address));
@@ -439,8 +439,8 @@ fn audience(fields: &Fields<'_>, engines: &[EngineConfig]) -> u64 {
     Fingerprint::of(&[&routes, &tenant, &engines].map(String::as_bytes)).0
 }
 
-/// Reads the core's part. Pinning is on by default if retrieved documents stay in the chat (`keeps`): no client sends these
-/// again.
+/// Reads the core's part. Pinning is on by default if retrieved documents stay in the chat (`keeps`): no client sends
+/// these again.
 fn ordering(json: Option<&RawValue>, keeps: bool) -> Result<OrderingConfig, ConfigError> {
     let mut raw = RawOrderingConfig::default();
     raw.conversation.pin = keeps;
@@ -475,8 +475,8 @@ const DEFAULT_ROUTES: [&str; 3] = ["/v1/chat/completions", "/v1/messages", "/v1/
 const DEFAULT_REPORT_HEADER: &str = "x-foreword";
 const DEFAULT_PATH_HEADER: &str = "x-foreword-path";
 const DEFAULT_MAX_BODY_BYTES: u32 = 4 << 20;
-/// Largest value of `max_body_bytes`. A worker's Wasm memory never shrinks and aborts near 1 GiB; a body needs a few times
-/// its own size there.
+/// The maximum value of `max_body_bytes`. A worker's Wasm memory never shrinks and aborts near 1 GiB; a body needs a
+/// few times its own size there.
 const LIMIT_MAX_BODY_BYTES: u32 = 32 << 20;
 const DEFAULT_EXPERIMENT: &str = "default";
 /// Default number of a tenant's recent requests that a request is compared with.

@@ -13,7 +13,7 @@ pub(crate) struct RetrievalConfig {
     pub(crate) retriever: Peer,
     /// Number of documents to retrieve.
     pub(crate) k: u16,
-    /// Longest question to search for, in bytes.
+    /// The maximum length of a question to search for, in bytes.
     pub(crate) max_question_bytes: usize,
     /// The treatment of a chat if retrieval fails.
     pub(crate) on_failure: OnFailure,
@@ -28,7 +28,7 @@ pub(crate) struct RetrievalConfig {
     pub(crate) shared_results: u32,
     /// Hash of the part `retrieval` as written. Plugins with equal hashes share results.
     pub(crate) identity: u64,
-    /// Most bytes of all documents in the similarity cache.
+    /// The maximum number of bytes of all documents in the similarity cache.
     pub(crate) max_document_bytes: usize,
     pub(crate) warm_up: Option<WarmUp>,
     /// Text before and after the documents, escaped as in a JSON string.
@@ -61,7 +61,7 @@ pub(crate) struct Embedding {
 #[derive(Clone)]
 pub(crate) struct WarmUp {
     pub(crate) engine: Peer,
-    /// Most warm-ups in flight, for one worker or, in the dynamic module, for all workers.
+    /// The maximum number of warm-ups in flight, for one worker or, in the dynamic module, for all workers.
     pub(crate) max_in_flight: u32,
 }
 
@@ -226,9 +226,9 @@ const FIELDS: [&str; 16] = [
     "warm_up",
     "wrapper",
 ];
-/// Most results that workers share; each takes up to 64 KiB of the proxy's memory.
+/// The maximum number of results that workers share; each takes up to 64 KiB of the proxy's memory.
 const MAX_SHARED_RESULTS: u32 = 4_096;
-/// Most bytes of all similarity caches of a VM; its memory is limited to about 1 GiB.
+/// The maximum number of bytes of all similarity caches of a VM; its memory is limited to about 1 GiB.
 const MAX_SIMILARITY_BYTES: u64 = 512 << 20;
 
 #[cfg(test)]

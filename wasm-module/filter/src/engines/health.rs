@@ -8,11 +8,11 @@ use crate::host::{Host, HostError};
 pub(super) struct EngineHealth {
     /// Tokens that the engine has yet to compute for requests in flight.
     outstanding: u64,
-    /// Time of the last change of `outstanding`.
+    /// Time of the last change of `outstanding`, in milliseconds.
     changed_ms: u64,
     /// Number of failures since the engine's last response.
     failures: u64,
-    /// After a failure, the time until which the engine receives no requests.
+    /// Time in milliseconds until which the engine receives no requests because of a failure.
     out_until_ms: u64,
     /// Tokens that the engine has yet to compute for requests of other proxies, as these report.
     elsewhere: u64,
@@ -89,7 +89,8 @@ impl EngineHealth {
         self.elsewhere_ms = now_ms;
     }
 
-    /// Returns whether the engine may be chosen: it has not failed, or its pause is over.
+    /// Returns whether the engine may be chosen: it has not failed since its last response, or the pause after the
+    /// failure is over.
     pub(super) fn is_well(self, now_ms: u64) -> bool {
         self.failures == 0
             || now_ms >= self.out_until_ms

@@ -5,15 +5,15 @@
 //!                 …/engine/b   {0 failures, –, 900 tokens to compute, 700 for others}        change these
 //!
 //!   request ──▶ candidates: engines not out, with loads ▶ core chooses ▶ x-gateway-destination-endpoint: b:8000,a:8000
-//!   response begins ──▶ the tokens are computed; an engine without a response, or with 502, 503, 504, is out for a while
+//!   response begins ──▶ the tokens are computed; an engine with no response, or 502, 503 or 504, is out for a while
 //! ```
 //!
 //! If the shell provides a pool of engines ([`EnginePool`]), ids are its slots: each has its state in shared data, and
 //! is a candidate while the pool has an engine there. An engine's own report of its queue adds to it.
 //!
-//! After its pause, one request probes an engine that is out; each failure doubles the pause. If all engines are out, all
-//! are candidates, and Envoy then reports the error. The header names the others after the chosen one, so that Envoy's
-//! retry goes to them.
+//! After its pause, one request probes an engine that is out; each failure doubles the pause. If all engines are out,
+//! all are candidates, and Envoy then reports the error. The header names the others after the chosen one, so that
+//! Envoy's retry goes to them.
 
 mod health;
 mod responses;
@@ -36,7 +36,7 @@ pub(crate) struct Engines {
     /// Keys in shared data, one for each engine; empty with one engine, or without shared data.
     keys: Vec<String>,
     responses: KeptResponses,
-    /// A moving average of the tokens computed for a request, as an estimate for one that waits at an engine.
+    /// A moving average of the tokens computed for a request, as an estimate for a request that waits at an engine.
     mean_tokens: AtomicU64,
 }
 
@@ -67,8 +67,8 @@ pub(crate) enum DispatchResult {
 }
 
 impl Engines {
-    /// Opens the engines' state in shared data; `ring`, the name of the workers' ring, is part of its keys. Creates missing
-    /// keys, which is safe since Envoy loads the plugin on its main thread first.
+    /// Opens the engines' state in shared data; `ring`, the name of the workers' ring, is part of its keys. Creates
+    /// missing keys, which is safe since Envoy loads the plugin on its main thread first.
     pub(crate) fn open(
         host: &impl Host,
         list: &[EngineConfig],
@@ -144,16 +144,16 @@ impl Engines {
     }
 
     /// Returns an engine's outstanding tokens: those of requests through this proxy, or an estimate from the number of
-    /// waiting requests that it reports, which others may have sent; the larger of the two. Each running request adds one
-    /// token, since it takes one of every step.
+    /// waiting requests that it reports, which others may have sent; the larger of the two. Each running request adds
+    /// one token, since it takes one of every step.
     fn outstanding(&self, own: u64, reported: &PoolEngine) -> u64 {
         let mean = self.mean_tokens.load(Ordering::Relaxed);
         let waiting = reported.waiting.saturating_mul(mean);
         own.max(waiting).saturating_add(reported.running)
     }
 
-    /// Returns only the candidate that stores the tenant's response of that id; all candidates if none does. An engine of a
-    /// pool is used even if it is saturated, since no other engine has the response.
+    /// Returns only the candidate that stores the tenant's response of that id; all candidates if none does. An engine
+    /// of a pool is used even if it is saturated, since no other engine has the response.
     pub(crate) fn keeping(
         &self,
         host: &impl Host,
@@ -187,7 +187,7 @@ impl Engines {
         self.responses.keep(host, tenant, response, engine);
     }
 
-    /// Records a request to that engine, which has `tokens` to compute for it.
+    /// Records that a request is sent to an engine, which has `tokens` to compute for it.
     pub(crate) fn send(
         &self,
         host: &impl Host,
@@ -242,7 +242,7 @@ impl Engines {
         });
     }
 
-    /// Returns the engine with that address (`IP:port`, as Envoy writes it); `None` if there is none.
+    /// Returns the engine with an address (`IP:port`, as Envoy writes it); `None` if no engine has it.
     pub(crate) fn at(&self, host: &impl Host, address: &[u8]) -> Option<EngineId> {
         let address: SocketAddr = str::from_utf8(address).ok()?.parse().ok()?;
         if let Some(pool) = host.pool() {
@@ -256,8 +256,8 @@ impl Engines {
     }
 
     /// Returns the value of [`DESTINATION_HEADER`]: the addresses of the chosen engine, then of the other candidates,
-    /// the least loaded first, then of the engines that are out; at most [`MAX_DESTINATIONS`], or as many as the pool
-    /// wants. `None` if there is one engine, or if the pool has none for the request.
+    /// the least loaded first, then of the engines that were not candidates; at most [`MAX_DESTINATIONS`], or as many
+    /// as the pool wants. `None` if there is one engine, or if the pool has none for the request.
     pub(crate) fn destinations(
         &self,
         host: &impl Host,
@@ -306,9 +306,9 @@ impl Engines {
 /// The header from which Envoy's `override_host` policy takes the engine, as in the Gateway API's inference extension.
 pub const DESTINATION_HEADER: &str = "x-gateway-destination-endpoint";
 
-/// Most addresses in the header: more than Envoy retries.
+/// The maximum number of addresses in the header: more than Envoy retries.
 const MAX_DESTINATIONS: usize = 8;
-/// The weight of a new request in the moving average is one in this many.
+/// The weight of a new request in the moving average is one divided by this number.
 const MEAN_OF: u64 = 16;
 /// Value of the moving average of a request's tokens before the first request.
 const FIRST_MEAN_TOKENS: u64 = 1_000;

@@ -5,8 +5,8 @@
 //!   request        {"previous_response_id": "resp_1"}   ◀── a is the only candidate, if it is one
 //! ```
 //!
-//! All workers read and write the pages; a full page evicts its oldest entry. An id is hashed with its tenant's name, so
-//! that no tenant learns where another's response is stored.
+//! All workers read and write the pages; a full page evicts its oldest entry. An id is hashed with its tenant's name,
+//! so that no tenant learns where another's response is stored.
 
 use foreword_ordering::EngineId;
 use foreword_ordering::document::Fingerprint;
@@ -100,10 +100,10 @@ fn read(entry: &[u8; ENTRY]) -> (u64, u64) {
     (next(), next())
 }
 
-/// Version of the pages' layout; another one starts empty.
+/// Version of the pages' layout; a build with another version starts with empty pages.
 const LAYOUT: u32 = 1;
 const PAGES: usize = 64;
-/// Most entries of one page: 4,096 responses in all pages, in 64 KiB.
+/// The maximum number of entries of one page: 4,096 responses in all pages, in 64 KiB.
 const MAX_ENTRIES: usize = 64;
 /// Bytes of an entry: the response's hash and its engine's.
 const ENTRY: usize = 16;

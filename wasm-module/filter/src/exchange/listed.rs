@@ -1,9 +1,9 @@
 //! Checks requests if salts are on: only those on two lists of exact paths are forwarded.
 //!
 //! Engines interpret unusual paths in different ways. Starlette, on which vLLM and SGLang are built, treats
-//! `/v1/chat/completions%0A` as `/v1/chat/completions`; others fold slashes, case or parameters. So no rule here guesses
-//! which spellings mean a route. A path is compared byte by byte, without its query, and a path on neither list is refused,
-//! since its request could carry a prompt with a salt of the client's own.
+//! `/v1/chat/completions%0A` as `/v1/chat/completions`; others fold slashes, case or parameters. So no rule here
+//! guesses which spellings mean a route. A path is compared byte by byte, without its query, and a path on neither list
+//! is refused, since its request could carry a prompt with a salt of the client's own.
 //!
 //! | method | on `routes` | on `salt.open_paths` | elsewhere |
 //! | --- | --- | --- | --- |
@@ -32,13 +32,13 @@ pub(super) struct Asked<'h> {
 /// A request that may be forwarded.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Listed<'c> {
-    /// A `POST` to this route: it is read, and forwarded with the salt.
+    /// A `POST` to this route: its body is read, and forwarded with the tenant's salt.
     Watched(&'c str),
     /// The request has no body, so it carries no prompt.
     WithoutPrompt,
 }
 
-/// Why a request is refused. No text contains the client's path.
+/// The reason why a request is refused. No text contains the client's path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub(crate) enum Unlisted {
     /// The path is on neither list.

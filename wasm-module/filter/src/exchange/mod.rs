@@ -97,12 +97,12 @@ pub enum Flow {
 enum Phase {
     Bystander,
     Holding(BufferedRequest),
-    /// The body is complete, and the search for documents is not.
+    /// The body is complete; the search for documents is still running.
     Searching(BufferedRequest),
     Settled(RequestOutcome),
 }
 
-/// State of a request whose body is still being buffered.
+/// State of a request whose body is held: still being buffered, or complete while documents are searched for.
 struct BufferedRequest {
     identity: Identity,
     /// True if the client asked to bypass ordering: then only the salt is written.
@@ -117,7 +117,7 @@ struct BufferedRequest {
     cut: Option<Range<usize>>,
 }
 
-/// Whether documents must be retrieved for a body.
+/// The result of starting retrieval for a body: no search is needed, or a search has begun.
 enum RetrievalNeed<'b> {
     /// No search is needed. Holds the parsed body if the rewrite can reuse it.
     None(RequestDocuments<'b>),
@@ -190,7 +190,7 @@ impl Exchange {
         dialect.error(status, message, code)
     }
 
-    /// Handles the request's headers; `end_of_stream` if the request has no body.
+    /// Handles the request's headers. `end_of_stream` is true if the request has no body.
     pub fn on_request_headers(&mut self, host: &impl Host, end_of_stream: bool) -> Flow {
         let dialect = self.strip_own_headers(host).map_err(Fault::from);
         let dialect = dialect.and_then(|()| self.dialect_if_ours(host, end_of_stream));
@@ -227,7 +227,7 @@ impl Exchange {
         }
     }
 
-    /// Handles more of the request's body. `size` counts everything buffered so far.
+    /// Handles more of the request's body. `size` is the number of bytes buffered so far, the new ones included.
     pub fn on_request_body(&mut self, host: &impl Host, size: usize, end_of_stream: bool) -> Flow {
         let Phase::Holding(held) = &mut self.phase else {
             return self.settled_flow();
@@ -318,7 +318,8 @@ impl Exchange {
         }
     }
 
-    /// Returns the longest response to a [`Host::call_for_request`] that is read, in bytes; 0 without retrieval.
+    /// Returns the maximum length of a response to a [`Host::call_for_request`] that is read, in bytes; 0 without
+    /// retrieval.
     pub fn max_answer_bytes(&self) -> usize {
         let retrieval = self.plugin.retrieval();
         retrieval.map_or(0, |retrieval| retrieval.config().retriever.max_answer_bytes)
@@ -359,8 +360,8 @@ impl Exchange {
         }
     }
 
-    /// Handles a chunk of the response's body, of `size` bytes, which is forwarded unchanged. The last chunk may be empty; a
-    /// response without a body has only that one.
+    /// Handles a chunk of the response's body, of `size` bytes, which is forwarded unchanged. The last chunk may be
+    /// empty; a response without a body has only that one.
     pub fn on_response_body(&mut self, host: &impl Host, size: usize, end_of_stream: bool) {
         if size > 0 || end_of_stream {
             self.leave_burst(host);
@@ -429,8 +430,8 @@ impl Exchange {
         fields
     }
 
-    /// Removes a client's headers with the filter's own names, since they would mislead later filters and the engine. They
-    /// are looked up first, since changing headers makes Envoy select the route again.
+    /// Removes a client's headers with the filter's own names, since they would mislead later filters and the engine.
+    /// They are looked up first, since changing headers makes Envoy select the route again.
     fn strip_own_headers(&self, host: &impl Host) -> Result<(), HostError> {
         let config = self.plugin.config();
         let own = config.report_header.as_deref();
@@ -604,7 +605,8 @@ impl Exchange {
         }
     }
 
-    /// Restores kept answers that the client changed, and returns the body: the original one if there are none.
+    /// Restores the stored answers that the client changed, and returns the body: the original one if nothing is
+    /// restored.
     fn restore(
         &mut self,
         host: &impl Host,
@@ -679,7 +681,7 @@ impl Exchange {
         let on_failure = retrieval.map(|retrieval| retrieval.config().on_failure);
         self.ended = match (&self.search, &found) {
             (Some(search), _) => search.ended(),
-            // The search did not start.
+            // The search failed before it started.
             (None, Err(reason)) => Some(SearchReport::at_once(*reason)),
             (None, Ok(_)) => None,
         };
@@ -1007,7 +1009,7 @@ fn is_json(content_type: &[u8]) -> bool {
     essence == b"application/json" || essence.ends_with(b"+json")
 }
 
-/// Longest tenant name, in bytes. The core stores the name with the tenant's trees.
+/// The maximum length of a tenant's name, in bytes. The core stores the name with the tenant's trees.
 const MAX_TENANT_BYTES: usize = 256;
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ pub(super) struct Link<'a> {
 pub(super) struct CallSlot {
     /// The number of the call in flight and its start time in milliseconds; `None` if none is.
     waiting: Option<(u32, u64)>,
-    /// Time before which no call is made.
+    /// Time in milliseconds before which no call is made.
     next_ms: u64,
     /// Number of failed calls since the last successful one.
     failures: u32,
@@ -56,10 +56,10 @@ impl Link<'_> {
 }
 
 impl CallSlot {
-    /// Returns whether a call may be made now.
+    /// Returns whether a call may be made now: none is in flight, and the pause after a failure is over.
     pub(super) fn is_free(&self, now_ms: u64) -> bool {
-        // A call older than twice the limit gets no response any more. A start time in the future, or a distant next time,
-        // means that the clock was set back.
+        // A call older than twice the limit gets no response any more. A start time in the future, or a distant next
+        // time, means that the clock was set back.
         let is_lost = |since: u64| now_ms.abs_diff(since) > LIMIT_MS.saturating_mul(2);
         let is_waiting = self.waiting.is_some_and(|(_, since)| !is_lost(since));
         let is_due =
@@ -102,7 +102,7 @@ impl CallSlot {
     }
 }
 
-/// Returns the body of a successful response, otherwise the problem.
+/// Returns the body of a response with status 200; otherwise a description of the problem, for the log.
 pub(super) fn body_of(answer: CallResponse<'_>) -> Result<&[u8], String> {
     match (answer.status, answer.body) {
         (Some(200), Some(body)) => Ok(body),
@@ -117,9 +117,9 @@ pub(super) fn body_of(answer: CallResponse<'_>) -> Result<&[u8], String> {
 
 /// Milliseconds after which a call fails; longer than the server's own wait.
 const LIMIT_MS: u64 = 10_000;
-/// Pause after the first failure, in milliseconds; it doubles with each further one.
+/// Pause after the first failed call, in milliseconds; it doubles with each further failure.
 pub(super) const FIRST_PAUSE_MS: u64 = 500;
-/// Most doublings of the pause: it reaches half a minute.
+/// The maximum number of doublings of the pause: it reaches half a minute.
 const MAX_DOUBLINGS: u32 = 6;
 /// The longest pause, in milliseconds.
 pub(super) const LONGEST_PAUSE_MS: u64 = 300_000;

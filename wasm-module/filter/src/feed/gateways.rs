@@ -12,8 +12,8 @@
 //! zero, and receivers drop it [`FORGET_MS`] after the last push. So a lost push costs knowledge for a while, and a
 //! gateway that ends needs no clean-up.
 //!
-//! The server's responses say how many other gateways listen. If none has for a while, nothing is collected or pushed. A
-//! server without the route, such as an older host's, is not called again for [`LONGEST_PAUSE_MS`].
+//! The server's responses say how many other gateways listen. If none has for a while, nothing is collected or pushed.
+//! A server without the route, such as an older host's, is not called again for [`LONGEST_PAUSE_MS`].
 //!
 //! All gateways of an engine already have the address and the keys of its feed's server, but no gateway knows another.
 //! Updates about an engine concern only gateways that send to it. A feed alone reports a prompt when it is computed; by
@@ -47,7 +47,7 @@ pub(crate) struct Gateways {
     is_listened_to: bool,
     /// The loads (outstanding tokens) that other gateways reported.
     loads: Vec<Load>,
-    /// The sum of the loads as last given to the workers, and the time of that in milliseconds.
+    /// The sum of `loads` as [`Gateways::changed_load`] last returned it, and the time of that in milliseconds.
     published: (u64, u64),
 }
 
@@ -60,8 +60,8 @@ pub(crate) struct ExchangeResult {
     pub(crate) sent: u64,
     /// Number of own updates that the server refused, plus received ones that cannot be read or contain texts.
     pub(crate) lost: u64,
-    /// True if the worker listens again at once. False after an empty response without a wait, so that the server is not called in a
-    /// tight loop.
+    /// True if the worker listens again at once. False after an empty response without a wait, so that the server is
+    /// not called in a tight loop.
     pub(crate) listens_again: bool,
 }
 
@@ -131,12 +131,14 @@ impl Gateways {
         self.is_listened_to
     }
 
-    /// Returns whether a push can be made now: others listen, no push is in flight, and no pause after a failure.
+    /// Returns whether a push can be made now: others listen, no push is in flight, and no pause after a failure is
+    /// running.
     pub(super) fn may_push(&self, now_ms: u64) -> bool {
         self.is_listened_to && self.sending.is_free(now_ms)
     }
 
-    /// Returns whether this worker must push the load again: its last push failed, or it leads and its last push is old.
+    /// Returns whether this worker must push the load again: its last push failed, or it leads and its last push is
+    /// old.
     pub(super) fn repeats_load(&self, now_ms: u64, leads: bool) -> bool {
         let push = &self.last_push;
         push.failed || (leads && now_ms.abs_diff(push.at_ms) >= REPEAT_MS)
@@ -158,8 +160,8 @@ impl Gateways {
     /// Pushes new updates with the load; without updates, only a load that other gateways must learn of. Returns the
     /// number of updates lost because the queue was full or the call failed.
     ///
-    /// The push's number is drawn before `outstanding` reads the load, so among several workers' pushes the one with the
-    /// highest number has the latest load.
+    /// The push's number is drawn before `outstanding` reads the load, so among several workers' pushes the one with
+    /// the highest number has the latest load.
     pub(super) fn push(
         &mut self,
         host: &impl Host,
@@ -196,7 +198,7 @@ impl Gateways {
         taken.dropped.saturating_add(lost)
     }
 
-    /// Handles the response to a call; `None` if it is not one of these calls.
+    /// Handles the response to a push or a listen; `None` if this worker's exchange did not make the call.
     pub(super) fn on_answer(
         &mut self,
         host: &impl Host,
@@ -372,7 +374,7 @@ const PATH: &str = "/v1/kv/records";
 const REPEAT_MS: u64 = 1_000;
 /// Time after which the load of a silent gateway is dropped, in milliseconds.
 const FORGET_MS: u64 = 5_000;
-/// Most gateways with a recorded load.
+/// The maximum number of gateways with a recorded load.
 const MAX_GATEWAYS: usize = 256;
 
 #[cfg(test)]

@@ -5,12 +5,12 @@
 //!                 └─ no: nothing to do            └─ failed: pause, doubling each time
 //! ```
 //!
-//! A worker that takes the lease requests a full snapshot of the engine's cache, which replaces earlier state. It does the
-//! same after the engine restarted or events were missed. After a leader ends, the next one takes over within a lease's
-//! term and a tick. Without a feed, only responses correct the trees ([`crate::usage`]).
+//! A worker that takes the lease requests a full snapshot of the engine's cache, which replaces earlier state. It does
+//! the same after the engine restarted or events were missed. After a leader ends, the next one takes over within a
+//! lease's term and a tick. Without a feed, only responses correct the trees ([`crate::usage`]).
 //!
-//! A host that shares a key with its gateways seals its feed. A batch that is not sealed as configured counts as a failure,
-//! with a counter of its own.
+//! A host that shares a key with its gateways seals its feed. A batch that is not sealed as configured counts as a
+//! failure, with a counter of its own.
 //!
 //! Workers exchange their requests' records with gateways of other proxies, through the feed's server ([`gateways`]).
 //!
@@ -111,7 +111,8 @@ impl Feed {
         self.engine
     }
 
-    /// Checks whether gateways of other proxies listen, so that updates must be queued for them.
+    /// Reads from shared data whether gateways of other proxies listen, and returns it: only then are updates queued
+    /// for them.
     pub(crate) fn look_for_listeners(&mut self, host: &impl Host, now_ms: u64) -> bool {
         let leads = self.leads;
         self.gateways.as_mut().is_some_and(|gateways| {
@@ -132,7 +133,8 @@ impl Feed {
         gateways.is_some_and(|gateways| gateways.repeats_load(now_ms, self.leads))
     }
 
-    /// Listens to gateways of other proxies, if this worker leads. Returns what [`Feed::changed_load`] returns.
+    /// Listens to gateways of other proxies, if this worker leads, and returns the result of [`Feed::changed_load`];
+    /// else returns `None`.
     pub(crate) fn poll_gateways(&mut self, host: &impl Host, now_ms: u64) -> Option<u64> {
         if !self.leads {
             return None;
@@ -146,7 +148,8 @@ impl Feed {
         self.gateways.as_mut()?.changed_load(now_ms)
     }
 
-    /// Pushes updates to gateways of other proxies, with the load that `outstanding` reads; returns how many were lost.
+    /// Pushes updates to gateways of other proxies, with the load that `outstanding` reads. Returns the number of
+    /// updates lost.
     pub(crate) fn push(
         &mut self,
         host: &impl Host,
@@ -222,7 +225,7 @@ impl Feed {
         })
     }
 
-    /// Delays the next call, and logs the problem once.
+    /// Delays the next call, longer with each failure, and logs the problem if it is the first of several.
     fn failed(&mut self, host: &impl Host, now_ms: u64, problem: &str) {
         if self.reading.failed(now_ms) {
             let message = format!("the feed of {} cannot be followed: {problem}", self.name);
@@ -231,7 +234,7 @@ impl Feed {
     }
 }
 
-/// Why a response cannot be used.
+/// The reason why a response cannot be used.
 struct Problem {
     words: String,
     is_about_the_key: bool,
@@ -301,12 +304,12 @@ fn in_messages(
     messages
 }
 
-/// Longest response of a feed's server, in bytes: about 40,000 documents.
+/// The maximum length of a response of a feed's server, in bytes: about 40,000 documents.
 pub(crate) const MAX_BATCH_BYTES: usize = 4 << 20;
 
-/// The longest time that the engine waits for an event before it responds, in milliseconds.
+/// The maximum time that the engine waits for an event before it responds, in milliseconds.
 const WAIT_MS: u64 = 5_000;
-/// Most documents in a message: twelve bytes each, well below an entry's bound.
+/// The maximum number of documents in a message: twelve bytes each, well below an entry's bound.
 const DOCUMENTS_IN_A_MESSAGE: usize = 1_000;
 
 #[cfg(test)]

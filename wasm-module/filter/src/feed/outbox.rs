@@ -96,7 +96,7 @@ impl Queue {
     }
 }
 
-/// Most bytes of a push's updates, so that their lengths, the push's own fields and its seal fit too.
+/// The maximum number of bytes of a push's updates, so that their lengths, the push's own fields and its seal fit too.
 const MAX_UPDATE_BYTES: usize = MAX_PUSH_BYTES - 2_048;
 
 #[cfg(test)]

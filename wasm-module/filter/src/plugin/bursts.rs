@@ -130,12 +130,12 @@ impl Plugin {
         self.has_feeds() || self.in_flight.is_some()
     }
 
-    /// Returns the longest wait of a held request, in milliseconds; 0 if `bursts` is off.
+    /// Returns the maximum time that a request is held, in milliseconds; 0 if `bursts` is off.
     pub(crate) fn max_wait_ms(&self) -> u64 {
         let limits = self.in_flight.as_ref().map(|it| it.config.limits);
         limits.map_or(0, |limits| limits.max_wait_ms.into())
     }
 }
 
-/// Most requests resumed at a tick; if more are due, another tick follows a millisecond later.
+/// The maximum number of requests resumed at a tick; if more are due, another tick follows a millisecond later.
 const RESUMED_AT_A_TICK: usize = 8;

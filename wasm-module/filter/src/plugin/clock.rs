@@ -1,7 +1,8 @@
 //! A plugin's ticks: every [`Plugin::TICK_MS`], and earlier if it has updates to push or requests to resume.
 //!
-//! A shell triggers ticks in its own way, and sets a [waker](Plugin::wake_with) for additional ones, [`Plugin::WAKE_DELAY`]
-//! after each request for one: at most a thousand a second. Without a waker, that work waits for the next tick.
+//! A shell triggers ticks in its own way, and sets a [waker](Plugin::wake_with) for additional ones,
+//! [`Plugin::WAKE_DELAY`] after each request for one: at most a thousand a second. Without a waker, that work waits for
+//! the next tick.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,7 +26,7 @@ pub(super) struct Clock {
     /// Time of the next full tick, in milliseconds.
     next_full_ms: AtomicU64,
     waker: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    /// Whether an additional tick is requested and has not come yet.
+    /// True if an additional tick is requested and has not come yet.
     is_woken: AtomicBool,
 }
 
@@ -84,7 +85,7 @@ impl Plugin {
     }
 }
 
-/// How much earlier than due a tick may come and still be a full one, in milliseconds.
+/// The number of milliseconds by which a tick may be early and still be a full one.
 const EARLY_MS: u64 = 10;
 
 #[cfg(test)]

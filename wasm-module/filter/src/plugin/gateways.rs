@@ -10,8 +10,8 @@ use crate::host::{CallResponse, Host, HostError};
 use crate::swap;
 
 impl Plugin {
-    /// If gateways exchange updates, calls `note` to queue one, and requests a tick if it returns true: a gateway
-    /// listens.
+    /// Calls `note` to queue an update for gateways of other proxies, if updates are exchanged with them. If it returns
+    /// true (a gateway listens), requests a tick that pushes the update.
     pub(super) fn note(&self, note: impl FnOnce(&mut Outbox) -> bool) {
         if self.config.exchanges()
             && let Some(mut outbox) = self.outbox.lock(|outbox| *outbox = Outbox::default())
@@ -54,7 +54,7 @@ impl Plugin {
         }
     }
 
-    /// Handles the response to a call of the exchange; returns false if the call is another's.
+    /// Handles the response to a call of the exchange; returns false if the call is not the exchange's.
     pub(super) fn receive(
         &self,
         host: &impl Host,

@@ -136,7 +136,7 @@ impl Plugin {
         tick
     }
 
-    /// Longest response to a [`Host::call_for_plugin`], in bytes.
+    /// The maximum length of a response to a [`Host::call_for_plugin`], in bytes.
     pub const MAX_ANSWER_BYTES: usize = MAX_BATCH_BYTES;
 
     /// Handles the response to a call: its status, if there was a response, and its body, unless it exceeds
@@ -349,7 +349,7 @@ impl Plugin {
         self.engines.forget(host, engine);
         let cleared = Residency {
             engine,
-            // Of every model.
+            // An empty name stands for every model.
             model: "".into(),
             events: vec![Event::Cleared],
         };
@@ -391,7 +391,8 @@ impl Plugin {
         }
     }
 
-    /// Records that the chosen engine did not receive the request.
+    /// Records that the chosen engine did not compute the request: the documents recorded for this request alone are
+    /// removed.
     pub(crate) fn undo(&self, host: &impl Host, record: &OrderingRecord) {
         let undone = record.undone();
         if !undone.events.is_empty()
@@ -411,9 +412,9 @@ impl Plugin {
         }
     }
 
-    /// Applies an engine's usage report of a prompt; `record` is `None` if the core did not process the request. Returns
-    /// the report, with 0 cached tokens if it has none and the engine reports them at other times: vLLM and Gemini omit a
-    /// zero.
+    /// Applies an engine's usage report of a prompt; `record` is `None` if the core did not process the request.
+    /// Returns the report, with 0 cached tokens if it has none and the engine reports them at other times: vLLM and
+    /// Gemini omit a zero.
     pub(crate) fn counted(
         &self,
         host: &impl Host,
@@ -516,11 +517,11 @@ fn misses_of(config: &Config) -> Misses {
     Misses::new(config.explain, config.ordering.block_tokens())
 }
 
-/// Most updates applied while a request waits, at about three microseconds each.
+/// The maximum number of updates applied while a request waits, at about three microseconds each.
 const LEARNT_AT_A_REQUEST: u64 = 256;
-/// Most updates applied at a tick, so that the worker soon returns to its streams.
+/// The maximum number of updates applied at a tick, so that the worker soon returns to its streams.
 const LEARNT_AT_A_TICK: u64 = 2048;
-/// Most requests diagnosed at a tick.
+/// The maximum number of requests diagnosed at a tick.
 const EXPLAINED_AT_A_TICK: usize = 16;
 
 #[cfg(test)]

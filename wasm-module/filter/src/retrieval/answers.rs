@@ -27,7 +27,7 @@ pub(super) struct Document {
     pub(super) element: Arc<str>,
 }
 
-/// Returns the body of a response with status 200, or why there is none.
+/// Returns the body of a response with status 200, or the reason why there is none.
 fn good(answer: CallResponse<'_>) -> Result<&[u8], Reason> {
     match (answer.status, answer.body) {
         // Envoy's own statuses for a time-out and an unreachable cluster.
@@ -55,7 +55,8 @@ pub(super) fn embedding(answer: CallResponse<'_>) -> Result<Vec<f32>, Reason> {
     vector::from_json(&first.embedding).ok_or(Reason::BadEmbedding)
 }
 
-/// Reads the documents in a response to our host's `POST /v1/retrieve` or a compatible one; an error beyond `limit`.
+/// Reads the documents in a response to our host's `POST /v1/retrieve` or a compatible one; an error if there are more
+/// than `limit`.
 pub(super) fn found(answer: CallResponse<'_>, limit: usize) -> Result<RetrieverAnswer, Reason> {
     #[derive(Deserialize)]
     struct Answered<'a> {

@@ -42,7 +42,8 @@ impl Cache {
         }
     }
 
-    /// Returns the result of a similar question; on `None`, search and [keep](Self::keep) the result.
+    /// Returns the documents of a similar question; `None` if there is none: then search, and [keep](Self::keep) the
+    /// result.
     pub(super) fn lookup(
         &mut self,
         tenant: &str,

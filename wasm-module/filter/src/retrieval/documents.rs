@@ -3,15 +3,15 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// Documents by tenant and id, as elements of a `documents` array; the least recently used are evicted first. No tenant can
-/// read another's document.
+/// Documents by tenant and id, as elements of a `documents` array; the least recently used are evicted first. No tenant
+/// can read another's document.
 #[derive(Debug)]
 pub(super) struct Documents {
     max_bytes: usize,
     bytes: usize,
     held: HashMap<Key, StoredDocument>,
     by_use: BTreeMap<u64, Key>,
-    /// Number of uses so far.
+    /// Number of uses so far. Each use has a number, and a document's last one is its key in `by_use`.
     used: u64,
 }
 

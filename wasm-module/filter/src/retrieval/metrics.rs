@@ -77,7 +77,7 @@ impl Metrics {
         record(host, self.lookup_microseconds, nanoseconds / 1_000);
     }
 
-    /// Records how long a search took, which is how long its request was held.
+    /// Records the duration of a search, which is the time for which its request was held.
     pub(super) fn held(&self, host: &impl Host, nanoseconds: u64) {
         record(host, self.milliseconds, nanoseconds / 1_000_000);
     }

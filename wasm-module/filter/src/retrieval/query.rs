@@ -1,7 +1,7 @@
 //! The query of one chat, from its body, a header and the configuration.
 //!
-//! A client may send `retrieval` in the body, in our host's format: `false` for no documents, `true`, which is the default,
-//! or an object with `embedding` (numbers, or base64), `query`, `k`, `filters`, `words`.
+//! A client may send `retrieval` in the body, in our host's format: `false` for no documents, `true`, which is the
+//! default, or an object with `embedding` (numbers, or base64), `query`, `k`, `filters`, `words`.
 
 use foreword_ordering::{Parsed, Question, question};
 use serde_json::{Map, Value, json};
@@ -19,7 +19,7 @@ pub(super) struct RetrievalQuery {
     pub(super) vector: Option<Vec<f32>>,
     /// The other fields of the retriever's request.
     pub(super) fields: Map<String, Value>,
-    /// Most documents in the retriever's response.
+    /// The maximum number of documents in the retriever's response.
     pub(super) limit: usize,
     /// True if the client sets no options (`query`, `k`, `filters`, `words`), so that the result of a similar question
     /// may be used.
@@ -147,7 +147,7 @@ fn values(value: &Value) -> usize {
     }
 }
 
-/// Most values in a client's `filters`, since a retriever compares each with each passage.
+/// The maximum number of values in a client's `filters`, since a retriever compares each with each passage.
 const MAX_FILTER_VALUES: usize = 256;
 
 /// Returns the body for `POST /v1/prefill`, with the chat's salt; `None` without system messages at the beginning.

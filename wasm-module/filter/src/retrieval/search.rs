@@ -1,7 +1,7 @@
 //! The search for one chat's documents: the call in flight, and the step after its response.
 //!
 //! ```text
-//!   begin ─┬─ vector known ────────────────▶ look up ─┬─ hit ──▶ over         (a sampled hit is verified in background)
+//!   begin ─┬─ vector known ────────────────▶ look up ─┬─ hit ──▶ over        (a sampled hit is verified in background)
 //!          ├─ vector needed ─▶ Embedding ─────▲       └─ miss ─▶ Retrieving ─▶ over
 //!          └─ no cache ─────────────────────────────────────────▲  └─ warm-up in background
 //! ```
@@ -49,7 +49,8 @@ enum BackgroundCall {
 pub(crate) enum SearchStep {
     /// The chat waits for a response.
     Wait,
-    /// The search is over: the documents as a JSON array, `None` for none found, or the reason why it failed.
+    /// The search is over: the documents as a JSON array, `None` if none were found, or the reason why the search
+    /// failed.
     Over(Result<Option<String>, Reason>),
 }
 

@@ -4,12 +4,12 @@
 //!   worker 1: miss ─▶ retriever ─▶ cache ─ publishes ▶ ring in shared data ◀ read before a look-up ─ cache :worker 2
 //! ```
 //!
-//! A VM shares no memory with the others, so a result is shared with its vector and its documents' texts, which stay in the
-//! proxy's process. A look-up first reads the entries that are new to its worker; without any that takes one call. In the
-//! dynamic module and in the external processor all workers use one cache, so nothing is published.
+//! A VM shares no memory with the others, so a result is shared with its vector and its documents' texts, which stay in
+//! the proxy's process. A look-up first reads the entries that are new to its worker; without any that takes one call.
+//! In the dynamic module and in the external processor all workers use one cache, so nothing is published.
 //!
-//! A result with a version of the retriever unknown to this worker counts as newer and empties the cache, unless it is the
-//! version that this worker has just replaced. Results that are too long or malformed are skipped.
+//! A result with a version of the retriever unknown to this worker counts as newer and empties the cache, unless it is
+//! the version that this worker has just replaced. Results that are too long or malformed are skipped.
 
 use std::sync::Arc;
 
@@ -102,9 +102,9 @@ impl Sharing {
     }
 }
 
-/// Longest result, in bytes: five documents of 12 KB.
+/// The maximum length of a result, in bytes: five documents of 12 KB.
 const MAX_ENTRY_BYTES: usize = 64 << 10;
-/// Most results read in one look-up.
+/// The maximum number of results read in one look-up.
 const MOST_AT_ONCE: u64 = 64;
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
-//! Reads a question's vector: a JSON array of numbers, or little-endian `f32` values in base64 (RFC 4648), as in OpenAI's
-//! `encoding_format: "base64"`.
+//! Reads a question's vector: a JSON array of numbers, or little-endian `f32` values in base64 (RFC 4648), as in
+//! OpenAI's `encoding_format: "base64"`.
 
 use serde_json::Value;
 
-/// Most components of a vector that is read; a similarity cache requires its own number.
+/// The maximum number of components of a vector that is read from an array; in base64, an eighth more. A similarity
+/// cache requires its own number.
 const MAX_DIMENSIONS: usize = 16_384;
 
 /// Reads a vector from a JSON array of numbers or a string in base64. `None` if the value is neither, if the vector is
@@ -22,7 +23,8 @@ pub(super) fn from_json(value: &Value) -> Option<Vec<f32>> {
     checked(vector)
 }
 
-/// Reads a vector in base64, with or without padding; `None` under the same conditions.
+/// Reads a vector in base64, with or without padding. `None` for any other text, if the vector is empty or too long, or
+/// if a component is not finite.
 pub(super) fn from_header(value: &[u8]) -> Option<Vec<f32>> {
     checked(from_base64(value.trim_ascii())?)
 }

@@ -32,7 +32,8 @@ pub struct Retrieved<'a> {
     pub around: [&'a str; 2],
 }
 
-/// The documents of an array: those that stay in the array, or the index of a message with those to write into it.
+/// The documents of a body's array: the group whose documents stay in the array, or the index of a message with the
+/// group to write into it. At most one of them is present.
 pub(super) type FromArray<'a> = (Option<Group<'a>>, Option<(usize, Group<'a>)>);
 
 /// The fields of an element, as JSON; `None` if absent or `null`.
@@ -51,7 +52,7 @@ struct Parts<'a> {
     text: &'a str,
     /// True if the fields are in an object `data` (Cohere).
     in_data: bool,
-    /// True if that object has other fields too, which would be lost in a rendering.
+    /// True if the object `data` has other fields too, which would be lost in a rendering.
     has_more: bool,
 }
 
@@ -114,7 +115,7 @@ impl<'a> Finder<'a, '_> {
             let slots = (elements.iter())
                 .map(|element| range_in(self.body, element))
                 .collect();
-            // Where the template renders these documents is unknown; before all messages is usual.
+            // It is unknown where the template renders these documents; most render them before all messages.
             let scope = Scope(messages.first().map_or(0, |message| message.before));
             let hint = target.and_then(|(_, (entry, _))| {
                 (entry.wrap == Wrap::None).then_some(HintSpot {
@@ -145,7 +146,8 @@ impl<'a> Finder<'a, '_> {
         ))
     }
 
-    /// Finds the documents that a retriever returned; `None` if it returned none. `array` is the body's own, empty array.
+    /// Finds the documents that a retriever returned; `None` if it returned none. `array` is the body's own `documents`
+    /// array, which is empty; `None` if the body has none.
     pub(super) fn retrieved(
         &mut self,
         retrieved: &Retrieved<'a>,
@@ -208,7 +210,7 @@ impl<'a> Finder<'a, '_> {
 /// Returns whether an object has fields that are not read.
 fn has_more(object: &str) -> bool {
     let mut is_more = false;
-    // The object was read before.
+    // The object was already read, so it is valid.
     let _ = Scan::new(object).object(|scan, name| {
         is_more |= !RawDocument::NAMES.contains(&name);
         scan.value().map(|_| ())
@@ -222,7 +224,7 @@ fn target(messages: &[ParsedMessage<'_>]) -> Option<(usize, (Entry, Scope))> {
     messages.find_map(|(at, parsed)| Some((at, parsed.message.entry?)))
 }
 
-/// Returns the message's index and the group that writes these documents into it.
+/// Returns the index of the target message, with the group whose documents are written into it.
 fn rendered<'a>(
     documents: Vec<Parts<'a>>,
     (index, (entry, scope)): (usize, (Entry, Scope)),

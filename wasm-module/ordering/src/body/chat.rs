@@ -247,8 +247,8 @@ impl<'a> Chat<'a> {
             mut preceding,
         } = raw;
         let format = FORMATS.get(at).ok_or(Skip::NoDocuments)?;
-        // In these two fields `null` counts as a value: a second salt would be ambiguous, and the field `retrieval` is
-        // removed whatever its value. In other fields `null` means absent.
+        // In `cache_salt` and `retrieval`, `null` counts as a value: a second salt would be ambiguous, and the field
+        // `retrieval` is removed whatever its value. In other fields `null` means absent.
         let [.., salt, retrieval] = fields;
         say(&mut fields);
         say(&mut parameters);
@@ -392,7 +392,7 @@ struct MessageReader {
     /// Number of messages and of their content parts so far.
     count: usize,
     style: PartStyle,
-    /// True if the last message was an assistant's.
+    /// True if the previous message was an assistant's.
     is_in_run: bool,
 }
 

@@ -55,8 +55,8 @@ pub(super) fn frame(text: &str) -> Option<Range<usize>> {
     (start < last.whole.start).then_some(start..last.whole.end)
 }
 
-/// Returns whether a text, escaped as in a JSON string, may contain such documents. It looks at most bytes once, since
-/// each of the phrases begins with a byte that is rare in ordinary text.
+/// Returns whether a text, escaped as in a JSON string, may contain documents in a known client's format. Most bytes
+/// are read only once, since each of the phrases begins with a byte that is rare in ordinary text.
 pub(super) fn may_hold(source: &str) -> bool {
     let mut from = 0;
     while let Some(at) = find_any(source, from, FIRST_BYTES) {

@@ -14,7 +14,7 @@ pub(crate) fn last_text(body: &str, content: &str) -> Option<Range<usize>> {
     Some(ContextTexts::new(body, content).texts.pop()?.range)
 }
 
-/// The texts of a content. Each is read once, however many documents are located in it.
+/// The texts of a message's content. Each is read once, however many documents are located in it.
 pub(crate) struct ContextTexts<'a> {
     body: &'a str,
     texts: Vec<ContextText<'a>>,
@@ -25,14 +25,15 @@ struct ContextText<'a> {
     range: Range<usize>,
     /// The element of the content's array that has the text; `None` if the content is a string.
     part: Option<&'a str>,
-    /// The range of a known client's documents with its phrases around them.
+    /// The range in the body of a known client's documents with its phrases around them, located at its first use;
+    /// `None` if there is none.
     frame: OnceCell<Option<Range<usize>>>,
 }
 
-/// Documents in a text, with what belongs to them.
+/// A range of the body with documents and the tags, phrases or heading that belong to them.
 pub(crate) struct ContextRange<'a> {
     pub(crate) range: Range<usize>,
-    /// The element of the content's array, if nothing else is in its text.
+    /// The element of the content's array, if its text has nothing outside the range; otherwise `None`.
     pub(crate) part: Option<&'a str>,
 }
 
@@ -106,8 +107,8 @@ fn framed(body: &str, text: &Range<usize>) -> Option<Range<usize>> {
     Some(text.start + frame.start..text.start + frame.end)
 }
 
-/// Returns the range with the tags around it; `None` unless a tag ends directly before `range` and its closing tag
-/// follows directly.
+/// Returns start and end of the element whose content is `range` of the body, tags included; `None` unless `<name>`
+/// directly precedes the range and `</name>` directly follows it, apart from white space.
 fn wrapped(body: &str, text: &Range<usize>, range: Range<usize>) -> Option<(usize, usize)> {
     let behind = trimmed_start(body.get(range.end..text.end)?);
     let tag = behind.strip_prefix("</")?;
@@ -165,7 +166,7 @@ const SPACES: [&str; 3] = [r"\n", r"\r", r"\t"];
 /// Headings that clients write above their contexts (AnythingLLM).
 const HEADINGS: [&str; 1] = ["Context:"];
 
-/// Longest tag name, in bytes.
+/// The maximum length of a tag name, in bytes.
 const MAX_NAME_BYTES: usize = 64;
 
 #[cfg(test)]

@@ -24,15 +24,16 @@ pub(super) struct Format {
     pub(super) system: &'static [&'static str],
     /// The fields of an entry that [`Format::said`] receives, at most [`MAX_FIELDS`].
     pub(super) fields: &'static [&'static str],
-    /// Interprets an entry, given the values of `fields`.
+    /// Interprets an entry of the list of messages, given the body's text and the entry's `fields`.
     pub(super) said: for<'a> fn(&str, &RawMessage<'a>) -> Result<Said<'a>, Skip>,
-    /// The form of a text part in an empty list of parts.
+    /// The form of text parts that are added to an empty list of parts.
     pub(super) style: PartStyle,
-    /// True if it is an error if the field with the messages is no list. If false, the field is then ignored.
+    /// True if a field with messages that is not a list of objects is an error. If false, a string is the only user
+    /// message, and any other value is ignored.
     pub(super) is_strict: bool,
 }
 
-/// Most fields of an entry that a format requests.
+/// The maximum number of fields of an entry that a format requests.
 pub(super) const MAX_FIELDS: usize = 8;
 
 /// Number of rows of [`FORMATS`].
@@ -138,7 +139,7 @@ pub(super) enum Holds {
 }
 
 impl<'a> Said<'a> {
-    /// Returns a message with a role of its own.
+    /// Returns a message whose role decides where documents are searched in its content.
     pub(super) fn message(role_name: Cow<'a, str>, content: Option<&'a str>) -> Self {
         let role = Role::of(&role_name);
         Self {
@@ -146,7 +147,7 @@ impl<'a> Said<'a> {
             role_name,
             content: content.unwrap_or_default(),
             holds: match role {
-                // What looks like a document is the model's own text there, such as a file that it wrote.
+                // Something like a document in the model's own message is its text, such as a file that it wrote.
                 Role::Assistant => Holds::Nothing,
                 Role::Tool => Holds::Parts(Author::Tool),
                 _ => Holds::Parts(Author::Other),
@@ -236,7 +237,7 @@ pub(crate) enum PartStyle {
 }
 
 impl PartStyle {
-    /// Returns the style of a list that contains a part with this `type`, given as JSON; `None` if the type is absent.
+    /// Returns the style of a list whose part has this `type`, given as JSON; `kind` is `None` if the part has no type.
     pub(super) fn of(kind: Option<&str>) -> Self {
         match kind.and_then(inner) {
             None => Self::Bare,
@@ -254,7 +255,8 @@ impl PartStyle {
         }
     }
 
-    /// Returns the JSON of a text part before the text, with the comma that separates it from the part before it.
+    /// Returns the JSON with which a text part begins, up to its text, after a comma that separates it from the
+    /// previous part.
     pub(crate) fn open_behind(self) -> &'static str {
         match self {
             Self::Typed => r#",{"type":"text","text":""#,

@@ -33,9 +33,9 @@ pub(crate) struct Entry {
 /// The JSON that encloses an inserted block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wrap {
-    /// None: the block is inserted inside a string.
+    /// No JSON: the block is inserted inside a string.
     None,
-    /// A text part, inserted after the `[` of a content array; `others`: other parts follow.
+    /// A text part, inserted after the `[` of a content array. `others` is true if other parts follow it.
     Part { others: bool, style: PartStyle },
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct Group<'a> {
     /// The documents in the client's order; at least one.
     pub(crate) found: Vec<FoundDocument<'a>>,
     pub(crate) place: GroupLayout<'a>,
-    /// The place of an order hint; `None` if there is none.
+    /// The place of an order hint; `None` if none can be written.
     pub(crate) hint: Option<HintSpot>,
     /// True if labels between the documents divide their text into several groups, of which this is one.
     pub(crate) is_labelled: bool,
@@ -117,7 +117,7 @@ pub(crate) struct FoundDocument<'a> {
     pub(crate) label: &'a str,
     pub(crate) tokens: u32,
     pub(crate) source: Source<'a>,
-    /// The document's number and its place in the block; `None` unless the client numbers documents by place.
+    /// The ranges of the document's number and text in its block; `None` unless the client numbers documents by place.
     pub(super) numbered: Option<Numbered>,
 }
 
@@ -138,13 +138,13 @@ pub(crate) enum Source<'a> {
 /// The places in the body where a group's documents are written.
 #[derive(Debug)]
 pub(crate) enum GroupLayout<'a> {
-    /// Into these ranges of the body, one each; the text between them stays. If documents are dropped, the last ranges
-    /// become empty, unless `all_filled` forbids that.
+    /// The documents are written into these ranges of the body, one each; the text between them stays. If documents are
+    /// dropped, the last ranges become empty, unless `all_filled` forbids that.
     Slots {
         slots: Vec<Range<usize>>,
         all_filled: bool,
     },
-    /// Into a message, as blocks that the gateway renders.
+    /// The documents are written into a message, as blocks that the gateway renders.
     Render {
         /// The `documents` array, which becomes `null`; `None` if the body has none.
         array: Option<Range<usize>>,

@@ -41,10 +41,10 @@ pub(super) fn groups(text: &str, spans: &[Span]) -> Vec<usize> {
     counts
 }
 
-/// Returns what a range of `text` says of the document behind it, which is the one at `place`: its words, names of opening
-/// tags, symbols, and numbers other than that of the place, counted from 0 or from 1. A line break precedes a word that
-/// begins a line, a clause or an element, and a space any other word: a label that ends with `signed` is not the same as
-/// one that ends with `not signed` or `unsigned`.
+/// Returns the label that a range of `text` gives the document after it, which has the index `place`: the words, names
+/// of opening tags, symbols, and numbers other than `place` and `place + 1` in that range. A line break precedes a word
+/// that begins a line, a clause or an element, and a space any other word: a label that ends with `signed` is not the
+/// same as one that ends with `not signed` or `unsigned`.
 fn label(text: &str, range: Range<usize>, place: usize) -> String {
     let part = text.get(range).unwrap_or_default();
     looked(part.len());
@@ -83,8 +83,8 @@ fn label(text: &str, range: Range<usize>, place: usize) -> String {
     label
 }
 
-/// Returns whether a character that is neither letter nor digit may tell documents apart, as `✅` does and a dash, a bullet or
-/// a full-width colon does not.
+/// Returns whether a character that is neither letter nor digit may tell documents apart, as `✅` does and a dash, a
+/// bullet or a full-width colon does not.
 fn is_symbol(character: char) -> bool {
     !matches!(character, '\0'..='\u{bf}' | '\u{2000}'..='\u{206f}' | '\u{2500}'..='\u{257f}'
         | '\u{3000}'..='\u{303f}' | '\u{ff00}'..='\u{ffef}')

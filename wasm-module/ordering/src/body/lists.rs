@@ -45,14 +45,14 @@ struct Item {
     start: usize,
     /// Range of the item's number.
     digits: Range<usize>,
-    /// The end of the last line before the first blank line of the item; `None` without a blank line.
+    /// Offset at which the text before the item's first blank line ends; `None` without a blank line.
     blank: Option<usize>,
     /// True if more text of the item follows that blank line.
     is_parted: bool,
 }
 
-/// Most items of one list; further ones become part of the last item. A body with that many documents is refused
-/// anyway. The bound also limits the cost of numbers chosen to collide in the hash set.
+/// The maximum number of items in one list; further ones become part of the last item. A body with that many documents
+/// is refused anyway. The bound also limits the cost of numbers chosen to collide in the hash set.
 const MAX_ITEMS: usize = MAX_CANDIDATES as usize + 1;
 
 impl Lines {
@@ -82,7 +82,8 @@ impl Lines {
         lines
     }
 
-    /// Records a line's mark, if any; `words` is the line without white space. Returns whether it begins an item.
+    /// Records the mark of a line, if it has one; `words` is the line without its leading white space. Returns true if
+    /// the line begins a list item.
     fn mark(
         &mut self,
         text: &str,

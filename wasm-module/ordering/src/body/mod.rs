@@ -118,12 +118,12 @@ pub enum Skip {
         /// The limit, `documents.max`.
         limit: u32,
     },
-    /// The chat has more messages than are read.
+    /// The chat has more messages and parts of messages than are read.
     #[error(
         "the request has {found} messages and parts of messages, more than the limit of {MAX_MESSAGES}"
     )]
     TooManyMessages {
-        /// Number of messages and parts of messages in the body.
+        /// Number of messages and parts counted when the limit was found to be exceeded.
         found: usize,
     },
     /// The model's name is too long.
@@ -131,16 +131,17 @@ pub enum Skip {
     LongModelName {
         /// Length of the name, in bytes.
         bytes: usize,
-        /// Longest name, in bytes.
+        /// The maximum length of a name, in bytes.
         limit: usize,
     },
 }
 
-/// Longest model name, in bytes.
+/// The maximum length of a model's name, in bytes.
 pub(crate) const MAX_MODEL_BYTES: usize = 512;
 
-/// Most messages of a chat. Each takes about 300 bytes of memory while its body is read, and `{},` takes three bytes in
-/// a body: without a bound, a body of 4 MiB would take 400 MiB.
+/// The maximum number of messages of a chat and of the parts of their contents together. Each message takes about 300
+/// bytes of memory while its body is read, and `{},` takes three bytes in a body: without a bound, a body of 4 MiB
+/// would take 400 MiB.
 pub(crate) const MAX_MESSAGES: usize = 8_192;
 
 impl Skip {

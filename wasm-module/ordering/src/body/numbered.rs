@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Answers cite documents by these numbers, so each document keeps its number in every request. Documents that differ
-//! in their numbers alone are the same: if an earlier turn has one, its text need not be sent again.
+//! only in their numbers are the same document: if an earlier turn has one, its text need not be sent again.
 
 use super::search::{find_last, find_words};
 use super::tags::Span;
@@ -36,7 +36,8 @@ pub(crate) struct NumberedBlock<'a> {
 }
 
 impl Numbered {
-    /// Reads the documents at `spans`. `None` for all if one of them has a name that is not a number, or no text.
+    /// Returns the ranges for each document at `spans`; `None` for all of them if one has a name that is not a number,
+    /// or no text.
     pub(super) fn all(text: &Text<'_>, spans: &[Span]) -> Vec<Option<Self>> {
         let all: Option<Vec<Self>> = spans.iter().map(|span| Self::new(text, span)).collect();
         match all {
@@ -173,5 +174,5 @@ impl<'a> NumberedBlock<'a> {
 /// The tag before passages that the client joins without separators (Dify).
 const JOINED: &str = "<context>\n";
 
-/// Most digits of a number.
+/// The maximum number of digits in a document's number.
 const MAX_DIGITS: usize = 4;

@@ -1,8 +1,8 @@
 //! Finds a chat body's documents: in its `documents` array, in texts of its messages, and as blocks of their content.
 //!
 //! A text is searched for one format after another, and the first one found is used: tags, a tool's JSON, then the
-//! opt-in formats. A tool's result without any of these may be treated as one document. The documents of one text form one
-//! group, unless [labels](super::labels) between them say which is which.
+//! opt-in formats. A tool's result without any of these may be treated as one document. The documents of one text form
+//! one group, unless [labels](super::labels) between them say which is which.
 
 use super::Skip;
 use super::array::Retrieved;
@@ -38,7 +38,7 @@ pub struct Parsed<'a> {
     /// The documents of an array that stays in the body: the engine's template renders them, before every message.
     pub(crate) front: Option<Group<'a>>,
     pub(crate) messages: Vec<Message<'a>>,
-    /// The documents to write into the message with this index, before the message's own.
+    /// The documents to write into the message with this index, before the message's own text.
     pub(crate) rendered: Option<(usize, Group<'a>)>,
     pub(super) retrieval: Option<&'a str>,
     /// True for the formats whose messages are in `messages`, such as a chat completion.
@@ -69,7 +69,7 @@ impl<'a> Parsed<'a> {
     /// Sets the model of a body that does not name one: Gemini and Bedrock name it in the path.
     ///
     /// # Errors
-    /// Returns [`Skip::LongModelName`]; the model's name then stays empty.
+    /// Returns [`Skip::LongModelName`] if the name is too long; the model's name then stays empty.
     pub fn for_model(&mut self, model: &str) -> Result<(), Skip> {
         if self.model.is_empty() {
             named(model)?;
@@ -89,7 +89,7 @@ impl<'a> Parsed<'a> {
         self.start.previous_response()
     }
 
-    /// Returns whether any document was found. A tool's whole result is none.
+    /// Returns whether any document was found. A tool's whole result does not count.
     #[must_use]
     pub fn has_documents(&self) -> bool {
         let mut messages = self.messages.iter();
@@ -116,7 +116,7 @@ pub fn parse<'a>(body: &'a [u8], config: &Config) -> Result<Parsed<'a>, Skip> {
 /// Like [`parse`]; the documents `retrieved` are added if the body has no array of its own, or an empty one.
 ///
 /// # Errors
-/// As [`parse`].
+/// Returns the errors of [`parse`], also for documents in `retrieved`.
 pub fn parse_with<'a>(
     body: &'a [u8],
     retrieved: &Retrieved<'a>,
@@ -182,7 +182,8 @@ fn read<'a>(
 }
 
 impl<'a> Finder<'a, '_> {
-    /// Finds the documents in one text of a message. Without any, a tool's result may count as one document.
+    /// Finds the documents in one text of a message. If there are none and `documents.outputs` is on, a tool's long
+    /// result becomes a group with the whole result as its document.
     fn text(
         &mut self,
         before: &mut Before<'a>,

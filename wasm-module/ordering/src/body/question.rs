@@ -47,7 +47,7 @@ impl<'a> Parsed<'a> {
 /// Returns a chat's question and the beginning of its prompt.
 ///
 /// # Errors
-/// Returns [`Skip::InvalidJson`] if these cannot be read from the body.
+/// Returns [`Skip::InvalidJson`] if the question or the beginning cannot be read from the body.
 pub fn question<'a>(parsed: &Parsed<'a>) -> Result<Question<'a>, Skip> {
     let body = parsed.text;
     let text = match parsed.writable().and_then(|at| parsed.messages.get(at)) {
@@ -112,7 +112,7 @@ fn text_in<'a>(body: &str, content: &'a str) -> Result<Option<Cow<'a, str>>, Ski
     Ok(Some(Cow::Owned(all)))
 }
 
-/// Returns the range in `body` of the field with this value, with the comma that would be left over.
+/// Returns the range in `body` of the field with this value, with the comma that would be left over without the field.
 fn place_of_field(body: &str, value: &str) -> Option<Range<usize>> {
     let value = range_in(body, value);
     let name = trimmed_ascii_end(body.get(..value.start)?).strip_suffix(':')?;

@@ -2,8 +2,8 @@
 //! rank, score or distance.
 //!
 //! ```text
-//!   <source id="2" score="0.71">Text.</source>     [CONTEXT 1]:\nText.\n[END CONTEXT 1]     <doc id="a">\nScore: 0.71\nText.</doc>
-//!               ^ number  ^^^^ score                        ^ number            ^ again                  ^^^^^^^^^^^ score
+//!   <source id="2" score="0.71">Text.</source> [CONTEXT 1]:\nText.\n[END CONTEXT 1] <doc id="a">\nRank: 2\nText.</doc>
+//!               ^ number  ^^^^ score                    ^ number            ^ again              ^^^^^^^ score
 //! ```
 //!
 //! The same document found for another question has other values, so its block would differ. Scores are looked for
@@ -28,8 +28,8 @@ pub(crate) struct Ranks<'a> {
 }
 
 impl<'a> Ranks<'a> {
-    /// Finds these parts of a document; `None` if its block is not in the body, cannot be read, or has no such part.
-    /// O(opening tag + first lines).
+    /// Finds the parts of a document's block that depend on the request; `None` if the block is not in the body, cannot
+    /// be read, or has no such part. O(opening tag + first lines).
     pub(crate) fn of(found: &FoundDocument<'a>) -> Option<Self> {
         let Source::Whole(block) = found.source else {
             return None;
@@ -294,7 +294,7 @@ fn is_number(digits: &str) -> bool {
         && (digits == "0" || !digits.starts_with('0'))
 }
 
-/// Returns the position of the first line break (an escaped one).
+/// Returns the position of the first line break that is escaped as in a JSON string; `None` if there is none.
 fn first_break(text: &str) -> Option<usize> {
     let mut from = 0;
     loop {
@@ -306,7 +306,7 @@ fn first_break(text: &str) -> Option<usize> {
     }
 }
 
-/// Returns the position of the last line break (an escaped one).
+/// Returns the position of the last line break that is escaped as in a JSON string; `None` if there is none.
 fn last_break(text: &str) -> Option<usize> {
     let mut end = text.len();
     loop {
@@ -348,7 +348,7 @@ fn trimmed_breaks(text: &str, mut range: Range<usize>) -> Range<usize> {
     }
 }
 
-/// Attributes other than `id` with a document's number.
+/// Names of attributes, other than `id`, that may hold a document's number.
 const NUMBERS: &[&str] = &["index", "number", "position", "idx", "n", "no"];
 
 /// Words that name a score.
@@ -390,20 +390,20 @@ const BREAK: &str = r"\n";
 /// Escaped white space in a JSON string.
 const SPACES: [&str; 3] = [BREAK, r"\r", r"\t"];
 
-/// Most attributes of an opening tag that is read.
+/// The maximum number of attributes in an opening tag; a tag with more is not read.
 const MAX_ATTRIBUTES: usize = 16;
 
-/// Most lines read as metadata before a document's text.
+/// The maximum number of lines that are read as metadata before a document's text.
 const MAX_LINES: usize = 10;
 
-/// Longest line of metadata, in bytes.
+/// The maximum length of a line of metadata, in bytes.
 const MAX_LINE_BYTES: usize = 160;
 
-/// Longest metadata key, in bytes.
+/// The maximum length of a metadata key, in bytes.
 const MAX_KEY_BYTES: usize = 32;
 
-/// Longest score, in bytes.
+/// The maximum length of a score's value, in bytes.
 const MAX_FIGURE_BYTES: usize = 24;
 
-/// Most digits of a document's number.
+/// The maximum number of digits in a document's number.
 const MAX_DIGITS: usize = 4;

@@ -97,8 +97,8 @@ fn render(
     Rendering { text, documents }
 }
 
-/// Returns whether `text` is valid JSON in a place with that wrapping. For text from other workers; text rendered here
-/// always is.
+/// Returns whether `text` begins and ends with the JSON of `wrap` and has the inside of a valid JSON string between.
+/// This checks text from other workers; text rendered here always passes.
 pub(crate) fn fits(wrap: Wrap, text: &str) -> bool {
     let [open, close] = wrapping(wrap);
     let inner = text.strip_prefix(open);

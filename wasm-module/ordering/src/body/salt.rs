@@ -17,7 +17,7 @@ pub(crate) struct SaltField<'a> {
     given: Option<&'a str>,
     /// Offset in the body after its opening brace.
     inside: usize,
-    /// True if the body has fields.
+    /// True if the body's object is not empty, so that a comma follows an inserted field.
     has_fields: bool,
 }
 
@@ -63,7 +63,7 @@ impl<'a> SaltField<'a> {
         }
     }
 
-    /// Returns the tenant's key for the client's salt; the default key if it sent none.
+    /// Returns the tenant's key for the client's salt; the default key if it sent none, or one that is not a string.
     pub(crate) fn key(&self, key_of: fn(&str) -> TenantKey) -> TenantKey {
         let inner = self.given.and_then(super::json::inner);
         inner.map_or_else(TenantKey::default, |salt| key_of(&unescaped(salt)))

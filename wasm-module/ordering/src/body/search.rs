@@ -124,7 +124,7 @@ pub(super) fn has(text: &str, words: &str) -> bool {
     find_words(text, 0, words).is_some()
 }
 
-/// Returns the position of the first `words` in `text` at or after `from`; `None` if there are none.
+/// Returns the position of the first occurrence of `words` in `text` at or after `from`; `None` if there is none.
 pub(super) fn find_words(text: &str, from: usize, words: &str) -> Option<usize> {
     let rest = text.get(from..)?;
     let found = rest.find(words);

@@ -15,7 +15,7 @@ use std::ops::Range;
 /// A document in a text, by its range.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Span {
-    /// The whole range; for a tagged document from `<` to the closing tag's `>`.
+    /// The range of the whole document; with tags, from `<` to the closing tag's `>`.
     pub(super) whole: Range<usize>,
     /// The range of the document's id; `None` if it has none or an empty one.
     pub(super) id: Option<Range<usize>>,
@@ -90,7 +90,7 @@ impl Mark {
 /// The index that stands for no mark. An `Option` would make marks a quarter larger.
 const NONE: u32 = u32::MAX;
 
-/// Longest tag name that configurations allow, in bytes.
+/// The maximum length of a tag name in configurations, in bytes.
 const MAX_NAME_BYTES: usize = 64;
 
 impl<'t> Tags<'t> {
@@ -151,7 +151,7 @@ impl<'t> Tags<'t> {
         tags
     }
 
-    /// Returns the documents whose names are wanted.
+    /// Returns the documents tagged by the names whose index `is_wanted` accepts, in order and without nesting.
     fn spans(&self, is_wanted: impl Fn(usize) -> bool) -> Vec<Span> {
         let mut found = Vec::new();
         // The next closing tag of each name. Opening tags are visited in order, so these only advance.
@@ -208,7 +208,8 @@ impl<'t> Tags<'t> {
     }
 
     /// Returns the last opening tag between the marks `place` and `closing` that has the same name and begins a line
-    /// after `from`. The tag at `place` is then only mentioned, as by Open WebUI: "(e.g., <source id="1">)".
+    /// after `from`. If there is one, the tag at `place` is only mentioned in a sentence, as by Open WebUI: "(e.g.,
+    /// <source id="1">)".
     fn innermost(&self, place: usize, from: usize, closing: usize) -> Option<(&Mark, Opening)> {
         let name = self.marks.get(place)?.name;
         let between = self.marks.get(place + 1..closing)?.iter().enumerate();

@@ -12,8 +12,8 @@
 //! several nodes, with different parents or different written documents. [`Memory::find`] returns the one that a
 //! request continues, but never a guess.
 //!
-//! Nodes are in an arena and in one list ordered by last use. Using a node touches it and then its ancestors, so the oldest
-//! node of the list has no children, and evicting it is O(1).
+//! Nodes are in an arena and in one list ordered by last use. Using a node touches it and then its ancestors, so the
+//! oldest node of the list has no children, and evicting it is O(1).
 //!
 //! If several nodes fit a request, it is treated as a chat without pinned documents: a wrong guess would show one
 //! user's documents to another. An arrangement takes two bytes a document, since the client sends the texts again. Only
@@ -61,9 +61,9 @@ pub(crate) struct MessageKey {
 pub(crate) struct Moving<'s> {
     /// Hash of the spans' text, as [`SentMessage::kept_hash`] computes it; 0 if there are no spans.
     pub(crate) hash: u64,
-    /// A hash of each span, to compare chats by.
+    /// A hash of each span, by which chats are compared.
     pub(crate) spans: &'s [u64],
-    /// Index of that user message, and the number of spans to write into it; `None` if there are none.
+    /// Index of the newest user message, and the number of spans to write into it; `None` if there are none.
     pub(crate) target: Option<(u32, usize)>,
 }
 
@@ -90,7 +90,7 @@ struct Node {
     pinned_tokens: u64,
     /// Hash of the chain, the written list, the kept spans and the parent's lineage. Tells messages of one chain apart.
     lineage: u64,
-    /// The engine of the request that added the message, or of a later one that ended with it.
+    /// The engine of the latest request that added the message or ended with it.
     engine: EngineId,
     sent: SentMessage,
 }
@@ -131,13 +131,14 @@ impl Memory {
     /// Returns the known messages of a request whose messages have these `chains`; empty if none is known. `written` is
     /// the index of a message and the fingerprint of the list of documents that the gateway would write into it.
     ///
-    /// Documents written into an earlier message belong to its history. The message that the request writes into, and
-    /// its last message, are known only with that same list. If several messages with one chain fit and their prompts
-    /// differ, the chat could be any of them; it then counts as one with nothing written into that message.
+    /// Documents written into an earlier message belong to the chat's history. The message that the request writes
+    /// into, and the request's last message, are known only with that same list. If several messages with one chain fit
+    /// and their prompts differ, the chat could be any of them; it then counts as one with nothing written into that
+    /// message.
     ///
-    /// Volatile spans written into a message are distinguished in the same way. A last message with such spans is known
-    /// only with exactly these. Among several candidates, the one that shares most spans with the current head is used:
-    /// a name or a session id stays the same while a clock changes.
+    /// Volatile spans written into a message are distinguished in the same way. A request's last message with such
+    /// spans is known only with exactly the same ones. Among several candidates, the one that shares the most spans
+    /// with the current head is used: a name or a session id stays the same while a clock changes.
     ///
     /// An earlier message into which the request would write spans is known only with as many spans: values change from
     /// request to request, but a span that the message lacks would be nowhere in the prompt.
@@ -150,7 +151,7 @@ impl Memory {
         let last = chains.len().saturating_sub(1);
         let mut unsettled: SmallVec<[SmallVec<[MessageId; 2]>; 2]> = SmallVec::new();
         let mut known = None;
-        // Each message of a chat that does not fit looks back to the one that is written into.
+        // Bounds the work: each candidate looks back through its chat to the message that is written into.
         let mut steps = MAX_STEPS * chains.len() + MAX_STEPS;
         for (message, chain) in chains.enumerate().rev() {
             let Some(turns) = self.by_chain.get(&chain) else {
@@ -217,7 +218,7 @@ impl Memory {
         })
     }
 
-    /// Returns the path to a message, given its key; `None` if it is unknown here. It has only that last message.
+    /// Returns a path with only the message that has this key; `None` if the memory does not have it.
     pub(crate) fn path_to(&self, place: MessageKey) -> Option<Path> {
         let turns = self.by_chain.get(&place.chain)?;
         turns.iter().find_map(|&id| {
@@ -305,8 +306,8 @@ impl Memory {
         kept.is_some_and(|kept| kept.spans.len() == spans + kept.frozen.len())
     }
 
-    /// Returns the message `target` of the chat that ends with the message `id`; `None` if it has none, or if `steps` are
-    /// used up, of which each message passed takes one.
+    /// Returns the message with index `target` in the chat that ends with the message `id`; `None` if the memory does
+    /// not have it. Each message passed takes one of `steps`; once none is left, the result is `None`.
     fn of_turn(&self, id: MessageId, target: u32, steps: &mut usize) -> Option<&Node> {
         for (_, node) in self.ancestors(Some(id)) {
             looked(1);
@@ -318,7 +319,8 @@ impl Memory {
         None
     }
 
-    /// Returns the message whose chat shares most spans with the current head; `None` on a tie, or if none shares any.
+    /// Returns the message whose chat shares the largest number of spans with the current head; `None` on a tie, or if
+    /// none shares any.
     fn alike(&self, turns: &[MessageId], moving: Moving<'_>) -> Option<MessageId> {
         if moving.spans.is_empty() {
             return None;
@@ -335,12 +337,12 @@ impl Memory {
         (most > 0 && rivals == 1).then_some(id)
     }
 
-    /// Returns whether the prompts of chats that continue from either message are the same up to there.
+    /// Returns whether the prompts up to and including either message have the same changes.
     fn reads_like(&self, one: Option<MessageId>, other: Option<MessageId>) -> bool {
         self.history(one).eq(self.history(other))
     }
 
-    /// Iterates over the message and its ancestors, upwards, as far as the prompt shows changes to them.
+    /// Iterates over the message and its ancestors, upwards, and yields those that the prompt shows with changes.
     fn history(
         &self,
         turn: Option<MessageId>,
@@ -426,13 +428,16 @@ impl Node {
     }
 }
 
-/// Most messages with one chain. A chat with more is ambiguous anyway, and every request walks this list.
+/// The maximum number of messages with one chain. A chat with more is ambiguous anyway, and every request walks this
+/// list.
 const MAX_VERSIONS: usize = 16;
 
-/// Steps back through chats that finding a request's known messages may take, for each message and once more.
+/// The maximum number of steps back through chats that [`Memory::find`] takes: this many for each message of a request,
+/// and this many in addition.
 const MAX_STEPS: usize = 64;
 
-/// Most messages of a request for which several known ones fit; with more, the chat counts as unknown up to there.
+/// The maximum number of a request's messages for which several known ones fit; the messages before these then count as
+/// unknown.
 const MAX_UNSETTLED: usize = 64;
 
 /// Estimated bytes of a message in the arena and the index, without its record; the same on every platform.
@@ -690,8 +695,8 @@ mod tests {
     }
 
     proptest! {
-        /// Chats over few words, so that they fork, meet and are evicted. Every step keeps the invariants, and every chat
-        /// found was recorded.
+        /// Chats over few words, so that they fork, meet and are evicted. Every step keeps the invariants, and every
+        /// chat found was recorded.
         #[test]
         fn invariants_hold_whatever_is_recorded(
             requests in prop::collection::vec(

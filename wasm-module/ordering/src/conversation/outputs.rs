@@ -8,8 +8,9 @@
 //!
 //! Agents read files again, in other ranges and after a change. A run of lines is looked up by its first line, in the
 //! newest result that has this line in full and only once, and compared byte for byte. The hint quotes words near the
-//! run's ends that occur in only one line of all results, so that it cannot mean another version of a file. A turn ends with an assistant's message: results of calls
-//! that the model made at once belong to one turn and are not compared with each other.
+//! run's ends that occur in only one line of all results, so that it cannot mean another version of a file. A turn ends
+//! with an assistant's message: results of calls that the model made at once belong to one turn and are not compared
+//! with each other.
 
 use super::passages::{BREAK, hash, lines};
 use crate::work::looked;
@@ -19,9 +20,10 @@ use fxhash::FxHashMap;
 #[derive(Debug, Default)]
 pub(crate) struct Outputs<'a> {
     texts: Vec<OutputText<'a>>,
-    /// For each line, by its hash: the newest text that has it in full and only once, and its index there.
+    /// For each line, by its hash: the newest text that has it in full and only once, and the line's index in that
+    /// text.
     places: FxHashMap<u64, (usize, usize)>,
-    /// For the quotable words of the lines of the first `counted` texts, the number of lines that have them. Counted
+    /// For each quotable word of the first `counted` texts, the number of their lines that have it. Texts are counted
     /// when first needed.
     quoted: FxHashMap<&'a str, u32>,
     counted: usize,
@@ -41,16 +43,17 @@ struct Run {
     hint: String,
 }
 
-/// Shortest result that is searched, and shortest run that a hint replaces, in bytes. A hint has about 150 bytes.
+/// The minimum length, in bytes, of a result that is searched and of a run of lines that a hint replaces. A hint has
+/// about 150 bytes.
 pub(crate) const MIN_OUTPUT_BYTES: usize = 480;
 
-/// Most hints in one result; further lines stay.
+/// The maximum number of hints in one result; further lines stay.
 const MAX_HINTS: usize = 64;
 
 impl<'a> Outputs<'a> {
-    /// Adds a tool's result of `turn`, escaped as in a JSON string. Returns it with runs of lines that results of
-    /// earlier turns have replaced by `refer(words of the first line, words of the last)`, where the last is `None` for
-    /// a single line; `None` if nothing is replaced. O(bytes).
+    /// Adds a tool's result of `turn`, escaped as in a JSON string. Returns the result with a hint in place of each run
+    /// of lines that a result of an earlier turn has; `None` if nothing is replaced. `refer` makes the hint from words
+    /// of the run's first line and of its last line (`None` for a single line). O(bytes).
     pub(crate) fn add(
         &mut self,
         turn: u32,
@@ -68,7 +71,8 @@ impl<'a> Outputs<'a> {
         (!runs.is_empty()).then(|| replaced(&all, &runs))
     }
 
-    /// Returns the runs of `all`, lines of `bytes` bytes in total, that results of earlier turns have.
+    /// Returns the runs of lines that results of earlier turns have too, each with its hint. `all` are the lines of a
+    /// result, and `bytes` is their total length.
     fn runs(
         &mut self,
         turn: u32,
@@ -119,8 +123,8 @@ impl<'a> Outputs<'a> {
         runs
     }
 
-    /// Returns how many of `lines`, and how many bytes, are in full at line `nth` of the text with index `at`; 0 unless
-    /// that text is of a turn before `turn`.
+    /// Returns how many of `lines`, from the first on, the text with index `at` has from its line `nth` on, and their
+    /// bytes with line breaks. Both are 0 unless that text is of a turn before `turn`.
     fn agreeing(&self, turn: u32, (at, nth): (usize, usize), lines: &[&str]) -> (usize, usize) {
         let text = self.texts.get(at).filter(|text| text.turn < turn);
         let there = text.and_then(|text| text.lines.get(nth..));
@@ -163,13 +167,14 @@ impl<'a> Outputs<'a> {
     }
 }
 
-/// The part of a run from its first to its last line with quotable words of its own: their indices and words.
+/// The first and the last line of a run with quotable words of their own: the line's index in the run, and the words.
 struct Named<'t> {
     first: (usize, &'t str),
     last: (usize, &'t str),
 }
 
-/// Returns the lines near a run's ends whose words occur in no other line; `None` if there are none.
+/// Returns the first and the last line of a run whose quotable words occur in no other line, searched near the run's
+/// ends; `None` if there is none at either end.
 fn named<'t>(lines: &[&'t str], quoted: &FxHashMap<&str, u32>) -> Option<Named<'t>> {
     let own = |(at, line): (usize, &&'t str)| {
         let words = words(line)?;
@@ -209,7 +214,7 @@ impl Named<'_> {
     }
 }
 
-/// Most lines at each end of a run that are searched for quotable words.
+/// The maximum number of lines at each end of a run that are searched for quotable words.
 const MAX_LINES_SEARCHED_FOR_NAME: usize = 16;
 
 /// Returns the text with hints in place of the runs' lines.
@@ -225,7 +230,7 @@ fn replaced(all: &[&str], runs: &[Run]) -> String {
     pieces.join(BREAK)
 }
 
-/// Shortest and longest words that a hint quotes, in bytes.
+/// The minimum and maximum length of the words that a hint quotes, in bytes.
 const WORDS: std::ops::RangeInclusive<usize> = 10..=56;
 
 /// Returns the words of a line to quote: its longest run of letters, digits, spaces and harmless punctuation, shortened
@@ -256,7 +261,7 @@ fn words(line: &str) -> Option<&str> {
     WORDS.contains(&longest.len()).then_some(longest)
 }
 
-/// Returns the first words of a run, without punctuation at their ends, up to the longest that a hint quotes.
+/// Returns the first words of a run, without punctuation at their ends, up to the maximum length of [`WORDS`].
 fn shortened(run: &str) -> &str {
     let run = run.trim_matches(|c: char| !c.is_alphanumeric());
     if run.len() <= *WORDS.end() {
@@ -316,7 +321,8 @@ mod tests {
         let mut outputs = Outputs::default();
         outputs.add(1, &half, refer);
         assert!(outputs.add(2, &longer, refer).is_some());
-        // The first half stands in the first text, the second in the second; between them is what has no words of its own.
+        // The first half stands in the first text, the second in the second; between them is what has no words of its
+        // own.
         let hints = outputs.add(3, &longer, refer).unwrap();
         let is_hint = |line: &&str| line.starts_with('(');
         assert_eq!(hints.split(BREAK).filter(is_hint).count(), 2, "{hints}");

@@ -99,7 +99,8 @@ impl<'a> Passages<'a> {
         Some(out.join(BREAK))
     }
 
-    /// Returns the text before `turn` that has the first of `lines`, and how many of them follow one another there.
+    /// Returns the text of an earlier turn in which the first of `lines` first occurred, and how many of `lines`, from
+    /// the first on, follow one another there; `None` if there is no such text.
     fn run(&self, turn: u32, lines: &[&str]) -> Option<(&PassageText<'a>, usize)> {
         let opening = lines.first().filter(|line| !is_blank(line))?;
         let &(at, nth) = self.first.get(&hash(opening))?;
@@ -204,16 +205,16 @@ pub(super) fn hash(line: &str) -> u64 {
 /// A line break, escaped as in a JSON string.
 pub(super) const BREAK: &str = r"\n";
 
-/// Most runs replaced in one text.
+/// The maximum number of runs replaced in one text.
 const MAX_REFERENCES: usize = 32;
 
-/// Longest name of a run, in bytes.
+/// The maximum length of a run's name, in bytes.
 const MAX_OPENING_BYTES: usize = 40;
 
-/// Shortest name of a run, in characters.
+/// The minimum length of a run's name, in characters.
 const MIN_OPENING_CHARACTERS: usize = 6;
 
-/// Most lines of a run that are tried for a name.
+/// The maximum number of lines of a run that are tried for a name.
 const MAX_OPENINGS: usize = 4;
 
 #[cfg(test)]
@@ -297,8 +298,8 @@ mod tests {
         assert_eq!(all, [r"a\\nb", r#"c\"\\"#, ""]);
     }
 
-    /// Whether `pieces` are `all` lines, where a reference stands for consecutive lines that the text named by it contains
-    /// in that order.
+    /// Whether `pieces` are `all` lines, where a reference stands for consecutive lines that the text named by it
+    /// contains in that order.
     fn is_all(pieces: &[&str], all: &[&str], shown: &[String]) -> bool {
         let Some((piece, pieces)) = pieces.split_first() else {
             return all.is_empty();
@@ -321,8 +322,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a model that searches all texts for lines: omitted lines occur consecutively in an earlier text that was
-        /// sent in full, and all others are present in order.
+        /// Against a model that searches all texts for lines: omitted lines occur consecutively in an earlier text that
+        /// was sent in full, and all others are present in order.
         #[test]
         fn what_is_left_out_stands_earlier(
             texts in prop::collection::vec(prop::collection::vec(0_u8..9, 1..14), 2..6),

@@ -15,7 +15,8 @@ pub(crate) struct PromptDocuments<'a> {
     blocks: FxHashMap<Fingerprint, (u32, &'a str)>,
     /// The document with each label; `None` if several documents have the label.
     labels: FxHashMap<&'a str, Option<Fingerprint>>,
-    /// For each numbered document without its number: turn, question and name of the first occurrence, and the block.
+    /// For each numbered document, by a hash of its block without the number: the turn, question and name of its first
+    /// occurrence, and its block.
     numbered: FxHashMap<Fingerprint, (u32, u32, String, NumberedBlock<'a>)>,
     /// The numbered document with each name, by question; `None` if several documents of the question have the name, as
     /// all chunks of an attached file do.
@@ -74,8 +75,8 @@ impl<'a> PromptDocuments<'a> {
         known.or_insert((turn, question, number, block));
     }
 
-    /// Returns a block of joined passages in which those that an earlier turn has are replaced by the result of `refer`
-    /// for their name; `None` if that would not be shorter.
+    /// Returns a block of joined passages in which each run of passages that an earlier turn has is replaced by the
+    /// result of `refer` for its name; `None` if the block would not be shorter.
     pub(crate) fn without_known(
         &self,
         turn: u32,

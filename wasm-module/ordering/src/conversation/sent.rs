@@ -43,7 +43,7 @@ pub(crate) struct Written {
 pub(crate) struct Pin {
     /// The text that was inserted into the message, byte for byte.
     pub(crate) text: Box<str>,
-    /// How the text is wrapped in the message's content.
+    /// The JSON that encloses the text in the message's content.
     pub(crate) wrap: Wrap,
     /// Estimated tokens of the text.
     pub(crate) tokens: u32,
@@ -75,7 +75,7 @@ impl SentMessage {
         Some(self.written.as_ref()?.list)
     }
 
-    /// Returns a hash of the head's spans in the message; 0 without spans.
+    /// Returns a hash of the head's spans that the record keeps, moved and frozen; 0 without spans.
     pub(crate) fn kept_hash(&self) -> u64 {
         let kept = self.kept.as_ref();
         kept.map_or(0, |kept| kept_hash(&kept.moved, &kept.frozen))
@@ -144,7 +144,7 @@ pub(crate) fn kept_hash(moved: &str, frozen: &[Box<str>]) -> u64 {
     hash.max(1)
 }
 
-/// Estimated bytes of a [`Kept`] without its texts, and again of each frozen value.
+/// Estimated bytes of a [`Kept`] without its texts; also those of a frozen value without its text.
 const KEPT_BYTES: usize = 32;
 
 /// Estimated bytes of a [`Pinned`].

@@ -9,9 +9,10 @@
 //!
 //! Everything between the cached prefix and the last marker is written once, at 1.25. So the last marker determines the
 //! price, and further ones are free: they are set where the next request that shares a prefix is most likely to stop
-//! sharing. With `p` the probability that a position recurs, markers at m₁ < m₂ < … let the next such request read Σ
-//! (T(mᵢ) − T(mᵢ₋₁)) · p(mᵢ) tokens. Their value is that sum times the saving per token read, less .25 for each token
-//! newly written. The best set for each last marker is found by dynamic programming over positions.
+//! sharing. With `p` the probability that a position recurs and T the tokens up to it, markers at m₁ < m₂ < … let the
+//! next such request read Σ (T(mᵢ) − T(mᵢ₋₁)) · p(mᵢ) tokens. Their value is that sum times the saving per token read,
+//! less .25 for each token newly written. The best set for each last marker is found by dynamic programming over
+//! positions.
 
 use super::layout::{Layout, MarkTtl, Mode};
 use super::ledger::{Knowledge, Ledger};
@@ -26,7 +27,7 @@ pub(super) struct Choice {
     pub(super) all: Vec<(usize, MarkTtl)>,
     /// The last cached position that the markers let the upstream read; `None` if there is none.
     pub(super) read: Option<usize>,
-    /// Estimated tokens read from the cache; below, those newly written to it.
+    /// Estimated tokens read from the cache; in `written_tokens`, those newly written to it.
     pub(super) read_tokens: u64,
     pub(super) written_tokens: u64,
     /// True if the body switches off OpenAI's automatic marker.
@@ -154,7 +155,7 @@ fn nodes(
 struct Search<'n> {
     nodes: &'n [Node],
     rules: &'n CacheRules,
-    /// Most markers that the gateway may set in this prompt.
+    /// The maximum number of markers that the gateway may set in this prompt.
     most: usize,
     /// For each node, the last cached node that a marker there would let the upstream read; `None` if there is none.
     found: Vec<Option<usize>>,
@@ -162,14 +163,15 @@ struct Search<'n> {
     found_by_client: Option<usize>,
     /// The last node with a marker of the client.
     clients_last: Option<usize>,
-    /// The last cached node, and the first node from there on at which a marker of the gateway would read up to it.
+    /// The last cached node, and the first node from there on at which a marker of the gateway would let the upstream
+    /// read up to it; `None` if there is no such node.
     last_held: Option<(usize, Option<usize>)>,
 }
 
 /// The best markers up to and including a node, for a given number of them.
 #[derive(Clone, Copy, Debug)]
 struct Way {
-    /// Expected tokens that the next request which shares a prefix reads.
+    /// Expected number of tokens that the next request with a shared prefix reads from the cache.
     read: f64,
     before: Option<(usize, usize)>,
 }
@@ -246,7 +248,8 @@ impl<'n> Search<'n> {
             .map_or(0.0, |node| node.tokens)
     }
 
-    /// Returns the markers with one more that reads up to the last cached node; `None` if they already do, or none can.
+    /// Returns `markers` with one more, which lets the upstream read up to the last cached node; `None` if `markers`
+    /// already do, or if no marker can.
     fn anchored(&self, markers: &[usize]) -> Option<Vec<usize>> {
         let (live, anchor) = self.last_held?;
         if self.read(markers) == Some(live) {
@@ -257,13 +260,15 @@ impl<'n> Search<'n> {
         Some(anchored)
     }
 
-    /// Returns the last cached node that these markers and the client's let the upstream read.
+    /// Returns the last cached node that the upstream reads with the client's markers and these; `None` if there is
+    /// none.
     fn read(&self, markers: &[usize]) -> Option<usize> {
         let found = markers.iter().filter_map(|at| *self.found.get(*at)?);
         found.max().max(self.found_by_client)
     }
 
-    /// Returns the best way to each node, for each number of the gateway's markers used.
+    /// Returns, for each node and each number of markers of the gateway, the best way that ends at the node with that
+    /// many.
     fn ways(&self) -> Vec<Vec<Option<Way>>> {
         let mut ways: Vec<Vec<Option<Way>>> = Vec::with_capacity(self.nodes.len());
         for (at, node) in self.nodes.iter().enumerate() {
@@ -299,7 +304,8 @@ impl<'n> Search<'n> {
         ways
     }
 
-    /// Returns the nodes of a way that need the gateway's markers.
+    /// Returns the nodes that need a marker of the gateway, last to first, on the best way to `last` with `used`
+    /// markers.
     fn path(&self, ways: &[Vec<Option<Way>>], last: usize, used: usize) -> Vec<usize> {
         let mut markers = Vec::new();
         let mut next = Some((last, used));
@@ -319,5 +325,5 @@ impl<'n> Search<'n> {
     }
 }
 
-/// Most nodes considered, the last ones of a long prompt; the search is quadratic in their number.
+/// The maximum number of nodes considered, the last ones of a long prompt; the search is quadratic in their number.
 const MOST_NODES: usize = 96;

@@ -28,7 +28,8 @@ pub struct Layout {
     pub automatic: Option<MarkTtl>,
     /// The mode set by OpenAI's `prompt_cache_options`.
     pub mode: Mode,
-    /// Hash of everything other than the prompt that separates caches: model, salt, realm.
+    /// Hash of everything other than the prompt that separates caches: the model, the salt, and the `realm` of
+    /// [`Layout::of`].
     pub(super) scope: u64,
     /// True if the body has a `prompt_cache_key`, even `null`: a second one must not be written.
     pub(super) has_key: bool,
@@ -52,7 +53,7 @@ pub enum Mode {
     Explicit,
 }
 
-/// Whether a text with documents is one position or several.
+/// The division of a text with documents into positions: one, or several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blocks {
     /// Each block of the body is one position.
@@ -146,9 +147,9 @@ pub(super) enum TextWrap {
         close: usize,
         is_text_first: bool,
     },
-    /// None: the text is the whole content of a message.
+    /// No JSON: the text is the whole content of a message.
     Content,
-    /// None: the text is the whole `input` of a Responses request, its only user message.
+    /// No JSON: the text is the whole `input` of a Responses request, its only user message.
     Input,
 }
 
@@ -237,7 +238,8 @@ impl Layout {
         self.positions.last().map_or(0, |last| last.tokens)
     }
 
-    /// Returns the marked positions with their lifetimes, including a provider's automatic marker.
+    /// Returns the indices of the marked positions, in order, with the markers' lifetimes. A provider's automatic
+    /// marker is included.
     #[must_use]
     pub fn marks(&self, kind: CacheKind) -> Vec<(usize, MarkTtl)> {
         let written = self.positions.iter().enumerate();
@@ -275,7 +277,7 @@ impl Layout {
     }
 }
 
-/// Most positions read of a prompt whose texts are to be split.
+/// The maximum number of positions read of a prompt whose texts are to be split.
 pub(super) const MAX_MARKED_POSITIONS: usize = 2_048;
 
 /// The API format, by the field that has the messages.
@@ -379,7 +381,7 @@ impl<'a> Reading<'a> {
     fn message(&mut self, message: &Message<'a>, next: Option<&Message<'a>>, is_head: bool) {
         self.fold(b"message");
         self.fold(message.role_name.as_bytes());
-        // The name and id of a tool call are outside the message's content.
+        // The name and id of a tool call are outside the message's content, so the bytes around the content count too.
         let (head, tail) = body::around(message.raw, message.content);
         self.fold(head.as_bytes());
         self.fold(tail.as_bytes());
@@ -524,7 +526,7 @@ fn documents_in(message: &Message<'_>) -> Vec<Range<usize>> {
     found
 }
 
-/// Returns those of `slots` (sorted, disjoint) that lie in a text.
+/// Returns the ranges of `slots` (sorted, disjoint) that lie inside the range `text`.
 fn within<'s>(slots: &'s [Range<usize>], text: &Range<usize>) -> &'s [Range<usize>] {
     let start = slots.partition_point(|slot| slot.start < text.start);
     let end = slots.partition_point(|slot| slot.end <= text.end);
@@ -590,7 +592,7 @@ struct Block<'a> {
     is_deferred: bool,
     /// Number of fields other than markers, type and text.
     others: u32,
-    /// Number of fields.
+    /// Number of fields, markers included.
     fields: u32,
     /// True if the block is a `cachePoint`, which marks the block before it.
     is_point: bool,
@@ -598,7 +600,7 @@ struct Block<'a> {
     is_converse_document: bool,
     /// Hash of the block's fields without markers.
     hash: u64,
-    /// Bytes of the block's values without markers.
+    /// Number of bytes of the block's values, without markers.
     bytes: usize,
 }
 
@@ -644,7 +646,7 @@ impl<'a> Block<'a> {
             Ok(())
         });
         if read.is_err() {
-            // The value is not an object.
+            // A value that is not an object is hashed whole.
             block = Self {
                 hash: xxh3_64_with_seed(raw.as_bytes(), 0),
                 bytes: raw.len(),

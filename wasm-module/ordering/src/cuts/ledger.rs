@@ -63,7 +63,7 @@ struct Class {
     times: u8,
 }
 
-/// For each age, how many visits were hits and how many passed it without one.
+/// For each age, the number of visits that were hits at that age, and the number that passed it without a hit.
 #[derive(Clone, Copy, Debug, Default)]
 struct Trials {
     hits: [f64; AGES],
@@ -136,7 +136,7 @@ impl Class {
         }
     }
 
-    /// Returns the class of all positions of a part.
+    /// Returns the class that counts all positions of a [`Part`], whatever their depth and number of visits.
     fn broad(part: Part) -> Self {
         Self {
             part,
@@ -192,8 +192,8 @@ impl Ledger {
         1.0 - hazards.iter().map(pass).product::<f64>()
     }
 
-    /// Moves recorded times after `now_ms` to `now_ms`, so that a clock that is set back prolongs no lifetime. Takes time
-    /// proportional to their number: the position used last and the newest visit have the latest times.
+    /// Moves recorded times after `now_ms` to `now_ms`, so that a clock that is set back prolongs no lifetime. Takes
+    /// time proportional to their number: the position used last and the newest visit have the latest times.
     pub(super) fn set_back(&mut self, now_ms: u64) {
         for slot in self.recency.iter_newest() {
             match self.seen.get_mut(slot as usize) {
@@ -346,7 +346,7 @@ fn ends_at(age: usize, rules: &CacheRules) -> u64 {
 /// Number of ages. Each is as long as all earlier ones together; the last one ends with the lifetime.
 const AGES: usize = 8;
 
-/// Visits of a class after which older ones count half.
+/// Number of trials of a class at which all its counts are halved, so that older trials count less.
 const WINDOW: f64 = 1_024.0;
 
 /// Weight of [`FIRST_GUESS`], in visits.
@@ -355,7 +355,7 @@ const PRIOR_WEIGHT: f64 = 8.0;
 /// The assumed probability of a hit at each age before any visit: too low for any marker.
 const FIRST_GUESS: f64 = 0.01;
 
-/// The assumed ratio of a class before any visit.
+/// The assumed ratio of a class's hits to the predicted number before any visit.
 const FIRST_RATIO: f64 = 0.25;
 /// Weight of [`FIRST_RATIO`], in hits.
 const RATIO_WEIGHT: f64 = 2.0;
@@ -366,7 +366,7 @@ const MOST_DEPTH: u8 = 24;
 /// Largest number of visits of a [`Class`]; more visits count as this many.
 const MOST_TIMES: u8 = 4;
 
-/// Most visits in the queue, as a multiple of the positions tracked.
+/// The maximum number of visits in the queue, as a multiple of the maximum number of tracked positions.
 const VISITS_EACH: usize = 2;
 
 #[cfg(test)]

@@ -45,7 +45,7 @@ pub struct Cutter {
     ledgers: Lru<String, Ledger>,
 }
 
-/// Most positions tracked for one tenant and model.
+/// The maximum number of positions tracked for one tenant and model.
 pub const MAX_POSITIONS: u32 = 32_768;
 
 /// The options of one request: its upstream's cache, its tenant and its time.
@@ -59,8 +59,8 @@ pub struct CutOptions<'a> {
     pub model: &'a str,
     /// The engine that receives the request.
     pub engine: EngineId,
-    /// Time in milliseconds, on any clock that does not stop. If it is set back, recorded times after this one
-    /// count as this one.
+    /// Time in milliseconds, on any clock that does not stop. If the clock is set back, recorded times later than this
+    /// one are lowered to it.
     pub now_ms: u64,
 }
 
@@ -113,7 +113,7 @@ impl Cutter {
     /// Like [`Cutter::cut`], for a parsed body; [`CutOptions::model`] is ignored.
     ///
     /// # Errors
-    /// As [`Cutter::cut`].
+    /// Returns [`Skip::NoDocuments`] if the body is not a JSON object.
     pub fn cut_parsed(
         &mut self,
         options: &CutOptions<'_>,

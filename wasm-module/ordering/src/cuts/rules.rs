@@ -25,8 +25,8 @@ impl CacheKind {
         matches!(self, Self::Anthropic | Self::OpenAi | Self::Bedrock)
     }
 
-    /// Returns the published rules for a model, by parts of its name. Routers write dots in versions (`claude-opus-4.5`),
-    /// where Anthropic has hyphens.
+    /// Returns the published rules for a model, by parts of its name. Routers write dots in versions
+    /// (`claude-opus-4.5`), where Anthropic has hyphens.
     #[must_use]
     pub fn rules(self, model: &str) -> CacheRules {
         let model = model.replace('.', "-");
@@ -87,11 +87,12 @@ impl CacheKind {
 pub struct CacheRules {
     /// The kind of cache.
     pub kind: CacheKind,
-    /// Fewest tokens before a boundary; providers do not cache a shorter prefix, and return no error.
+    /// The minimum number of tokens before a boundary; providers do not cache a shorter prefix, and return no error.
     pub minimum_tokens: u32,
-    /// Most markers in a request, including the client's.
+    /// The maximum number of markers in a request, including the client's.
     pub markers: u32,
-    /// Number of positions searched for a cached prefix from a marker back, its own included. With 1, only its own.
+    /// Number of positions in which the provider searches for a cached prefix, from a marker's own position backwards.
+    /// With 1, only its own.
     pub look_back: u32,
     /// Tokens in a stored unit; 1 if any prefix is cached.
     pub unit_tokens: u32,
@@ -107,15 +108,15 @@ pub struct CacheRules {
     pub long_ttl_ms: u64,
 }
 
-/// Most markers in a request, including the client's: the limit of Anthropic, OpenAI and Bedrock.
+/// The maximum number of markers in a request, including the client's: the limit of Anthropic, OpenAI and Bedrock.
 pub const MAX_MARKERS: u32 = 4;
 
 const MINUTE_MS: u64 = 60_000;
 
-/// Fewest tokens before a boundary for models that the table does not list.
+/// The minimum number of tokens before a boundary for models that [`MINIMA`] does not list.
 const DEFAULT_MINIMUM: u32 = 1_024;
 
-/// Fewest tokens before a boundary by parts of Anthropic's model names, longer names first.
+/// The minimum number of tokens before a boundary, by parts of Anthropic's model names, longer names first.
 const MINIMA: &[(&[&str], u32)] = &[
     (
         &["mythos-preview", "opus-4-7", "haiku-3-5", "3-5-haiku"],
@@ -128,7 +129,7 @@ const MINIMA: &[(&[&str], u32)] = &[
     ),
 ];
 
-/// Prices of tokens read from the cache, by parts of Anthropic's model names.
+/// Prices of tokens read from the cache, relative to uncached ones, by parts of Anthropic's model names.
 const READS: &[(&[&str], f64)] = &[
     (&["opus-5-5", "sonnet-5-5"], 0.05),
     (&["fable-5-1", "mythos-5-1"], 0.025),

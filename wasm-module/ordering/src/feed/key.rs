@@ -8,7 +8,7 @@
 //!   tag    = SipHash-2-4-128(tags, kind ‖ tenant ‖ value), first 64 bits
 //!   sealed = tag ‖ (value ⊕ SipHash-2-4-128(masks, kind ‖ tag))
 //!
-//!   bytes of any length      tag of 128 bits over kind ‖ bytes; masked with SipHash-2-4-128(masks, kind ‖ tag ‖ 0, 1, 2, …)
+//!   any bytes   tag of 128 bits over kind ‖ bytes; masked with SipHash-2-4-128(masks, kind ‖ tag ‖ 0, 1, 2, …)
 //! ```
 //!
 //! This is the synthetic-IV construction (Rogaway and Shrimpton, EUROCRYPT 2006) with SipHash as the pseudorandom
@@ -252,7 +252,7 @@ fn high(bits: u128) -> u32 {
 
 const MIN_BYTES: usize = 32;
 const MAX_BYTES: usize = 128;
-/// Length of the tag in sealed bytes.
+/// Length of the tag in sealed bytes, in bytes.
 pub(super) const SEAL_BYTES: usize = 16;
 
 #[cfg(test)]

@@ -126,7 +126,7 @@ pub struct Pages {
     pub device: u64,
     /// Pages in host memory.
     pub host: u64,
-    /// Pages in the file.
+    /// Pages in the file on disk.
     pub disk: u64,
 }
 

@@ -119,7 +119,7 @@ impl Push {
 }
 
 impl SealedPush {
-    /// Returns the length of `payload` in hexadecimal digits, nearly all of the push.
+    /// Returns the length of `payload` in hexadecimal digits, which is nearly the length of the whole push on the wire.
     #[must_use]
     pub fn payload_bytes(&self) -> usize {
         self.payload.len()
@@ -180,9 +180,9 @@ super::hexadecimal_id!(GatewayId, "a gateway's id is 16 hexadecimal digits");
 
 const VERSION: u8 = 1;
 
-/// Longest encoded push, its seal included, in bytes.
+/// The maximum length of an encoded push, its seal included, in bytes.
 pub const MAX_PUSH_BYTES: usize = 64 << 10;
-/// Most updates of a push.
+/// The maximum number of updates in a push.
 pub const MAX_PUSH_UPDATES: usize = 256;
 
 #[cfg(test)]

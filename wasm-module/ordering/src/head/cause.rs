@@ -1,7 +1,7 @@
 //! The reasons why a prompt does not share a longer prefix with an earlier one, for reports and metrics.
 
 crate::named! {
-    /// Why a prompt does not share a longer prefix with an earlier one. JSON and metrics use these names.
+    /// The reason why a prompt does not share a longer prefix with an earlier one. JSON and metrics use these names.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
     pub enum Cause {
         /// Nothing differs before the part that is new in this request.

@@ -1,7 +1,7 @@
 //! Compares two requests piece by piece: finds the first difference, and its cause.
 //!
 //! ```text
-//!   realm (salt, engine, model) ─▶ tools ─▶ hoisted system messages ─▶ system text ─▶ parameters ─▶ messages, documents
+//!   realm (model, salt, engine) ▶ tools ─▶ hoisted system messages ─▶ system text ─▶ parameters ─▶ messages, documents
 //! ```
 //!
 //! The comparison follows the order of the prompt, and later differences do not count.
@@ -26,7 +26,7 @@ pub(super) struct Flat {
     /// Bytes of the segment's pieces before it.
     pub(super) offset: u32,
     pub(super) tokens: u32,
-    /// Tokens of the prompt up to and including this piece.
+    /// Estimated tokens of the prompt up to and including this piece.
     pub(super) end: u64,
     pub(super) piece: Piece,
 }
@@ -169,7 +169,7 @@ fn is_document(flat: &Flat) -> bool {
     flat.kind == SegmentKind::Document
 }
 
-/// Returns whether either list has a document at that index.
+/// Returns whether either list has a document at index `at`.
 fn is_document_at(new: &[Flat], old: &[Flat], at: usize) -> bool {
     new.get(at).is_some_and(is_document) || old.get(at).is_some_and(is_document)
 }
@@ -316,7 +316,7 @@ fn wording(new: &[Flat], old: &[Flat], at: usize, kind: SegmentKind, place: usiz
     Difference::at(cause, kind, place)
 }
 
-/// Returns the middle parts of two lists, without the common beginning and end.
+/// Returns the parts of two lists from index `at`, where they first differ, without their common end.
 fn middles<'f>(new: &'f [Flat], old: &'f [Flat], at: usize) -> (&'f [Flat], &'f [Flat]) {
     let ends = new.iter().rev().zip(old.iter().rev());
     let most = new.len().min(old.len()).saturating_sub(at);
@@ -444,14 +444,15 @@ fn wanders(new: &Message<'_>, old: &Message<'_>, new_behind: usize, old_behind: 
     })
 }
 
-/// Compares the last messages of both requests, which may hold documents and a question.
+/// Compares the last messages of both requests, which may hold documents and a question. `None` if only the question
+/// differs.
 fn last(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Option<Difference> {
     if is_document_at(new.pieces, old.pieces, at) {
         return documents(new.pieces, old.pieces, new.start, at);
     }
     let rest = |message: &Message<'_>| message.pieces.iter().skip(at).any(is_document);
     if !rest(new) || !rest(old) {
-        // Only the question differs, which is no miss.
+        // Only the question differs, which is not a miss.
         return None;
     }
     let (one, other) = (new.pieces.get(at)?, old.pieces.get(at)?);
@@ -471,7 +472,7 @@ fn last(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Option
 
 /// Compares the differing messages when both requests have no later message in common.
 fn branch(new: &Message<'_>, old: &Message<'_>, place: usize) -> Option<Difference> {
-    // If their texts differ, the chats branch here, which is no miss.
+    // If their texts differ, the chats branch here, which is not a miss.
     let is_same = new.role == old.role && solid(new.pieces) == solid(old.pieces);
     is_same.then(|| Difference::at(Cause::Whitespace, SegmentKind::Message, place))
 }
@@ -542,7 +543,7 @@ fn documents(new: &[Flat], old: &[Flat], start: usize, at: usize) -> Option<Diff
             Cause::DocumentText
         });
     }
-    // A document at another position is compared with this one above; anything else counts as another set.
+    // A rewritten document was looked for at every position above; anything else counts as another set.
     found(Cause::DocumentSet)
 }
 

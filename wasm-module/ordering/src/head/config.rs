@@ -10,24 +10,24 @@ object! {
     /// The configuration of the head, as written (`ordering.head`).
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawHead in "head." {
-        /// Whether changes to the head are applied, only reported, or not computed.
+        /// The treatment of changes to the head: applied, only reported, or not computed.
         pub mode: HeadMode = HeadMode::Report,
         /// The options for changes to tools.
         pub tools: RawHeadTools = RawHeadTools::default(),
         /// The options for finding volatile spans (clocks, ids, names) in system texts.
         pub volatile: RawVolatile = RawVolatile::default(),
-        /// Most bytes moved in one request, as written in its body; further spans stay in place.
+        /// The maximum number of bytes moved in one request, as written in its body; further spans stay in place.
         pub max_moved_bytes: u32 = 2_048; 0..=65_536,
         /// The options for contexts that a client writes into the newest request only.
         pub contexts: RawContexts = RawContexts::default(),
-        /// Whether documents' numbers and scores are moved out of their blocks.
+        /// The options for moving documents' numbers and scores out of their blocks.
         pub documents: RawHeadDocuments = RawHeadDocuments::default(),
         /// The kind of upstream, which limits the changes.
         pub upstream: Upstream = Upstream::Tokens,
     }
 }
 
-/// Whether changes to the head are applied.
+/// The treatment of changes to the head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HeadMode {
@@ -64,8 +64,8 @@ object! {
 }
 
 object! {
-    /// The configuration of contexts that a client writes into the newest request only, as written. Neither option has
-    /// an effect without [`pin`](crate::config::RawConversation::pin).
+    /// The configuration of contexts, as written: of passages that a client writes into its newest request only, and
+    /// omits from the history later. Neither option has an effect without [`pin`](crate::config::RawConversation::pin).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct RawContexts in "head.contexts." {
         /// True if an earlier user message gets back the contexts that its client has removed from it.
@@ -222,5 +222,5 @@ fn add(
     Ok(())
 }
 
-/// Most patterns, built-in ones included.
+/// The maximum number of patterns, built-in ones included.
 const MAX_PATTERNS: usize = 64;

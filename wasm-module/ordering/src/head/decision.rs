@@ -70,8 +70,8 @@ impl Decision<'_> {
 pub(crate) struct Form {
     /// Hash of the tool, independent of the order of its members; or the key of the set of tools.
     pub(crate) canonical: u64,
-    /// For each list of two members or more, in the canonical order of lists: the rank by key of each member, in the
-    /// order forwarded.
+    /// For each list of two or more members, in the canonical order of lists: its members in the order forwarded, each
+    /// as its rank among the list's sorted keys.
     pub(crate) order: Box<[u8]>,
 }
 

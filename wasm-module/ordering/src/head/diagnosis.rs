@@ -33,11 +33,11 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// The bounds of an [`Index`] and of its search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most requests stored.
+    /// The maximum number of requests stored.
     pub requests: u32,
-    /// Most distinct pieces stored, about 150 bytes each.
+    /// The maximum number of distinct pieces stored, about 150 bytes each.
     pub pieces: u32,
-    /// Whether long texts are read in full.
+    /// The depth of reading: whether long texts are read in full.
     pub depth: Depth,
     /// Tokens in a page of the engine's cache: a shared prefix below one page is not reused. With 1, any prefix is.
     pub page_tokens: u32,
@@ -61,12 +61,13 @@ impl Limits {
     };
 }
 
-/// Why a request does not share a longer prefix with an earlier one.
+/// The diagnosis of one request: why it does not share a longer prefix with an earlier one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diagnosis {
     /// The request's number in its index, counted from 1.
     pub request: u64,
-    /// The number of the earlier request that shares most with this one; `None` if none shares anything significant.
+    /// The number of the earlier request that shares the most tokens with this one; `None` if none shares a significant
+    /// part.
     pub earlier: Option<u64>,
     /// Estimated tokens of the prompt.
     pub prompt_tokens: u64,
@@ -198,11 +199,11 @@ struct Holders {
 /// The bounds of a search for the most similar request.
 #[derive(Clone, Copy, Debug)]
 struct Effort {
-    /// Most requests recorded for each piece.
+    /// The maximum number of requests recorded for each piece.
     holders: usize,
-    /// Most requests compared piece by piece.
+    /// The maximum number of requests compared piece by piece.
     compared: usize,
-    /// Most requests whose prefixes are compared.
+    /// The maximum number of requests whose prefixes are compared.
     beginnings: usize,
 }
 
@@ -223,10 +224,10 @@ impl Effort {
     }
 }
 
-/// Most slots with recorded values; beyond it, all are dropped.
+/// The maximum number of slots with recorded values; beyond it, all are dropped.
 const SLOTS: usize = 4_096;
 
-/// Stored pieces, each once, by a number.
+/// The distinct stored pieces, each identified by a number.
 #[derive(Debug, Default)]
 struct Slab {
     by_hash: FxHashMap<u64, u32>,
@@ -239,7 +240,7 @@ impl Slab {
         self.held.get(id).map(|(piece, _)| piece)
     }
 
-    /// Adds one user of a piece. Returns the piece's number, and whether the piece is new.
+    /// Counts one more stored segment with the piece. Returns the piece's number, and whether the piece is new.
     fn hold(&mut self, piece: Piece) -> (u32, bool) {
         if let Some(&id) = self.by_hash.get(&piece.hash) {
             if let Some((_, held)) = self.held.get_mut(id) {
@@ -252,7 +253,7 @@ impl Slab {
         (id, true)
     }
 
-    /// Removes one user of a piece; returns the piece if that was the last one, which frees its number.
+    /// Counts one stored segment less with the piece; if none is left, frees the piece's number and returns the piece.
     fn release(&mut self, id: u32) -> Option<Piece> {
         let (piece, held) = self.held.get_mut(id)?;
         *held = held.saturating_sub(1);
@@ -368,7 +369,7 @@ impl Index {
         self.resolve(pending, None)
     }
 
-    /// Diagnoses a request. Without `asked`, the request itself, names and shapes stay empty.
+    /// Diagnoses a request. If `asked`, the request itself, is `None`, names and shapes stay empty.
     fn resolve(&mut self, pending: PendingPrompt, asked: Option<&Asked<'_, '_>>) -> Diagnosis {
         if pending.is_unread {
             self.count += 1;
@@ -524,7 +525,8 @@ impl Index {
         flat
     }
 
-    /// Compares a request with the most similar earlier one. Also returns the first difference and its piece, if any.
+    /// Compares a request with the most similar earlier one. Returns the diagnosis, and the first difference with the
+    /// piece to report it at; `None` if there is nothing to report.
     fn compare(&mut self, entry: &Entry) -> (Diagnosis, Option<(Difference, Flat)>) {
         let flat = self.flat(entry);
         let mut diagnosis = Diagnosis {
@@ -626,7 +628,8 @@ impl Index {
         let Some(oldest) = self.entries.front().map(|entry| entry.number) else {
             return found;
         };
-        // Scores by the request's index among those stored. A log has too many requests for a dense list.
+        // The scores of the stored requests, by index: a dense list for the oldest ones, and a map for those of a long
+        // log.
         let few = self.entries.len().min(FEW);
         let mut scores: SmallVec<[u64; 128]> = SmallVec::from_elem(0, few);
         let mut many: FxHashMap<u64, u64> = FxHashMap::default();
@@ -655,8 +658,8 @@ impl Index {
         found
     }
 
-    /// Returns the earlier request that shares most; on a tie the one with the longest prefix, then the newest. A
-    /// request of the same model, salt and engine is preferred if it shares at least 90 % of that.
+    /// Returns the earlier request that shares the most tokens; on a tie the one with the longest prefix, then the
+    /// newest. A request of the same model, salt and engine is preferred if it shares at least 90 % as many tokens.
     fn best(&self, entry: &Entry, flat: &[Flat], candidates: &[(u64, u64)]) -> Option<Best> {
         let effort = Effort::of(self.limits.depth);
         let new = flat.iter().map(|flat| (flat.piece.same, flat.tokens));
@@ -776,7 +779,7 @@ impl Index {
         }
     }
 
-    /// Adds the place of the difference to a diagnosis, and for logs the name and the shape.
+    /// Adds the place of the difference to a diagnosis, and at [`Depth::Full`] the name and the shape too.
     fn tell(
         &self,
         diagnosis: &mut Diagnosis,
@@ -837,7 +840,8 @@ struct Best {
     number: u64,
     shared: u64,
     prefix: u64,
-    /// Tokens of the longest prefix shared with any earlier request of the same model, salt, engine and parameters.
+    /// Estimated tokens of the longest prefix shared with any earlier request of the same model, salt, engine and
+    /// parameters.
     reused: u64,
 }
 
@@ -854,7 +858,7 @@ fn in_both(new: &[(u64, u32)], old: &[u64]) -> u64 {
     shared
 }
 
-/// Longest value of a slot, in bytes.
+/// The maximum length of a slot's value, in bytes.
 const LONGEST_SLOT: u32 = 160;
 
 /// Returns the kind under which a segment's pieces are stored. A question counts as a message, since the next request

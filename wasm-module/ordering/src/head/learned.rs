@@ -68,7 +68,7 @@ impl Learned {
         self.now += 1;
         let found = (self.templates.iter().enumerate())
             .filter_map(|(at, template)| Some((at, template.fit(units)?)))
-            // The template that shares most bytes; on a tie, the one used last.
+            // The template that shares the most bytes; on a tie, the one used last.
             .max_by_key(|(at, fit)| {
                 let last_used = self
                     .templates
@@ -105,12 +105,12 @@ impl Learned {
 struct Fit {
     /// For each common unit: its index among the template's stable units, and its index in the text.
     pairs: Vec<(usize, usize)>,
-    /// Bytes of the common units.
+    /// Number of bytes of the common units.
     bytes: u64,
 }
 
 impl Template {
-    /// Returns how the text corresponds to the template; `None` if it does not belong to it.
+    /// Returns the correspondence of the text with the template; `None` if the text does not belong to it.
     fn fit(&self, units: &[Seen]) -> Option<Fit> {
         let mut pairs = Vec::with_capacity(units.len());
         let (mut next, mut since) = (0, 0);
@@ -137,7 +137,8 @@ impl Template {
         (left <= MAX_GAP && is_shared).then_some(Fit { pairs, bytes })
     }
 
-    /// Adapts the template to a text and marks the text's units in volatile slots. Returns whether these slots changed.
+    /// Adapts the template to a text and marks the text's units in volatile slots. Returns true if the template lost
+    /// stable units or a slot became volatile.
     fn take(&mut self, units: &[Seen], fit: &Fit, volatile: &mut [bool]) -> bool {
         let mut changed = false;
         let is_whole = fit.pairs.len() == self.stable.len();
@@ -268,19 +269,20 @@ fn is_prose(words: &str) -> bool {
     plain > MAX_PLAIN_WORDS && plain > 5 * telling
 }
 
-/// Longest unit that may be data, in bytes.
+/// The maximum length of a unit that may be data, in bytes.
 const MAX_DATA_BYTES: usize = 240;
 
-/// Longest label before a value, in bytes.
+/// The maximum length of a label before a value, in bytes.
 const MAX_LABEL_BYTES: usize = 48;
 
-/// Most plain words in a value, unless at least a sixth of its words are names or numbers.
+/// The maximum number of plain words in a value, unless at least a sixth of its words are names or numbers.
 const MAX_PLAIN_WORDS: u32 = 16;
 
-/// Most consecutive units of a text in one slot, and most consecutive units of a template that a text may lack.
+/// The maximum number of consecutive units of a text in one slot, and of consecutive units of a template that a text
+/// may lack.
 const MAX_GAP: usize = 8;
 
-/// Most templates of one tenant and model.
+/// The maximum number of templates of one tenant and model.
 const MAX_TEMPLATES: usize = 8;
 
 #[cfg(test)]

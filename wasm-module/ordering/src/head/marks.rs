@@ -22,7 +22,8 @@ pub(super) struct Marks {
     pub(super) timeless: u32,
     /// Hash without dates, times, ids and numbers.
     pub(super) numberless: u32,
-    /// Hash without these and without names and other values; in a text `label: value`, without the value.
+    /// Hash without dates, times, ids, numbers, names and other values; in a text of the form `label: value`, without
+    /// the value.
     pub(super) valueless: u32,
     /// Hash of the words, independent of their order.
     pub(super) bag: u32,
@@ -84,7 +85,8 @@ impl Marks {
         }
     }
 
-    /// Returns the kind of value in which alone the two texts differ; `None` if they differ in more.
+    /// Returns the kind of volatile value that is the only difference between the two texts; `None` if they differ in
+    /// more.
     pub(super) fn differ_by(&self, other: &Self) -> Option<Volatile> {
         if self.timeless == other.timeless {
             let is_time = self.has_time && (other.has_time || !self.has_id);
@@ -190,7 +192,7 @@ impl Stream {
     }
 }
 
-/// Hashed in place of a word that is left out.
+/// The value that is hashed in place of a word that is left out.
 const HIDDEN: u64 = 0x5851_f42d_4c95_7f2d;
 
 /// Returns whether words with this text between them may be one value: `Tue, Jun 16`, `12:03 / 13:04`.
@@ -283,7 +285,8 @@ pub(super) fn words(text: &str) -> Words {
 }
 
 fn is_of_word(byte: u8) -> bool {
-    /// One bit for each ASCII byte: a table, since this runs for every byte of a text.
+    /// A bit for each ASCII byte, set if the byte may be part of a word. A table, since this runs for every byte of a
+    /// text.
     const OF_WORD: [u64; 2] = [of_word(0), of_word(64)];
     let [low, high] = OF_WORD;
     let bits = if byte < 64 { low } else { high };
@@ -308,7 +311,7 @@ const fn of_word(first: u8) -> u64 {
     bits
 }
 
-/// Returns the class of a word; `begins`: the word begins a sentence.
+/// Returns the class of a word. `begins` is true if the word begins a sentence.
 fn class_of(word: &str, begins: bool) -> Class {
     let bytes = word.as_bytes();
     let (mut digits, mut letters, mut has_at) = (0, 0, false);
@@ -525,7 +528,7 @@ pub(super) fn shape(text: &str) -> String {
         .collect()
 }
 
-/// Longest [`shape`], in characters.
+/// The maximum length of a [`shape`], in characters.
 pub(super) const MAX_SHAPE: usize = 24;
 
 /// Hashes of a document's text that recognise variants of the document.

@@ -41,16 +41,16 @@ pub(super) struct Piece {
 /// The amount of each text that is read to classify differences, in addition to hashing all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Depth {
-    /// All of it: for logs.
+    /// The whole text is read: for logs.
     Full,
-    /// The beginning and the end of long texts: for a gateway, where a client waits.
+    /// Of long texts, only the beginning and the end are read: for a gateway, where a client waits.
     Light,
 }
 
 impl Depth {
     const FIRST: usize = 256;
     const LAST: usize = 64;
-    /// Most bytes of a text that a gateway reads, not counting up to three for a whole character.
+    /// The maximum number of bytes of a text that a gateway reads, not counting up to three for a whole character.
     pub(super) const LOOKED_AT: usize = Self::FIRST + Self::LAST;
 
     /// Returns the parts of `text` to read: all of it and an empty part, or its beginning and its end.
@@ -64,7 +64,7 @@ impl Depth {
     }
 }
 
-/// Looks up a stored piece by its hash, to avoid reading a text again.
+/// A function that returns a stored piece by its hash, so that a text need not be read again.
 pub(super) type Known<'k> = dyn Fn(u64) -> Option<Piece> + 'k;
 
 /// A piece whose text may not have been read yet: [`RawPiece::made`] completes it. Ranges are ranges of a text that the
@@ -76,7 +76,7 @@ pub(super) enum RawPiece {
     Tool(Range<usize>),
     Document {
         fingerprint: u64,
-        /// Hash of the document's label; 0 if it has none.
+        /// Hash of the document's label; 0 if it has none, or only a number.
         name: u64,
         tokens: u32,
         /// Length of the document's text in bytes.
@@ -225,7 +225,8 @@ fn is_count(label: &str) -> bool {
     label.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Longest text for which a gateway computes [`Marks`], in bytes. Of a longer one only equality is known.
+/// The maximum length of a text for which a gateway computes [`Marks`], in bytes. Longer texts are only compared for
+/// equality.
 const LONGEST_MARKED: usize = 512;
 
 fn length(text: &str) -> u32 {
@@ -336,7 +337,7 @@ fn parts<'a>(content: &'a str, all: &mut Vec<(&'a str, bool)>) {
     all.extend(rest.map(|rest| (rest, false)));
 }
 
-/// Most texts of a message that become separate pieces; the rest is one piece.
+/// The maximum number of texts of a message that become separate pieces; the rest is one piece.
 const MAX_PARTS: usize = 4_096;
 
 /// Returns the pieces of a prompt that an engine's cache distinguishes, in order, with their kinds and token counts.
@@ -385,11 +386,12 @@ pub fn sent(parsed: &Parsed<'_>, segments: &Segments) -> Vec<(SegmentKind, Retri
 /// The places at which a text is split into units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cut {
-    /// Not at all: the text is one unit.
+    /// The text is not split: it is one unit.
     Whole,
-    /// After line breaks and at ends of sentences.
+    /// The text is split after line breaks and at ends of sentences.
     Sentences,
-    /// As `Sentences`, and after colons, so that a template's words before a question are a separate piece.
+    /// The text is split as for `Sentences`, and after colons, so that a template's words before a question are a
+    /// separate piece.
     Labels,
 }
 
@@ -443,13 +445,13 @@ pub(super) fn units(text: &str, cut: Cut) -> SmallVec<[Range<usize>; 16]> {
     units
 }
 
-/// Most units of one text.
+/// The maximum number of units of one text.
 const MAX_UNITS: usize = 256;
 
-/// Fewest bytes of a sentence, so that an abbreviation such as `e.g. this` ends none.
+/// The minimum length of a sentence in bytes, so that an abbreviation such as `e.g. this` ends none.
 const SHORTEST_SENTENCE: usize = 12;
 
-/// Returns the documents of a body in the order in which its segments are numbered.
+/// Returns the documents of a body in the order of [`Segment::index`].
 pub(super) fn documents<'p, 'a>(parsed: &'p Parsed<'a>) -> Vec<&'p FoundDocument<'a>> {
     let mut found: Vec<&FoundDocument<'_>> = Vec::new();
     if let Some(front) = &parsed.front {
@@ -472,7 +474,7 @@ pub(super) fn tokens_between(start: u64, end: u64) -> u32 {
     upto(end).saturating_sub(upto(start))
 }
 
-/// Returns how a segment's text is split; `holds_documents`: its message has documents.
+/// Returns the places at which a segment's text is split. `holds_documents` is true if its message has documents.
 pub(super) fn cut_of(segment: &Segment, holds_documents: bool) -> Cut {
     if segment.kind == SegmentKind::System || segment.role == Role::System {
         Cut::Sentences
@@ -484,7 +486,7 @@ pub(super) fn cut_of(segment: &Segment, holds_documents: bool) -> Cut {
 }
 
 /// Two hashes of a JSON value: one in the order of its keys, and one independent of the order of keys and of sets'
-/// elements. Both ignore white space, since an engine renders the value anew.
+/// elements. Both ignore white space, since an engine renders the value itself.
 #[derive(Clone, Copy)]
 struct Shape {
     in_order: u64,
@@ -509,7 +511,7 @@ impl Shape {
         }
     }
 
-    /// Hashes the next value of `text`; `is_set`: if it is an array, its order has no meaning.
+    /// Hashes the next value of `text`. If `is_set` is true and the value is an array, its order has no meaning.
     fn value(scan: &mut Scan<'_>, text: &str, is_set: bool, depth: u32) -> Result<Self, scan::Bad> {
         let start = scan.next();
         let first = text.as_bytes().get(start).filter(|_| depth < MAX_DEPTH);

@@ -46,7 +46,7 @@ pub(crate) struct Pattern {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Match {
     pub(super) range: Range<usize>,
-    /// Index of the pattern in the list.
+    /// Index of the pattern in the list given to [`matches`].
     pub(super) pattern: usize,
 }
 
@@ -216,7 +216,8 @@ const TABLE: &[Row] = &[
         r"^(?:[-*] +)?(?:\*\*)?(?:[Ss]ession|[Rr]equest|[Tt]race|[Cc]orrelation|[Cc]onversation|[Tt]hread|[Rr]un|[Ss]pan)[ _-]?(?:[Ii][Dd])(?:\*\*)? ?[:=](?:\*\*)? ?\S+$",
     ),
     row(
-        // A rule may name an id that never changes; one that does is learned.
+        // A rule may name an id that never changes, so nothing is done here; an id that changes is found by comparing
+        // requests.
         "dynamic-id",
         Class::Leave,
         &["-", "_"],
@@ -236,7 +237,7 @@ const TABLE: &[Row] = &[
     ),
 ];
 
-/// Most matches of one pattern in one line.
+/// The maximum number of matches of one pattern in one line.
 const MAX_MATCHES: usize = 16;
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! A prompt that was read but not yet diagnosed: a gateway stores it while the request is forwarded at once, and diagnoses
-//! it later.
+//! A prompt that was read but not yet diagnosed: a gateway stores it while the request is forwarded at once, and
+//! diagnoses it later.
 //!
 //! ```text
 //!   request ─▶ Index::read ─▶ PendingPrompt ───── the request is forwarded ─────▶ Index::diagnose ─▶ Diagnosis
@@ -158,11 +158,12 @@ impl PendingPrompt {
     }
 }
 
-/// Most segments of a prompt that a gateway compares with others.
+/// The maximum number of segments of a prompt that a gateway compares with others.
 pub(super) const MAX_SEGMENTS: usize = 2_048;
 
 /// Number of pieces after which a gateway does not divide the rest of a segment.
 const MAX_PIECES: usize = 512;
 
-/// Most bytes of text stored for a prompt until it is diagnosed: enough for tools of 64 KB that change with each request.
+/// The maximum number of bytes of text stored for a prompt until it is diagnosed: enough for tools of 64 KB that change
+/// with each request.
 const KEPT: usize = 128 << 10;

@@ -42,7 +42,8 @@ struct Ranked<'a> {
     block: &'a str,
     label: &'a str,
     ranks: Ranks<'a>,
-    /// The document's key; `None` unless the group's documents are numbered.
+    /// The number, derived from the rest of its block, that replaces the document's number; `None` unless the group's
+    /// documents are numbered.
     key: Option<String>,
 }
 
@@ -143,7 +144,7 @@ fn are_numbered(documents: &[Ranked<'_>]) -> bool {
     })
 }
 
-/// Gives each document its key; returns false if two different documents would have the same one.
+/// Sets each document's key; returns false if two different documents would have the same key.
 fn number(documents: &mut [Ranked<'_>]) -> bool {
     let mut keys: Vec<(u64, String)> = Vec::with_capacity(documents.len());
     for document in documents.iter_mut() {

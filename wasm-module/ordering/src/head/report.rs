@@ -8,7 +8,7 @@ pub(super) const LEARNED: &str = "learned";
 /// The changes to a request's head. If they were not applied, the counts are those of the changes proposed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeadReport {
-    /// True if the changes were made in the forwarded body, and there were any.
+    /// True if there are changes and the forwarded body contains them.
     pub applied: bool,
     /// Number of tools at another position than in the client's list.
     pub tools_moved: u32,
@@ -83,7 +83,7 @@ impl Change {
 }
 
 impl HeadReport {
-    /// Counts the spans that were moved or removed as left instead, from the change at index `first` on.
+    /// Takes back the moves and removals from the change at index `first` on: their spans count as left.
     pub(super) fn leave(&mut self, first: usize) {
         for change in self.changes.split_off(first) {
             match change.kind {

@@ -1,7 +1,7 @@
 //! Divides a request into the segments of its prompt, in the order in which engines render them.
 //!
 //! ```text
-//!   body       {"messages":[ system, user, assistant, user: "Read:\n<doc…>…</doc>\n<doc…>…</doc>\nWhy?" ], "tools":[…]}
+//!   body       {"messages":[system, user, assistant, user: "Read:\n<doc…>…</doc>\n<doc…>…</doc>\nWhy?" ], "tools":[…]}
 //!   segments   Tool…  System  Message  Message  Message  Document  Message  Document  Question
 //!                                               "Read:"            "\n"               "Why?"
 //! ```
@@ -21,7 +21,7 @@ crate::named! {
     /// The kind of a segment of a prompt.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum SegmentKind {
-        /// An element of the body's `tools`.
+        /// An element of the body's `tools`, or of `functions` if there are no tools.
         Tool = "tools",
         /// A system message before all other messages, or its text between documents.
         System = "system",
@@ -76,7 +76,7 @@ impl Segments {
         };
         reading.tools();
         if let Some(front) = &parsed.front {
-            // Where the template renders these documents is unknown; before all messages is usual.
+            // It is unknown where the template renders these documents; most render them before all messages.
             for (slot, found) in front.place.slots().iter().zip(&front.found) {
                 reading.document(None, slot.clone(), found);
             }

@@ -82,7 +82,7 @@ impl Heads {
         decision
     }
 
-    /// Takes the forms of tools that this worker has recorded first since the last call, to be sent to other workers.
+    /// Removes and returns the forms of tools that this worker has chosen since the last call, for other workers.
     pub(crate) fn take_unpublished(&mut self) -> Vec<Form> {
         self.tools.take_unpublished()
     }
@@ -393,19 +393,20 @@ fn key_of(parsed: &Parsed<'_>) -> Option<u64> {
 /// The element in which Claude Code, opencode and Cline write the date.
 const ENVIRONMENT: &str = "<env>";
 
-/// Longest line that patterns are matched against, in bytes.
+/// The maximum length of a line that patterns are matched against, in bytes.
 const MAX_LINE_BYTES: usize = 2_048;
 
-/// Patterns are matched anew against at most one byte in this many of a request, plus a minimum: a regular expression
-/// takes a hundred times as long per byte as everything else. Spans in other lines stay in place until a later request.
+/// Patterns are matched against new lines with at most one byte in this many of a request, plus a minimum: a regular
+/// expression takes a hundred times as long per byte as everything else. Spans in other lines stay in place until a
+/// later request.
 const MATCHED_SHARE: usize = 9;
 const LEAST_MATCHED_BYTES: usize = 1_024;
 
-/// Most units of a request that are classified as data or instruction; the others are not moved.
+/// The maximum number of units of a request that are classified as data or instruction; the others are not moved.
 const MAX_JUDGED: usize = 256;
 
-/// Most lines cached.
+/// The maximum number of lines whose matches are cached.
 const MAX_LINES: usize = 4_096;
 
-/// Most heads cached as needing no change.
+/// The maximum number of heads cached as needing no change.
 const MAX_SETTLED: usize = 256;

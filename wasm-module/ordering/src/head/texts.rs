@@ -168,8 +168,8 @@ impl<'a> SystemText<'a> {
     }
 }
 
-/// Returns the ranges of the body from the first to the last document of each group in a message, sorted. Labels between
-/// groups are part of them.
+/// Returns the ranges of the body from the first to the last document of each group in a message, sorted. Labels
+/// between groups are part of them.
 fn documents_of(message: &Message<'_>) -> Vec<Range<usize>> {
     let groups = (message.groups).chunk_by(|one, next| one.is_labelled && next.is_labelled);
     let hulls = groups.filter_map(|groups| {
@@ -235,7 +235,7 @@ fn sentences(line: &str) -> Vec<Range<usize>> {
     let byte = |at: usize| bytes.get(at).copied().unwrap_or_default();
     let first = start;
     for at in first..end {
-        // No space follows these ends of sentences.
+        // In Chinese and Japanese, no space follows the mark that ends a sentence.
         let behind = at + IDEOGRAPHIC_BYTES;
         let mark = bytes.get(at..behind).unwrap_or_default();
         let is_lead = matches!(byte(at), 0xe3 | 0xef);
@@ -267,8 +267,8 @@ fn sentences(line: &str) -> Vec<Range<usize>> {
 pub(super) struct RemovedElements(Vec<Range<usize>>);
 
 impl RemovedElements {
-    /// Adds an element with the comma that would be left over. Returns false, and adds nothing, if its array would then
-    /// be empty.
+    /// Adds the range of `element`, a slice of `body`, with the comma that its removal would leave over. Returns false,
+    /// and adds nothing, if its array would then be empty.
     pub(super) fn add(&mut self, body: &str, element: &str) -> bool {
         let element = range_in(body, element);
         let touches = |last: &Range<usize>| last.end == element.start;
@@ -299,10 +299,10 @@ impl RemovedElements {
 const IDEOGRAPHIC: [&str; 3] = ["。", "！", "？"];
 const IDEOGRAPHIC_BYTES: usize = 3;
 
-/// Most lines and sentences read in a request's system texts; later text is not changed.
+/// The maximum number of lines and sentences read in a request's system texts; later text is not changed.
 pub(super) const MAX_UNITS: usize = 2_048;
 
-/// Most texts read in a request.
+/// The maximum number of texts read in a request.
 const MAX_TEXTS: usize = 64;
 
 #[cfg(test)]

@@ -38,7 +38,7 @@ pub(crate) struct Tools {
     known: Lru<u64, Known>,
     /// The sets of tools with their orders.
     sets: ToolSets,
-    /// Forms that this worker recorded first and that other workers have not received yet.
+    /// Forms that this worker chose, instead of receiving them, and that other workers have not received yet.
     told: Vec<Form>,
     /// Increases whenever a form is recorded.
     pub(crate) version: u64,
@@ -164,7 +164,8 @@ impl Tools {
     }
 
     /// Returns `names` in the order recorded for this set of tools; for a new set, an order is chosen and recorded.
-    /// `names` are sorted by name, each with the tool's index in `ids`; with more than [`MAX_SET_TOOLS`], they stay so.
+    /// `names` are sorted by name, each with the tool's index in `ids`; with more than [`MAX_SET_TOOLS`], they stay
+    /// sorted by name.
     fn in_set_order<'a>(
         &mut self,
         names: Vec<(&'a str, usize)>,
@@ -191,7 +192,7 @@ impl Tools {
             .collect()
     }
 
-    /// Records a form that this worker is the first to see, for other workers too.
+    /// Records a form that this worker has chosen, and queues it for other workers.
     fn tell(&mut self, form: Form) {
         self.version += 1;
         self.forms.insert(form.canonical, form.order.clone());
@@ -199,7 +200,7 @@ impl Tools {
         self.told.push(form);
     }
 
-    /// Takes the forms recorded first by this worker since the last call; at most 64.
+    /// Removes and returns the forms that this worker has chosen since the last call, for other workers; at most 64.
     pub(crate) fn take_unpublished(&mut self) -> Vec<Form> {
         std::mem::take(&mut self.told)
     }
@@ -217,7 +218,7 @@ impl Tools {
         }
     }
 
-    /// Returns the record of a tool. The first tool with its canonical hash defines the form.
+    /// Returns the record of a tool. The first tool with a canonical hash defines the form of all tools with that hash.
     fn read(&mut self, tool: &str, layout: Option<&Layout>) -> Known {
         let marked = ["\"cache_control\"", "\"cachePoint\""];
         let marked = marked.into_iter().any(|mark| tool.contains(mark));
@@ -265,7 +266,7 @@ pub(crate) fn name_of(tool: &str) -> Option<&str> {
 /// A tool's JSON as nested lists of members.
 struct Layout {
     canonical: u64,
-    /// A list of one: the tool's object.
+    /// The outermost lists of the JSON: exactly one, the tool's object.
     lists: Vec<List>,
     /// Number of lists, nested ones included.
     count: usize,
@@ -326,7 +327,8 @@ impl Layout {
         (out.len() == tool.len()).then_some(out)
     }
 
-    /// Returns the form of this JSON: for each list, the rank by key of each member. `None` if a rank exceeds a byte.
+    /// Returns the form of this JSON: for each list of two or more members, in canonical order, the rank of each member
+    /// by its key. `None` if a rank exceeds a byte.
     fn order(&self) -> Option<Vec<u8>> {
         let mut order = Vec::new();
         visit(&self.lists, &mut |list| {
@@ -354,7 +356,8 @@ fn visit<'l>(lists: &'l [List], each: &mut dyn FnMut(&'l List) -> Option<()>) ->
     Some(())
 }
 
-/// Writes `range` of a tool, which contains `lists`, with the members of each list in its order.
+/// Writes `range` of a tool, which contains `lists`, with the members of each list in the order that `orders` has for
+/// it.
 fn write(
     tool: &str,
     range: Range<usize>,
@@ -383,20 +386,20 @@ fn write(
 /// The interpretation of an object's keys.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Context {
-    /// As keywords of JSON schema or of a tool.
+    /// The keys are keywords of JSON schema or of a tool.
     Schema,
-    /// As names of schemas, such as the keys of `properties`.
+    /// The keys are names of schemas, such as the keys of `properties`.
     Names,
-    /// As names whose values are set-like arrays.
+    /// The keys are names whose values are set-like arrays.
     Sets,
 }
 
 /// The way in which the value of a key is parsed.
 enum Reads {
     As(Context),
-    /// As a set-like array; any value other than an array as usual.
+    /// The value is parsed as a set-like array if it is an array, and otherwise as any other value.
     Set,
-    /// As bytes without structure.
+    /// The value is kept as bytes without structure.
     Raw,
 }
 
@@ -536,7 +539,8 @@ impl Reading<'_> {
         self.close(4, members, &keys)
     }
 
-    /// Adds a list, given its members and the key and value's hash of each, and returns its canonical hash.
+    /// Adds a list, given its members and, for each, its key and the hash of its value. Returns the list's canonical
+    /// hash.
     fn close(&mut self, kind: u64, members: Vec<Member>, keys: &[(&str, u64)]) -> Option<u64> {
         // A rank must fit into a byte.
         let count = u8::try_from(keys.len()).ok()?;
@@ -564,32 +568,34 @@ impl Reading<'_> {
     }
 }
 
-/// Deepest nesting of a tool that is parsed.
+/// The maximum depth of nesting of a tool that is parsed.
 const MAX_DEPTH: usize = 48;
 
-/// Most small forms for one tenant and model; the least recently used are evicted.
+/// The maximum number of small forms for one tenant and model; the least recently used are evicted.
 const MAX_SMALL_FORMS: usize = 4_096;
 
-/// Longest small form, in bytes.
+/// The maximum length of a small form, in bytes.
 const MAX_SMALL_FORM_BYTES: usize = 128;
 
-/// Most larger forms for one tenant and model; the least recently used are evicted.
+/// The maximum number of larger forms for one tenant and model; the least recently used are evicted.
 const MAX_LARGE_FORMS: usize = 256;
 
-/// Longest form that is recorded, in bytes: one byte for each member of a list of two or more members.
+/// The maximum length of a form that is recorded, in bytes: one byte for each member of a list of two or more members.
 const MAX_FORM_BYTES: usize = 2_048;
 
-/// Most tools of a request; with more, the tools are not changed.
+/// The maximum number of tools of a request; with more, the tools are not changed.
 pub(super) const MAX_TOOLS: usize = 1_024;
 
-/// Most members of an object or set-like array, since a rank takes one byte; a tool with a larger one keeps its JSON.
+/// The maximum number of members of an object or set-like array, since a rank takes one byte; a tool with a larger one
+/// keeps its JSON.
 const MAX_MEMBERS: usize = 255;
 
-/// Most tools of a set with a recorded order, since a rank takes one byte. Larger sets are sorted by name.
+/// The maximum number of tools of a set with a recorded order, since a rank takes one byte. Larger sets are sorted by
+/// name.
 const MAX_SET_TOOLS: usize = 255;
 
-/// Most parsed tools of one tenant and model.
+/// The maximum number of parsed tools of one tenant and model that are recorded.
 const MAX_KNOWN: usize = 2_048;
 
-/// Most forms that wait to be sent to other workers, without the newest one.
+/// The maximum number of forms that wait to be sent to other workers, not counting the newest one.
 const MAX_TOLD: usize = 63;

@@ -9,9 +9,9 @@
 //! ```
 //!
 //! Engines share tools only from the first one on. Sorted by name, one rare tool costs all tools after it. So the first
-//! set is sorted by name, and a new set begins like the known set with which it shares most bytes from the start; the
-//! remaining tools follow, those in most known sets first. A set keeps its order, since a change would cost the chats
-//! that use it their prefixes.
+//! set is sorted by name, and a new set begins like the known set with which it shares the most bytes from the start;
+//! the remaining tools follow, those in most known sets first. A set keeps its order, since a change would cost the
+//! chats that use it their prefixes.
 
 use crate::sort::sort_by_key;
 use fxhash::{FxHashMap, FxHashSet};
@@ -47,7 +47,7 @@ pub(super) struct SetTool {
     pub(super) bytes: usize,
 }
 
-/// Returns the key of a set of tools, given sorted by name.
+/// Returns the key of a set of tools, which must be sorted by name.
 pub(super) fn key_of(tools: &[SetTool]) -> u64 {
     let seed = 22;
     (tools.iter()).fold(seed, |hash, tool| {
@@ -56,9 +56,9 @@ pub(super) fn key_of(tools: &[SetTool]) -> u64 {
 }
 
 impl ToolSets {
-    /// Returns the order of a set of at most 255 tools, given sorted by name: for each position, the tool's rank by
-    /// name. `told` is an order already recorded for the set (such as another worker's), which is used if valid.
-    /// O(tools) for a known set; O(known sets + tools) for a new one, unless many begin alike.
+    /// Returns the order of a set of at most 255 tools, which must be sorted by name: for each position, the tool's
+    /// rank by name. `told` is an order already recorded for the set (such as another worker's), which is used if
+    /// valid. O(tools) for a known set; O(known sets + tools) for a new one, unless many begin alike.
     pub(super) fn order(
         &mut self,
         key: u64,
@@ -149,10 +149,10 @@ pub(super) fn is_permutation(order: &[u8], count: usize) -> bool {
         })
 }
 
-/// Most sets of one tenant and model with a recorded order.
+/// The maximum number of sets of one tenant and model with a recorded order.
 const MAX_SETS: usize = 256;
 
-/// Most tools in all recorded sets together.
+/// The maximum number of tools in all recorded sets together.
 const MAX_PLACES: usize = 8_192;
 
 #[cfg(test)]

@@ -70,7 +70,7 @@ impl Orderer {
     ///
     /// # Errors
     /// Returns [`Skip`], the reason why the original body must be forwarded. Nothing is recorded then, except with
-    /// [`Skip::NoDocuments`]: the chat's continuation, and what its head shows.
+    /// [`Skip::NoDocuments`]: the chat's continuation, and the state learned from its head.
     pub fn rewrite(&mut self, tenant: Tenant<'_>, body: &[u8]) -> Result<Rewrite, Skip> {
         self.rewrite_on(&RewriteOptions::default(), tenant, body)
     }
@@ -79,7 +79,8 @@ impl Orderer {
     /// its key. With neither salt nor key, `key_of` (if given) derives the key from the client's salt.
     ///
     /// # Errors
-    /// As [`Orderer::rewrite`]. Then the body has no salt yet; use [`salted`](crate::salted).
+    /// Returns the errors of [`Orderer::rewrite`]. The original body then lacks the gateway's salt; use
+    /// [`salted`](crate::salted).
     pub fn rewrite_on(
         &mut self,
         options: &RewriteOptions<'_>,
@@ -247,7 +248,8 @@ impl Orderer {
         Ok(rewrite)
     }
 
-    /// Returns the plan for restoring earlier contexts; `None` in a dry run, or if none of it is enabled.
+    /// Returns the plan for rebuilding the body with earlier contexts; `None` in a dry run, or if the configuration
+    /// enables no change.
     fn plan<'a>(
         &self,
         options: &RewriteOptions<'_>,

@@ -16,14 +16,14 @@ pub struct RewriteOptions<'a> {
     /// Derives a tenant's key from the client's salt: [`TenantKey::of`], or `None` if the client's salt does not
     /// separate tenants. A function, so that the browser's module, which knows no tenants, contains no SHA-256.
     pub key_of: Option<fn(&str) -> TenantKey>,
-    /// Whether this request is a dry run or part of an experiment.
+    /// The trial that the request belongs to: none, a dry run or an experiment.
     pub trial: Trial<'a>,
     /// The engines that the request may go to. Those whose id is not below [`MAX_ENGINES`](crate::MAX_ENGINES) are
     /// ignored. If none is left, the request goes to the first engine.
     pub choices: &'a [EngineCandidate],
 }
 
-/// Whether a request's order is applied, only computed, or assigned by an experiment.
+/// The trial that a request belongs to, which decides whether the computed order is applied.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Trial<'a> {
     /// The order is applied to every request.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   recall ─▶ choose ─▶ write ─▶ record
-//!     │         │         │         └─ the tree and the memory of chats record the forwarded request, and no alternatives
+//!     │         │         │         └─ the tree and the memory of chats record the forwarded request only
 //!     │         │         └─ edits and salt become a body
 //!     │         └─ arranged for each engine: the one with the lowest cost is chosen
 //!     └─ the known messages of the chat, and its previous engine
@@ -42,7 +42,8 @@ pub(super) struct Rewriting<'r> {
     pub(super) arm: Option<Arm>,
 }
 
-/// The report and the documents that would have been forwarded without the dry run; `None` if the request is none.
+/// The report and the documents that would have been forwarded without the dry run; `None` if the request is not a dry
+/// run.
 type DryRunResult = Option<(Report, Vec<SentRun>)>;
 
 impl<'r> Rewriting<'r> {

@@ -44,7 +44,7 @@ pub(super) struct TenantState {
 
 impl TenantStore {
     /// Returns the state of a tenant and model for a request at time `now`; creates it if there is none. When the store
-    /// is full, this evicts another state.
+    /// is full, this evicts another state, if possible one that no request through this process has used.
     pub(super) fn of(
         &mut self,
         config: &Config,

@@ -66,8 +66,8 @@ impl Locator {
     }
 }
 
-/// Most passes over a prompt in search of one path's documents. If every block is found, one pass suffices, and one
-/// more for each run that the template puts before the messages.
+/// The maximum number of passes over a prompt in search of one path's documents. If every block is found, one pass
+/// suffices, and one more for each run that the template puts before the messages.
 const MAX_PASSES: usize = 8;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -87,7 +87,7 @@ struct Search<'a, 'p> {
     next: usize,
     /// Offset in the prompt after the last block found in a message.
     message_at: usize,
-    /// Bytes of the prompt that may still be searched.
+    /// Number of bytes of the prompt that may still be searched.
     left: usize,
 }
 
@@ -144,7 +144,8 @@ impl<'a, 'p> Search<'a, 'p> {
         located
     }
 
-    /// Returns the first block with this fingerprint after those already found.
+    /// Returns the first block with this fingerprint after those already found, with its index and its part of the
+    /// prompt; `None` if there is none.
     fn block(
         &self,
         fingerprint: Fingerprint,
@@ -156,7 +157,8 @@ impl<'a, 'p> Search<'a, 'p> {
         Some((index, *place, *found))
     }
 
-    /// Returns the range of `block` in the prompt at or after `at`; `None` if it is absent or the search too long.
+    /// Returns the range of `block` in the prompt at or after `at`; `None` if the block is absent, or if the prompt has
+    /// more bytes from there on than may still be searched.
     fn find(&mut self, block: &str, at: usize) -> Option<Range<usize>> {
         let rest = self.prompt.get(at..)?;
         if rest.len() > self.left {

@@ -50,7 +50,7 @@ pub enum BadPath {
         /// Offset of the scope or the fingerprint in the header.
         at: usize,
     },
-    /// A scope has no `=` and documents after it.
+    /// A scope is not followed by `=` and documents.
     #[error("the path has a scope without documents at byte {at}")]
     Empty {
         /// Offset of the scope in the header.
@@ -64,10 +64,11 @@ pub enum BadPath {
     },
 }
 
-/// Number of hexadecimal digits of a hash.
+/// Number of hexadecimal digits of a scope or a fingerprint in the header.
 const DIGITS: usize = 16;
 
-/// Longest header, in bytes: 239 documents of one scope. Proxies and servers accept headers of 8 KiB or more.
+/// The maximum length of a header, in bytes: 239 documents of one scope. Proxies and servers accept headers of 8 KiB or
+/// more.
 pub const MAX_PATH_BYTES: usize = 4096;
 
 const VERSION: &str = "1";

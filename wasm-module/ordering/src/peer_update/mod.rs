@@ -107,7 +107,7 @@ impl PeerUpdate {
     /// record, a residency update with only removals, or a correction.
     ///
     /// # Errors
-    /// Returns [`BadBytes`] for any other bytes, above all for an [`OrderingRecord`], which may have texts.
+    /// Returns [`BadBytes`] for any other bytes, in particular for an [`OrderingRecord`], which may have texts.
     pub fn decode_remote(bytes: &[u8]) -> Result<Self, BadBytes> {
         let update = Self::decode(bytes)?;
         let is_removed = |event: &Event| matches!(event, Event::Removed { .. });
@@ -548,7 +548,8 @@ mod tests {
             let correction = record.judged(usage(cached))?;
             Some(correction.runs[0].cached_tokens)
         };
-        // The engine's tokens are half as long as estimated: 1,200 of them cover the 100 before the run and five documents.
+        // The engine's tokens are half as long as estimated: 1,200 of them cover the 100 before the run and five
+        // documents.
         let record = sent(8, 500);
         for held in [1_200, 2_000, 1_000, 900] {
             assert_eq!(record.judged(usage(held)), None, "{held}");

@@ -6,10 +6,10 @@
 //! A record takes about eleven bytes for each document, plus these texts.
 //!
 //! ```text
-//!   record     text tenant, key, text model, engine, tokens, list of runs, option of chat, list of forms, list of claims,
-//!              option of context
+//!   record   text tenant, key, text model, engine, tokens, list of runs, option of chat, list of forms, list of
+//!            claims, option of context
 //!   run      scope, tokens before and matched, list of (fingerprint, tokens), option of as many ranks, byte ranked
-//!   chat     option of (chain, lineage), list of (message, chain, list of arrangements, option of written, option of kept)
+//!   chat     option of (chain, lineage), list of (message, chain, list of arrangements, option of written, of kept)
 //!   claim    key, chain of what follows     context   key, text content, range of its text, tokens
 //!   kept     text moved, list of spans' hashes, list of frozen texts     form   canonical hash, list of ranks
 //!   written  list's fingerprint, arrangement, option of pin     arrangement   byte hinted, list of slots
@@ -48,7 +48,7 @@ pub struct OrderingRecord {
     pub(crate) runs: Vec<SentRun>,
     /// The chat's new messages; `None` if there are none to share.
     pub(crate) chat: Option<ChatContinuation>,
-    /// The order of keys in each tool, and of tools in each set, that was recorded first in this request.
+    /// The orders of tools' keys, and of tools in sets, that this orderer has chosen since its last record.
     pub(crate) forms: Vec<Form>,
     /// The continuations after messages whose contexts this request restored.
     pub(crate) claims: Vec<Claim>,
@@ -510,7 +510,7 @@ impl Reader<'_> {
 }
 
 impl OrderingRecord {
-    /// Adds the messages with contexts that identify the chat's next request, unless their text exceeds the limit.
+    /// Sets the record's claims, and its message with contexts unless the message's content exceeds the limit.
     pub(crate) fn tell_contexts(&mut self, claims: Vec<Claim>, context: Option<&ContextMessage>) {
         let added = self.chat.iter().flat_map(|chat| &chat.added);
         let pinned = added.filter(|added| holds_texts(added));
@@ -528,8 +528,8 @@ fn holds_texts(added: &AddedMessage) -> bool {
     added.sent.pin().is_some() || added.sent.kept.is_some()
 }
 
-/// Most bytes of texts in one record: about five documents of 300 words, or twenty passages.
+/// The maximum size of the texts in one record, in bytes: about five documents of 300 words, or twenty passages.
 const PINNED_BYTES: u64 = 12 << 10;
 
-/// Missing tokens that are tolerated: one page, of the largest size.
+/// Number of missing tokens that are tolerated: one page of the largest size.
 const SLACK: u64 = 128;

@@ -6,7 +6,7 @@ use super::{Order, Place, Placement, Policy, SentDocuments, Start, match_of, ran
 use crate::document::{Candidate, Fingerprint};
 use crate::tree::{Bounds, KnowledgeTree};
 
-/// A policy that takes the order of the shared part from another one, which sees it behind the leading favoured
+/// A policy that favours documents and lets another policy order the rest, the shared part, behind the leading favoured
 /// documents. If the match is shorter than a block, the other policy is called again with an empty tree.
 pub(super) struct Constrained {
     policy: Box<dyn Policy>,
@@ -48,7 +48,8 @@ impl Constrained {
     }
 }
 
-/// Returns the order of `policy` for the shared part, with the favoured documents in their place.
+/// Returns an order of all candidates: the favoured documents in their places, and the shared ones as `policy` orders
+/// them behind the leading favoured documents.
 fn placed(
     policy: &mut dyn Policy,
     placement: Placement,

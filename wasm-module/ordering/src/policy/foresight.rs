@@ -14,8 +14,8 @@
 //! to longer shared paths; the factor prefers long documents, which gain more when they match.
 //!
 //! **Even traffic** (documents of a topic are requested alike): counts differ by chance alone, and only show which
-//! combinations were cached lately, in one order or another. So the next document is the one seen *least* often with the
-//! path in the last [`EVEN_AGE`] requests, and the tree collects more combinations.
+//! combinations were cached lately, in one order or another. So the next document is the one seen *least* often with
+//! the path in the last [`EVEN_AGE`] requests, and the tree collects more combinations.
 //!
 //! The kind of traffic is measured ([`Skew`]): under skew, the same documents are frequent in the older and in the
 //! newer half of the window, while differences by chance are not the same in both halves.
@@ -196,7 +196,8 @@ fn bits(mut mask: u64) -> impl Iterator<Item = usize> {
 /// Within one half, bursts alone make counts differ, but they do not make the halves agree. The measure is taken where
 /// requests are recorded rather than ordered, so that other workers' requests count equally.
 struct Skew {
-    /// Sum of the products of counts' deviations from their mean in both halves; below, the sums of squares.
+    /// Sum of the products of counts' deviations from their mean in both halves; the next two fields are the sums of
+    /// their squares.
     newer_older: f64,
     newer_newer: f64,
     older_older: f64,

@@ -1,4 +1,5 @@
-//! Finds the heaviest resident path inside the candidate set exactly, by walking the tree instead of trying permutations.
+//! Finds the heaviest resident path inside the candidate set exactly, by walking the tree instead of trying
+//! permutations.
 //!
 //! Only paths on which every document is a candidate are walked, and there are few of those. The walk is still bounded:
 //! after [`MAX_VISITS`] nodes it takes the best path found so far. It starts with the best-ranked branches, so even
@@ -14,7 +15,8 @@ use smallvec::SmallVec;
 /// the first on. The other documents follow in rank order.
 pub(super) struct Longest;
 
-/// Most nodes walked, in 50 to 80 µs natively. In the bench `policies`, four times as many change no result.
+/// The maximum number of nodes walked, in 50 to 80 µs natively. In the bench `policies`, four times as many change no
+/// result.
 pub(super) const MAX_VISITS: u32 = 2048;
 
 /// A node to walk. Its path is the walk's current path, truncated to `depth` documents, followed by `rank`.
@@ -22,7 +24,7 @@ struct Visit {
     node: NodeId,
     rank: u16,
     depth: u16,
-    /// Tokens of the path up to and including the node.
+    /// Estimated tokens of the path up to and including the node.
     tokens: u64,
 }
 

@@ -25,8 +25,8 @@ pub type Order = SmallVec<[u16; 16]>;
 
 /// A rule that orders documents, with its learnt state; one value for each tenant and model.
 ///
-/// The order is a permutation of `0..candidates.len()`. A policy is deterministic: the same calls and the same tree give
-/// the same orders, on every platform.
+/// The order is a permutation of `0..candidates.len()`. A policy is deterministic: the same calls and the same tree
+/// give the same orders, on every platform.
 pub trait Policy: Send {
     /// Returns an order of `candidates`, which are distinct and in rank order (at most [`MAX_CANDIDATES`]).
     fn order(&mut self, candidates: &[Candidate<'_>], start: Start<'_>) -> Order;
@@ -93,7 +93,7 @@ impl<'t> Start<'t> {
         self.is_ranked
     }
 
-    /// Returns the place after `document` is sent here.
+    /// Returns the place directly after `document`, if the document is sent here.
     fn after(self, document: DocumentId) -> Self {
         Self {
             node: self.node.and_then(|node| self.tree.child(node, document)),
@@ -123,7 +123,7 @@ pub struct SentDocuments<'a> {
     pub order: Option<&'a [u16]>,
 }
 
-/// Most documents that a policy orders at once; ranks fit into 12 bits.
+/// The maximum number of documents that a policy orders at once; ranks fit into 12 bits.
 pub const MAX_CANDIDATES: u32 = 4096;
 
 crate::named! {
@@ -149,21 +149,21 @@ crate::named! {
     }
 }
 
-/// The validated options of policies; each policy uses those that concern it.
+/// The validated options of all policies; each policy reads those that it uses and ignores the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PolicyOptions {
     /// The seed of the `random` policy.
     pub seed: u64,
     /// Number of recent requests that `foresight` learns from.
     pub window: u16,
-    /// Number of places that `foresight` may move a document, up or down; unlimited if `None`.
+    /// The maximum number of positions by which `foresight` moves a document, up or down; unlimited if `None`.
     pub max_displacement: Option<u16>,
-    /// Number of contexts that `context-index` keeps.
+    /// The maximum number of contexts that `context-index` keeps.
     pub max_contexts: u32,
     /// True if `context-index` removes contexts that the engine evicted, as RAGBoost does.
     pub forget_evicted: bool,
-    /// Tokens in a block of the engine's cache: `greedy`, `longest` and `foresight` count a shorter match as none. With
-    /// 1, any match counts.
+    /// Tokens in a block of the engine's cache: `greedy`, `longest` and `foresight` count a match shorter than a block
+    /// as none. With 1, any match counts.
     pub block_tokens: u32,
     /// The number and place of the favoured documents, for every policy except `retrieval`, which moves none.
     pub placement: Placement,
@@ -218,7 +218,7 @@ impl Displacement {
     }
 }
 
-/// The part of an order, from its beginning, that is resident.
+/// The resident part at the beginning of an order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Match {
     /// Number of matched documents.

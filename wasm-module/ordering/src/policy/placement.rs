@@ -11,11 +11,11 @@ crate::named! {
     pub enum Place {
         /// No document is favoured.
         Free = "free",
-        /// After all others, the best one last: next to a question that follows the documents.
+        /// The favoured documents follow all others, the best one last: next to a question that follows the documents.
         Last = "last",
-        /// Before all others, the best one first.
+        /// The favoured documents precede all others, the best one first.
         First = "first",
-        /// The best one last, the second best first, the third best second to last, and so on.
+        /// The best document is last, the second best first, the third best second to last, and so on.
         Ends = "ends",
         /// Like `Last`, but all documents stay in rank order if this matches some cached tokens and no fewer, or while
         /// recent requests of the tenant and model share more in rank order.
@@ -23,7 +23,7 @@ crate::named! {
     }
 }
 
-/// How many of the retriever's best documents are favoured, and their place.
+/// The number of the retriever's best documents that are favoured, and their place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Placement {
     /// The place of the favoured documents.

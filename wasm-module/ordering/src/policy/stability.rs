@@ -6,9 +6,9 @@
 //!   request 1 2 3 4 5, an earlier one 2 1 3 6 7        shared in rank order: 0, with the best document last: 1
 //! ```
 //!
-//! Both numbers are computed for each request, against the recent request that shares most, independent of the order
-//! sent. In rank order, a request shares the beginning that both requests have. With the best document last, it shares
-//! all other documents that both have, provided that both begin with them.
+//! Both numbers are computed for each request, against the recent request that shares the most documents, independent
+//! of the order sent. In rank order, a request shares the beginning that both requests have. With the best document
+//! last, it shares all other documents that both have, provided that both begin with them.
 
 use super::window::Window;
 use crate::document::Fingerprint;
@@ -21,9 +21,10 @@ pub(super) struct RankStability {
     recent: Window,
     /// Recent requests, each as the fingerprints of its beginnings in rank order.
     beginnings: Window,
-    /// Documents that each request shares with a recent one in rank order, summed with exponential decay.
+    /// Number of documents that each request shares with a recent one in rank order, summed with exponential decay.
     ranked: f64,
-    /// Documents that each request shares with a recent one with its favoured ones last, summed with exponential decay.
+    /// Number of documents that each request shares with a recent one with its favoured ones last, summed with
+    /// exponential decay.
     last: f64,
     is_stable: bool,
 }

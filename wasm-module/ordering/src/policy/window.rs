@@ -13,7 +13,7 @@ use fxhash::FxHashMap;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 
-/// Most documents stored for a request, from the first on: the bits of a mask.
+/// The maximum number of documents stored for a request, from the first on: the bits of a mask.
 pub(super) const MAX_DOCUMENTS: usize = 64;
 
 /// The document sets of the most recent requests, with an index by document.

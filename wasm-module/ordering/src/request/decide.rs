@@ -1,8 +1,8 @@
 //! Decides how to forward one group's documents when no arrangement is recorded: which ones location hints replace, the
 //! order of the others, and whether an order hint follows.
 //!
-//! References stay at their ranks, and only new documents are ordered (RAGBoost's layout): text after a chat's history is
-//! not shared with other chats anyway.
+//! References stay at their ranks, and only new documents are ordered (RAGBoost's layout): text after a chat's history
+//! is not shared with other chats anyway.
 
 use super::{OrderingMode, Request};
 use crate::arrangement::{Arrangement, DistinctDocuments, Slot, keeps_repeats, narrowed};
@@ -14,7 +14,7 @@ use crate::policy::{Order, Start};
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 
-/// How one group's documents are forwarded.
+/// The decision on one group's documents: their arrangement, order and hint.
 pub(super) struct Decision {
     pub(super) arrangement: Arrangement,
     /// The policy's order, or the client's if that is kept, as ranks; `None` if the arrangement was replayed or nothing
@@ -212,7 +212,8 @@ impl<'a> Request<'_, 'a> {
 
     /// Returns the text that replaces a numbered document whose text an earlier turn has, under whatever number: the
     /// current number, and a location hint. If the document consists of joined passages, only those that an earlier
-    /// turn has are replaced. `None` if nothing is: no earlier turn has the text, or no safe and unique name for it.
+    /// turn has are replaced. `None` if nothing is replaced, because no earlier turn has the text, or no safe and
+    /// unique name for it.
     pub(super) fn reference_by_number(
         &self,
         found: &FoundDocument<'a>,

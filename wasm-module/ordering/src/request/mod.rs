@@ -121,7 +121,8 @@ pub(crate) fn arrange<'a>(
             _ => None,
         };
         let is_new = path.last().is_none_or(|(last, _)| *last < at);
-        // Moved words are not added to a message that was already forwarded: it is known only with its own.
+        // Moved words are not added to a message that was already forwarded, which is known only with the words sent
+        // then.
         let moved = head.moved.filter(|moved| is_new && moved.message == at);
         request.is_new = is_new;
         let made = request.message(message, written, turn, moved);
@@ -473,7 +474,7 @@ impl<'a> Request<'_, 'a> {
         all
     }
 
-    /// Returns what is written into each of the group's slots: a document or a location hint.
+    /// Returns the content of each of the group's slots: a document or a location hint.
     fn sent_of<'g>(
         &mut self,
         group: &'g Group<'a>,

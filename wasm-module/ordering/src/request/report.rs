@@ -5,19 +5,20 @@
 pub struct Report {
     /// Name of the policy that ordered the documents.
     pub policy: &'static str,
-    /// Documents found in the body.
+    /// Number of documents found in the body.
     pub documents: u32,
-    /// Documents at the beginning of each run whose KV state the engine is believed to hold.
+    /// Number of documents, at the beginning of each run, whose KV state the engine is believed to hold.
     pub matched: u32,
-    /// Documents that are sent at another position than in the client's list.
+    /// Number of documents that are sent at another position than in the client's list.
     pub moved: u32,
-    /// Repeats that were dropped because an earlier document of their group is the same byte for byte.
+    /// Number of repeats that were dropped because an earlier document of their group is the same byte for byte.
     pub dropped: u32,
-    /// Documents and tools' results that location hints replace, in part or whole, as an earlier turn has the text.
+    /// Number of documents and tools' results that location hints replace, in part or whole, as an earlier turn has the
+    /// text.
     pub deduplicated: u32,
-    /// Documents of earlier requests that were pinned and written into their message again.
+    /// Number of documents of earlier requests that were pinned and written into their message again.
     pub pinned: u32,
-    /// Messages whose documents were arranged as in an earlier request.
+    /// Number of messages whose documents were arranged as in an earlier request.
     pub replayed: u32,
     /// True if an order hint was written.
     pub hinted: bool,

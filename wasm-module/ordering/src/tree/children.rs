@@ -12,7 +12,7 @@ pub(super) enum Children {
     Many(Box<FxHashMap<DocumentId, NodeId>>),
 }
 
-/// Most children in a list: up to this number, a scan is faster than hashing.
+/// The maximum number of children in a list: up to this number, a scan is faster than hashing.
 const FEW: usize = 12;
 
 impl Default for Children {

@@ -36,9 +36,10 @@ pub struct NodeId(u32);
 /// The bounds of a tree. Beyond either bound, the least recently used leaves are evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Most nodes, scopes included; at least 1.
+    /// The maximum number of nodes, scopes included; at least 1.
     pub max_nodes: u32,
-    /// Most tokens in all nodes: the engine's KV capacity. With `None`, only `max_nodes` limits the tree.
+    /// The maximum number of tokens in all nodes: the engine's KV capacity. With `None`, only `max_nodes` limits the
+    /// tree.
     pub max_tokens: Option<u64>,
 }
 

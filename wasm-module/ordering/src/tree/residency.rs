@@ -9,7 +9,8 @@ use super::{KnowledgeTree, NodeId, Scope};
 use crate::document::Fingerprint;
 use smallvec::SmallVec;
 
-/// An event in an engine's cache. It may name documents that are not in the tree: they are ignored or, if stored, added
+/// An event in an engine's cache. It may name documents that are not in the tree: they are ignored or, if stored,
+/// added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResidencyEvent<'a> {
     /// The engine holds the KV state of this path: documents with their tokens.
@@ -30,10 +31,10 @@ pub enum ResidencyEvent<'a> {
     Cleared,
     /// The engine responded to a request that was sent with `path`.
     ///
-    /// It has computed all tokens that were not cached, so the path itself is resident now. But if it had fewer tokens
-    /// cached than expected, other branches below the first missing node were not resident either: they are removed.
-    /// This includes branches that later requests have added there: the tree may then lack resident nodes, but keeps
-    /// none there that are not resident.
+    /// The engine has computed all tokens that were not cached, so the path itself is resident now. But if it had fewer
+    /// tokens cached than expected, other branches below the first missing node were not resident either: they are
+    /// removed. This includes branches that later requests have added there: the tree may then lack resident nodes, but
+    /// keeps none there that are not resident.
     Reported {
         /// Scope of the path.
         scope: Scope,

@@ -15,7 +15,7 @@ pub struct ViewedNode {
     pub tokens: u32,
 }
 
-/// The edge that leads to a node of the list.
+/// The edge that leads to a [`ViewedNode`] from its parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ViewedEdge {
     /// The scope of a path: a hash of the prompt before its documents.

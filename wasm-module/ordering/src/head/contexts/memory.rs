@@ -54,7 +54,8 @@ impl SentContexts {
         self.message.content.len() as u64 + ENTRY_BYTES
     }
 
-    /// Marks the message as contested. Without a continuation, its text is dropped; `bytes`: the memory's total.
+    /// Marks the message as contested. If it has no continuation, its text is dropped, and `bytes`, the memory's total,
+    /// is reduced.
     fn contest(&mut self, bytes: &mut u64) {
         self.is_contested = true;
         if self.next.is_empty() {
@@ -64,7 +65,8 @@ impl SentContexts {
     }
 }
 
-/// The last thousands of added keys, as a Bloom filter in two generations: it has false positives.
+/// A Bloom filter of the keys added last, in two generations. It holds at least the last [`GENERATION_KEYS`] of them,
+/// and has false positives.
 #[derive(Debug, Default)]
 struct Forgotten {
     /// The newer and the older generation; empty before the first key.
@@ -100,7 +102,8 @@ impl Forgotten {
     }
 }
 
-/// Questions sent without contexts, of all tenants and models: the last thousands of them, with false positives.
+/// Questions sent without contexts, of all tenants and models: at least the last [`GENERATION_KEYS`] of them, with
+/// false positives.
 ///
 /// Kept outside tenants' states, since a tenant that has sent no documents has no state, and states may be evicted.
 #[derive(Debug, Default)]
@@ -112,7 +115,8 @@ impl BareQuestions {
         self.0.add(owner ^ key);
     }
 
-    /// Returns whether a question may have been sent without contexts; true for the last thousands that were.
+    /// Returns whether a question may have been sent without contexts; true at least for the last [`GENERATION_KEYS`]
+    /// that were.
     pub(crate) fn may_hold(&self, owner: u128, key: u128) -> bool {
         self.0.may_hold(owner ^ key)
     }
@@ -208,7 +212,8 @@ impl ContextMemory {
         }
     }
 
-    /// Records that a chat continued with `next` after a message and received its contexts. No effect if it is unknown.
+    /// Records that a chat continued with `next` after a message and received its contexts. No effect if the message is
+    /// unknown.
     pub(crate) fn claim(&mut self, key: u128, next: Chain) {
         let Some(known) = self.messages.get(&key) else {
             return;
@@ -223,7 +228,7 @@ impl ContextMemory {
 /// Estimated bytes of a message, without its text.
 const ENTRY_BYTES: u64 = 160;
 
-/// Most continuations recorded for one message; further ones do not reserve its contexts.
+/// The maximum number of continuations recorded for one message; further ones do not reserve its contexts.
 const MAX_CONTINUATIONS: usize = 16;
 
 #[cfg(test)]
@@ -292,8 +297,8 @@ mod tests {
 
     proptest! {
         /// Against a model without evictions: a text handed out was forwarded under that key, to at most as many
-        /// continuations as it was forwarded times, and to none that came first after other words had been forwarded too.
-        /// The bounds hold.
+        /// continuations as it was forwarded times, and to none that came first after other words had been forwarded
+        /// too. The bounds hold.
         #[test]
         fn what_is_handed_out_was_sent_and_is_nobody_elses(
             steps in prop::collection::vec((0_u128..6, 0_u8..3, 0_u128..4), 1..120),

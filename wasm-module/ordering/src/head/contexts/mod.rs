@@ -53,7 +53,8 @@ pub(crate) struct Plan<'a> {
     /// Number of documents found in messages.
     all_documents: usize,
     changes: Vec<Change>,
-    /// The newest user message, if it ends the body and contexts are to be restored, and the chain before it.
+    /// Index of the newest user message, and the chain before it; `None` unless that message ends the body and contexts
+    /// are to be restored.
     target: Option<(usize, Chain)>,
     /// Estimated tokens of the restored messages.
     tokens: u64,
@@ -102,7 +103,8 @@ pub(crate) fn plan<'a>(
     Some(plan)
 }
 
-/// Returns whether the decision removes an element of the message's array, which might be the last other one.
+/// Returns whether the decision removes an element of the message's array, which might be the only one besides the one
+/// to move.
 fn removes_element(parsed: &Parsed<'_>, message: &Message<'_>, decision: &Decision<'_>) -> bool {
     let content = range_in(parsed.text, message.content);
     let mut within = (decision.removed.iter()).filter(|range| content.contains(&range.start));
@@ -127,7 +129,7 @@ impl<'a> Plan<'a> {
         let mut all = Vec::new();
         let wanted = config.head.raw.documents;
         for message in &parsed.messages {
-            // Searched for once, and only if a group has numbers or scores.
+            // The cache marker is searched for once, and only if a group has numbers or scores.
             let mut is_marked = None;
             for group in &message.groups {
                 self.all_documents += group.found.len();
@@ -337,7 +339,7 @@ impl<'a> Plan<'a> {
         all.into_iter().for_each(&mut shifted);
     }
 
-    /// Returns how the newest message of the rebuilt body is to be recorded.
+    /// Returns the record to make of the newest message of the rebuilt body.
     pub(crate) fn newest(&self, config: &Config, sent: &Parsed<'_>) -> Newest {
         let Some((target, prior)) = self.target else {
             return Newest::Known;
@@ -391,7 +393,7 @@ impl<'a> Plan<'a> {
 /// The record to make of a request's newest message.
 #[derive(Debug)]
 pub(crate) enum Newest {
-    /// None: the message was forwarded before, or contexts are not restored.
+    /// No record: the message was forwarded before, or contexts are not restored.
     Known,
     /// A message with contexts.
     Contexts(ContextMessage),
@@ -400,7 +402,7 @@ pub(crate) enum Newest {
     Bare([Option<u128>; 2]),
 }
 
-/// A user message as sent again, without contexts.
+/// A user message without its contexts, as the client sends it again in later requests.
 struct Bare<'t> {
     /// The JSON of the content before and after the message's text, quotes included.
     around: [&'t str; 2],

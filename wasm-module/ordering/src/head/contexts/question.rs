@@ -32,7 +32,8 @@ pub(super) fn keys(text: &str, prior: Chain) -> [Option<u128>; 2] {
     ]
 }
 
-/// Returns whether `text` begins or ends with `question` and has more text besides.
+/// Returns whether `text` begins or ends with `question`, at the start of a line or after a label, and has more text
+/// besides.
 pub(super) fn asks(text: &str, question: &str) -> bool {
     let (text, question) = (text.trim(), question.trim());
     if question.is_empty() || text == question {
@@ -95,7 +96,7 @@ fn hash(prior: Chain, place: u8, line: &str) -> u128 {
 const AT_END: u8 = 1;
 const AT_START: u8 = 2;
 
-/// Longest name of a closing tag, in bytes.
+/// The maximum length of a closing tag's name, in bytes.
 const MAX_NAME_BYTES: usize = 64;
 
 #[cfg(test)]

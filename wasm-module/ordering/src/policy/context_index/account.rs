@@ -3,7 +3,7 @@
 //! ```text
 //!   sent     a new context ──▶ a leaf, with the tokens that it adds      known context ──▶ the most recently used leaf
 //!            later turns   ──▶ their tokens are added to the chat's leaf
-//!   evicted  n tokens      ──▶ taken from the least recently used leaf, then the next; a node without tokens is removed
+//!   evicted  n tokens      ──▶ taken from the least recently used leaf, then the next; a node with none is removed
 //! ```
 //!
 //! The knowledge tree reports how many tokens were evicted, not which, so the index removes them where an engine would:
@@ -75,7 +75,7 @@ impl ContextIndex {
             ),
         };
         let above = self.context(parent);
-        // In the order sent, since that is the order in the cache.
+        // The documents are in the order sent, since that is their order in the cache.
         let rest: SmallVec<[(Fingerprint, u32); 16]> = (sent.iter().copied())
             .filter(|(document, _)| !above.contains(document))
             .collect();

@@ -25,7 +25,7 @@ struct Cluster {
 /// A cluster and its nearest neighbour, ordered by distance, then by age.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Pair {
-    /// The distance as the bits of an `f64`; since it is not negative, they sort like the number.
+    /// The distance as the bits of an `f64`; since it is not negative, the bits sort like the number.
     distance: u64,
     cluster: u32,
     other: u32,

@@ -11,7 +11,8 @@ use crate::policy::MAX_CANDIDATES;
 use fxhash::FxHashSet;
 use std::sync::Arc;
 
-/// Most contexts of a history. With 15 documents each they take 1 MB of configuration, and half a second to read in a VM.
+/// The maximum number of contexts of a history. With 15 documents each they take 1 MB of configuration, and half a
+/// second to read in a VM.
 pub const MAX_CONTEXTS: usize = 4096;
 
 /// Returns contexts as strings of the configuration.
