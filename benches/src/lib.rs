@@ -111,6 +111,14 @@ impl Arguments {
     }
 }
 
+/// Returns the bytes of memory that this process holds, where the system says so (Linux).
+#[must_use]
+pub fn resident_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = text.split(' ').nth(1)?.parse().ok()?;
+    Some(pages * 4096)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -132,12 +140,4 @@ mod tests {
         let no_table = given("tiers k=8");
         assert!(!no_table.benching && no_table.has("times"));
     }
-}
-
-/// Returns the bytes of memory that this process holds, where the system says so (Linux).
-#[must_use]
-pub fn resident_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/self/statm").ok()?;
-    let pages: u64 = text.split(' ').nth(1)?.parse().ok()?;
-    Some(pages * 4096)
 }

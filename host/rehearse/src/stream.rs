@@ -86,7 +86,7 @@ fn request(
         return Ok(false);
     }
     if !held {
-        let_go(vm, sent);
+        forward_headers(vm, sent);
     } else if around.holds_all {
         return Err(held_for_ever(last));
     }
@@ -107,7 +107,7 @@ fn request(
         }
         body = vm.stream().request_body.take().unwrap_or_default();
         if !still_held {
-            let_go(vm, sent);
+            forward_headers(vm, sent);
             sent.body.append(&mut body);
         }
         held = still_held;
@@ -124,7 +124,7 @@ fn request(
         }
         body = vm.stream().request_body.take().unwrap_or_default();
         if !still_held {
-            let_go(vm, sent);
+            forward_headers(vm, sent);
             sent.body.append(&mut body);
         }
         held = still_held;
@@ -136,7 +136,7 @@ fn request(
 }
 
 /// Forwards the headers, unless that was done.
-fn let_go(vm: &mut Vm, sent: &mut Forwarded) {
+fn forward_headers(vm: &mut Vm, sent: &mut Forwarded) {
     if let Some(headers) = vm.stream().request_headers.take() {
         sent.headers = headers;
     }

@@ -61,7 +61,7 @@ pub(crate) struct Metrics {
     feed_key_mismatches: Counter,
     learnt_entries: Counter,
     lost_entries: Counter,
-    untold_requests: Counter,
+    unpublished_updates: Counter,
     /// Updates sent to gateways of other proxies, received from them, and lost on the way.
     sent_updates: Counter,
     received_updates: Counter,
@@ -156,7 +156,7 @@ impl Metrics {
             arms: Arm::ALL.map(arm),
             learnt_entries: Counter::define(host, "foreword_learnt_entries_total"),
             lost_entries: Counter::define(host, "foreword_lost_entries_total"),
-            untold_requests: Counter::define(host, "foreword_untold_requests_total"),
+            unpublished_updates: Counter::define(host, "foreword_untold_requests_total"),
             sent_updates: Counter::define(host, "foreword_sent_updates_total"),
             received_updates: Counter::define(host, "foreword_received_updates_total"),
             lost_updates: Counter::define(host, "foreword_lost_updates_total"),
@@ -317,8 +317,8 @@ impl Metrics {
     }
 
     /// Counts an update that was not published to other workers.
-    pub(crate) fn untold(&self, host: &impl Host) {
-        self.untold_requests.add(host, 1);
+    pub(crate) fn unpublished(&self, host: &impl Host) {
+        self.unpublished_updates.add(host, 1);
     }
 
     /// Counts updates that a feed's server accepted for gateways of other proxies.

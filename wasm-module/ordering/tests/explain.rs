@@ -933,7 +933,7 @@ fn explained(
                 )
                 .unwrap();
             if let Some((prompt, cached)) = usage {
-                diagnosis.told(*prompt, *cached, limits.page_tokens);
+                diagnosis.apply_usage(*prompt, *cached, limits.page_tokens);
             }
             found.push((*cause, diagnosis, shapes[0].body(), shape.body()));
         }

@@ -282,7 +282,7 @@ impl PrefixCache {
                     let own = lease.pages.swap_remove(shared);
                     self.enter_device(node, own);
                     self.computed(node, &lease);
-                    self.let_go(node);
+                    self.unkeep(node);
                 }
                 // The page is returned to the pool below.
                 Insertion::Covered(existing) => self.touch(existing),

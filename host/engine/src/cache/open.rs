@@ -59,7 +59,7 @@ impl PrefixCache {
         if let Some((node, _)) = walk.tail {
             self.keep(node);
             if self.available() < needed {
-                self.let_go(node);
+                self.unkeep(node);
                 walk.tail = None;
             }
         }
@@ -71,7 +71,7 @@ impl PrefixCache {
         let tail = walk.tail.map(|(node, _)| node);
         let Some(taken) = taken else {
             let kept = walk.full.into_iter().chain(tail);
-            kept.for_each(|node| self.let_go(node));
+            kept.for_each(|node| self.unkeep(node));
             return None;
         };
         let new = tokens.len() as u32 - found;
@@ -156,14 +156,14 @@ impl PrefixCache {
             (Some(from), on_device) if from_host => {
                 if on_device.is_some() {
                     self.tree[node].at.pins += 1;
-                    self.let_go(node);
+                    self.unkeep(node);
                 }
                 self.in_flight.loads.push((node, false));
                 opening.loads.push(Load { from, to });
                 opening.cached_tokens += tokens;
             }
             (_, Some(from)) => {
-                self.let_go(node);
+                self.unkeep(node);
                 opening.copy = Some(SlotCopy { from, to, tokens });
             }
             _ => {}
@@ -180,7 +180,7 @@ impl PrefixCache {
     }
 
     /// Undoes one [`PrefixCache::keep`].
-    pub(super) fn let_go(&mut self, node: NodeId) {
+    pub(super) fn unkeep(&mut self, node: NodeId) {
         match self.tree[node].device_page() {
             Some(page) => {
                 self.pool.release(page);

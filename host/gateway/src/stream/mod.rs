@@ -163,7 +163,7 @@ impl ProcessingStream {
         if let RequestPhase::Waiting(end) = self.request
             && !self.exchange.waits_for_answer()
         {
-            self.go_on(end);
+            self.decide_request(end);
         }
     }
 
@@ -334,7 +334,7 @@ impl ProcessingStream {
             _ => (state.body.len(), ends),
         };
         self.with(|exchange, proxy| exchange.on_request_body(proxy, size, is_whole));
-        self.go_on(match ends || modes.request != BodyMode::Duplex {
+        self.decide_request(match ends || modes.request != BodyMode::Duplex {
             true => End::Body,
             false => End::Open,
         });
@@ -344,7 +344,7 @@ impl ProcessingStream {
     fn on_request_trailers(&mut self) {
         if self.request == RequestPhase::Collecting {
             self.with(|exchange, proxy| exchange.on_request_trailers(proxy));
-            self.go_on(End::Trailers);
+            self.decide_request(End::Trailers);
         } else {
             self.out.push_back(answers::trailers(Side::Request));
             self.after_request();
@@ -353,7 +353,7 @@ impl ProcessingStream {
 
     /// Forwards or refuses a request that has arrived up to `end`, as the filter decides. Does neither while the filter
     /// needs more of the body or waits.
-    fn go_on(&mut self, end: End) {
+    fn decide_request(&mut self, end: End) {
         if self.refuse() {
             return;
         }

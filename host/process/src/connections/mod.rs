@@ -18,7 +18,7 @@ mod stream;
 
 pub use book::{Arriving, Book, Bounds, Busy, Connection, Counts};
 pub use files::within_open_files;
-pub use stream::Watched;
+pub use stream::WatchedStream;
 
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
@@ -96,7 +96,7 @@ pub async fn accept_each<F: Future<Output = ()> + Send + 'static>(
     listener: TcpListener,
     book: Arc<Book>,
     closing: Arc<impl Closing>,
-    work: impl Fn(Watched, Connection) -> F,
+    work: impl Fn(WatchedStream, Connection) -> F,
 ) {
     let mut tasks = JoinSet::new();
     {
@@ -121,7 +121,7 @@ pub async fn accept_each<F: Future<Output = ()> + Send + 'static>(
                 continue;
             };
             let connection = place.connection();
-            let stream = Watched::new(stream, connection.clone());
+            let stream = WatchedStream::new(stream, connection.clone());
             let work = work(stream, connection);
             tasks.spawn(async move { place.lend(work).await });
         }
@@ -235,7 +235,7 @@ impl Trouble {
 
 /// Serves HTTP on one connection until it ends.
 async fn drive(
-    stream: Watched,
+    stream: WatchedStream,
     connection: Connection,
     router: TowerToHyperService<Router>,
     closing: Arc<impl Closing>,

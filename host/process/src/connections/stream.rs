@@ -9,12 +9,12 @@ use tokio::net::TcpStream;
 
 /// A TCP stream that reports to its connection's entry in the book what it reads and writes.
 #[derive(Debug)]
-pub struct Watched {
+pub struct WatchedStream {
     stream: TcpStream,
     connection: Connection,
 }
 
-impl Watched {
+impl WatchedStream {
     pub(super) fn new(stream: TcpStream, connection: Connection) -> Self {
         Self { stream, connection }
     }
@@ -29,7 +29,7 @@ impl Watched {
     }
 }
 
-impl AsyncRead for Watched {
+impl AsyncRead for WatchedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -44,7 +44,7 @@ impl AsyncRead for Watched {
     }
 }
 
-impl AsyncWrite for Watched {
+impl AsyncWrite for WatchedStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

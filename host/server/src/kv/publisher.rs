@@ -20,7 +20,7 @@ use crate::gate::{Gate, Phase};
 use crate::zmtp::{self, Peer, Received, Socket};
 use axum::body::Bytes;
 use foreword_engine::cache::CacheEvent;
-use foreword_engine::engine::feed::{Feed, News, Position};
+use foreword_engine::engine::feed::{EventsSince, Feed, Position};
 use foreword_process::listen;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -149,7 +149,7 @@ fn attend<F>(
     name: &'static str,
     gate: &Arc<Gate>,
     counts: &Counts,
-    serve: impl Fn(connections::Watched, Connection) -> F + Send + 'static,
+    serve: impl Fn(connections::WatchedStream, Connection) -> F + Send + 'static,
 ) -> impl Future<Output = ()> + Send + 'static
 where
     F: Future<Output = Result<Infallible, zmtp::Error>> + Send + 'static,
@@ -199,7 +199,7 @@ impl Stream {
         }
     }
 
-    fn publish(&mut self, news: News) -> anyhow::Result<()> {
+    fn publish(&mut self, news: EventsSince) -> anyhow::Result<()> {
         let missed = news.reset && self.position.is_some();
         self.position = Some(Position {
             epoch: news.epoch,

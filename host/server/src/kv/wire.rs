@@ -1,7 +1,7 @@
 //! Converts the engine's document events to the wire format.
 
 use foreword_engine::cache::CacheEvent;
-use foreword_engine::engine::feed::{News, Position};
+use foreword_engine::engine::feed::{EventsSince, Position};
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::feed::{Batch, Epoch, Event, Pages, TenantKey};
 use foreword_ordering::tree::Scope;
@@ -9,14 +9,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Returns the document events of `news` as a batch of the feed; with `tenant`, only that tenant's.
-pub fn batch(news: &News, model: &str, tenant: Option<TenantKey>) -> Batch {
+pub fn batch(news: &EventsSince, model: &str, tenant: Option<TenantKey>) -> Batch {
     batch_within(usize::MAX, news, model, tenant)
 }
 
 /// Returns a batch as [`batch`] does, but bounded, since gateways refuse bodies of more than 4 MiB: the events beyond
 /// about 1 MiB of JSON are left for the next batch, and a snapshot omits what exceeds about 3 MiB. Its reader then
 /// knows less than is held.
-pub fn bounded_batch(news: &News, model: &str, tenant: Option<TenantKey>) -> Batch {
+pub fn bounded_batch(news: &EventsSince, model: &str, tenant: Option<TenantKey>) -> Batch {
     let most = match news.reset {
         false => MAX_BATCH_BYTES,
         true => MAX_SNAPSHOT_BYTES,
@@ -33,7 +33,7 @@ const MAX_SNAPSHOT_BYTES: usize = 3 << 20;
 const EVENT_BYTES: usize = 160;
 const DOCUMENT_BYTES: usize = 48;
 
-fn batch_within(most: usize, news: &News, model: &str, tenant: Option<TenantKey>) -> Batch {
+fn batch_within(most: usize, news: &EventsSince, model: &str, tenant: Option<TenantKey>) -> Batch {
     let mut keys: HashMap<Arc<str>, TenantKey> = HashMap::new();
     let mut key = |salt: &Arc<str>| match keys.get(salt) {
         Some(key) => *key,

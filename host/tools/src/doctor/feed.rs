@@ -12,7 +12,7 @@ pub(super) struct Position {
 }
 
 /// The events since a position.
-pub(super) struct News {
+pub(super) struct EventsSince {
     /// Fingerprints of the documents in stored paths, or why they cannot be read.
     pub(super) documents: Result<Vec<u64>, String>,
     /// Number of events about stored paths.
@@ -39,7 +39,7 @@ pub(super) fn position(client: &Client, url: &str) -> Result<Position, String> {
 ///
 /// # Errors
 /// Returns a message with the response if it is not a feed's, or why there is none.
-pub(super) fn news(client: &Client, url: &str, since: &Position) -> Result<News, String> {
+pub(super) fn news(client: &Client, url: &str, since: &Position) -> Result<EventsSince, String> {
     let (epoch, next, wait) = (&since.epoch, since.next, PATIENCE.as_millis());
     let answer = client.get(&format!("{url}?epoch={epoch}&since={next}&wait_ms={wait}"));
     let reply = answer.as_ref().map_err(Clone::clone)?;
@@ -56,7 +56,7 @@ pub(super) fn news(client: &Client, url: &str, since: &Position) -> Result<News,
         Event::Stored { path, .. } => path.iter().map(|(document, _)| document.0).collect(),
         Event::Removed { .. } | Event::Cleared => Vec::new(),
     };
-    Ok(News {
+    Ok(EventsSince {
         documents: read.map(|batch| batch.events.iter().flat_map(documents).collect()),
         stored,
         is_removal,

@@ -63,7 +63,7 @@ impl Explaining {
         let omitted = self.reporting.contains(&*logged.engine).then_some(0);
         let cached = logged.cached_tokens.or(omitted);
         if let Some((prompt, cached)) = logged.prompt_tokens.zip(cached) {
-            diagnosis.told(prompt, cached, self.page_tokens);
+            diagnosis.apply_usage(prompt, cached, self.page_tokens);
         }
         Ok(diagnosis)
     }

@@ -90,7 +90,7 @@ impl Envoy<'_> {
     }
 
     /// Resumes a paused request.
-    pub(super) fn go_on(&self) -> Result<(), HostError> {
+    pub(super) fn continue_decoding(&self) -> Result<(), HostError> {
         let filter = self.filter("resume")?;
         // SAFETY: `filter` is the running hook's.
         unsafe { abi::envoy_dynamic_module_callback_http_filter_continue_decoding(filter) };

@@ -167,7 +167,7 @@ impl Host for Envoy<'_> {
     }
 
     fn resume(&self) -> Result<(), HostError> {
-        self.go_on()
+        self.continue_decoding()
     }
 
     fn resumer(&self) -> Option<Resumer> {

@@ -71,12 +71,12 @@ impl Agreement {
 
     /// Publishes an [encoded](PeerUpdate::encode) update. Returns false if it is too long, or other workers were faster
     /// at every attempt.
-    pub(crate) fn tell(&mut self, host: &impl Host, update: &[u8]) -> Result<bool, HostError> {
-        self.tell_within(host, update, MAX_ENTRY_BYTES)
+    pub(crate) fn publish(&mut self, host: &impl Host, update: &[u8]) -> Result<bool, HostError> {
+        self.publish_within(host, update, MAX_ENTRY_BYTES)
     }
 
-    /// Like [`Agreement::tell`], but publishes any entry of up to `most` bytes.
-    pub(crate) fn tell_within(
+    /// Like [`Agreement::publish`], but publishes any entry of up to `most` bytes.
+    pub(crate) fn publish_within(
         &mut self,
         host: &impl Host,
         entry: &[u8],
@@ -99,7 +99,7 @@ impl Agreement {
         limit: u64,
         mut learn: impl FnMut(&PeerUpdate),
     ) -> Result<LearnResult, HostError> {
-        self.read_on(host, limit, |entry| match PeerUpdate::decode(entry) {
+        self.read_new(host, limit, |entry| match PeerUpdate::decode(entry) {
             Ok(update) => {
                 learn(&update);
                 true
@@ -110,7 +110,7 @@ impl Agreement {
 
     /// Like [`Agreement::catch_up`], but passes `take` each entry's bytes; an entry for which it returns false counts
     /// as lost.
-    pub(crate) fn read_on(
+    pub(crate) fn read_new(
         &mut self,
         host: &impl Host,
         limit: u64,
@@ -201,9 +201,9 @@ mod tests {
             }
         }
 
-        fn tell(&mut self, document: u64) {
+        fn publish(&mut self, document: u64) {
             let entry = record(document).encode();
-            let update = self.agreement.tell(&self.host, &entry);
+            let update = self.agreement.publish(&self.host, &entry);
             assert_eq!(update, Ok(true));
         }
 
@@ -229,9 +229,9 @@ mod tests {
     #[test]
     fn workers_learn_what_others_told_once_and_their_own_never() {
         let [mut one, mut two] = workers(8);
-        one.tell(1);
-        two.tell(2);
-        one.tell(3);
+        one.publish(1);
+        two.publish(2);
+        one.publish(3);
         assert_eq!(one.catch_up(), learnt(1, 0));
         assert_eq!(two.catch_up(), learnt(2, 0));
         assert_eq!(two.known, [record(1), record(3)]);
@@ -245,7 +245,7 @@ mod tests {
     fn who_learns_little_at_a_time_goes_on_where_it_was() {
         let [mut one, mut two] = workers(8);
         for document in 0..5 {
-            one.tell(document);
+            one.publish(document);
         }
         for expected in [2, 2, 1, 0] {
             let known = &mut two.known;
@@ -265,7 +265,7 @@ mod tests {
             .reserve(&one.host, None)
             .unwrap()
             .unwrap();
-        two.tell(1);
+        two.publish(1);
         let mut three = Worker::beside(&one.host, 256);
         assert_eq!(three.catch_up(), learnt(0, 0));
         let entry = record(0).encode();
@@ -276,27 +276,27 @@ mod tests {
         // This position is never written.
         one.agreement.ring.reserve(&one.host, None).unwrap();
         for document in 0..PATIENCE - 1 {
-            two.tell(document);
+            two.publish(document);
         }
         assert_eq!(three.catch_up(), learnt(0, 0));
-        two.tell(99);
+        two.publish(99);
         assert_eq!(three.catch_up(), learnt(PATIENCE, 1));
     }
 
     #[test]
     fn who_was_overtaken_goes_on_with_what_is_left() {
         let [mut one, mut two] = workers(4);
-        one.tell(0);
+        one.publish(0);
         assert_eq!(two.catch_up(), learnt(1, 0));
         for document in 1..=6 {
-            one.tell(document);
+            one.publish(document);
         }
         assert_eq!(two.catch_up(), learnt(4, 2));
         assert_eq!(two.known, [0, 3, 4, 5, 6].map(record));
         // Its own entry, overwritten since.
-        two.tell(7);
+        two.publish(7);
         for document in 8..=12 {
-            one.tell(document);
+            one.publish(document);
         }
         assert_eq!(two.catch_up(), learnt(4, 2));
     }
@@ -310,15 +310,15 @@ mod tests {
             .reserve(&one.host, None)
             .unwrap()
             .unwrap();
-        two.tell(1);
-        two.tell(2);
+        two.publish(1);
+        two.publish(2);
         let entry = record(0).encode();
         one.agreement.ring.write(&one.host, late, &entry).unwrap();
         let mut three = Worker::beside(&one.host, 2);
         // Positions 1 and 2 are left; the slot of 2 holds position 0.
         assert_eq!(three.catch_up(), learnt(1, 0));
         for document in 3..70 {
-            two.tell(document);
+            two.publish(document);
         }
         three.catch_up();
         assert_eq!(three.known.last(), Some(&record(69)));
@@ -328,7 +328,7 @@ mod tests {
     fn bytes_that_are_no_entry_are_passed_over() {
         let [mut one, mut two] = workers(8);
         for document in 0..4 {
-            one.tell(document);
+            one.publish(document);
         }
         let damage = |position: u64, bytes: &[u8]| {
             let key = format!("foreword/1/r/8/{position}");
@@ -347,13 +347,13 @@ mod tests {
         for head in [&b""[..], b"123456789"] {
             let key = "foreword/1/r/8/head";
             one.host.shared().get_mut(key).unwrap().0 = head.to_vec();
-            let told = one.agreement.tell(&one.host, &record(1).encode());
+            let told = one.agreement.publish(&one.host, &record(1).encode());
             assert!(told.is_err());
             let caught = one.agreement.catch_up(&one.host, 1, |_| {});
             assert!(caught.is_err());
         }
         one.host.shared().clear();
-        let told = one.agreement.tell(&one.host, &record(1).encode());
+        let told = one.agreement.publish(&one.host, &record(1).encode());
         assert!(told.is_err());
     }
 
@@ -367,7 +367,7 @@ mod tests {
         let mut orderer = Orderer::new(config);
         let rewrite = orderer.rewrite(Tenant::default(), body.to_string().as_bytes());
         let entry = rewrite.unwrap().record.encode();
-        let update = one.agreement.tell(&one.host, &entry);
+        let update = one.agreement.publish(&one.host, &entry);
         assert_eq!(update, Ok(false));
         assert_eq!(one.agreement.ring.head(&one.host).unwrap().next, 0);
     }
@@ -389,9 +389,9 @@ mod tests {
             }
         }
 
-        fn read_on(&mut self) {
+        fn read_new(&mut self) {
             let known = &mut self.known;
-            let learnt = self.agreement.read_on(&self.host, u64::MAX, |entry| {
+            let learnt = self.agreement.read_new(&self.host, u64::MAX, |entry| {
                 known.push(entry.to_vec());
                 true
             });
@@ -412,21 +412,21 @@ mod tests {
             let mut third = ModelWorker::beside(&host);
             let tellers = workers.into_iter().zip(TOLD).map(|(mut worker, entry)| {
                 loom::thread::spawn(move || {
-                    let told = worker.agreement.tell_within(&worker.host, entry, 64);
+                    let told = worker.agreement.publish_within(&worker.host, entry, 64);
                     assert_eq!(told, Ok(true));
-                    worker.read_on();
+                    worker.read_new();
                     worker
                 })
             });
             let tellers: Vec<_> = tellers.collect();
-            third.read_on();
+            third.read_new();
             let workers = tellers.into_iter().map(|teller| teller.join().unwrap());
             let workers: Vec<_> = workers.collect();
             for (mut worker, others) in workers.into_iter().zip([TOLD[1], TOLD[0]]) {
-                worker.read_on();
+                worker.read_new();
                 assert_eq!(worker.known, [others], "an entry was lost");
             }
-            third.read_on();
+            third.read_new();
             third.known.sort();
             assert_eq!(third.known, TOLD, "an entry was lost");
         });
@@ -476,7 +476,7 @@ mod tests {
                     }
                     (1, None) => {
                         let position = worker.agreement.ring.head(&worker.host).unwrap().next;
-                        worker.tell(step);
+                        worker.publish(step);
                         all.insert(position, (at, record(step)));
                     }
                     _ => {

@@ -91,7 +91,7 @@ impl EngineHealth {
 
     /// Returns whether the engine may be chosen: it has not failed since its last response, or the pause after the
     /// failure is over.
-    pub(super) fn is_well(self, now_ms: u64) -> bool {
+    pub(super) fn is_available(self, now_ms: u64) -> bool {
         self.failures == 0
             || now_ms >= self.out_until_ms
             // The clock was set back.

@@ -121,7 +121,7 @@ impl Engines {
             let own = state.outstanding(now_ms);
             let own = own.saturating_add(state.elsewhere(now_ms));
             // An engine that is saturated, or out, is a candidate only if there is no better one.
-            let rank = if !state.is_well(now_ms) {
+            let rank = if !state.is_available(now_ms) {
                 2
             } else {
                 usize::from(reported.is_some_and(|reported| reported.is_saturated))

@@ -19,7 +19,7 @@
 use thiserror::Error;
 
 /// The headers that decide whether a request may be forwarded while salts are on.
-pub(super) struct Asked<'h> {
+pub(super) struct RequestHead<'h> {
     pub(super) method: &'h [u8],
     /// The request's path, without its query.
     pub(super) path: &'h [u8],
@@ -33,7 +33,7 @@ pub(super) struct Asked<'h> {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Listed<'c> {
     /// A `POST` to this route: its body is read, and forwarded with the tenant's salt.
-    Watched(&'c str),
+    Processed(&'c str),
     /// The request has no body, so it carries no prompt.
     WithoutPrompt,
 }
@@ -65,7 +65,7 @@ pub(crate) enum Unlisted {
     Upgrade,
 }
 
-impl Asked<'_> {
+impl RequestHead<'_> {
     /// Returns how the request may be forwarded, or why it is refused.
     pub(super) fn listed<'c>(
         &self,
@@ -83,7 +83,7 @@ impl Asked<'_> {
         }
         match (route, self.method) {
             (Some(route), b"POST") if unsalted.contains(route) => return Err(Unlisted::Unsalted),
-            (Some(route), b"POST") => return Ok(Listed::Watched(route)),
+            (Some(route), b"POST") => return Ok(Listed::Processed(route)),
             (None, b"GET" | b"HEAD") | (_, b"OPTIONS") => {}
             (Some(_), _) => return Err(Unlisted::Method { allowed: WATCHED }),
             (None, _) => return Err(Unlisted::Method { allowed: OPEN }),
@@ -144,7 +144,7 @@ mod tests {
     fn asked(method: &str, path: &str, has_body: bool) -> Result<String, Unlisted> {
         let lists = [["/v1/chat/completions"], ["/v1/models"]]
             .map(|paths| paths.map(str::to_owned).to_vec());
-        let asked = Asked {
+        let asked = RequestHead {
             method: method.as_bytes(),
             path: path.as_bytes(),
             has_body,
@@ -162,7 +162,7 @@ mod tests {
         for (method, on_routes, on_open_paths) in [
             (
                 "POST",
-                Ok(r#"Watched("/v1/chat/completions")"#.to_owned()),
+                Ok(r#"Processed("/v1/chat/completions")"#.to_owned()),
                 Err(open),
             ),
             ("GET", Err(watched), without()),
@@ -224,7 +224,7 @@ mod tests {
     fn a_listed_path_may_not_become_another_protocol() {
         let routes = ["/a".to_owned()];
         for (method, path) in [("POST", "/a"), ("GET", "/a"), ("GET", "/b")] {
-            let asked = Asked {
+            let asked = RequestHead {
                 method: method.as_bytes(),
                 path: path.as_bytes(),
                 has_body: false,

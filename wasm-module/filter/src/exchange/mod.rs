@@ -40,7 +40,7 @@ use crate::plugin::{Plugin, RequestDocuments, Rewritten, Route, for_model};
 use crate::retrieval::{Reason, Search, SearchReport, SearchStep};
 use crate::salt::Identity;
 use crate::usage::PromptUsage;
-use listed::{Asked, Listed};
+use listed::{Listed, RequestHead};
 use route::route_of;
 
 /// One request and its response.
@@ -350,7 +350,7 @@ impl Exchange {
             }
         };
         let flow = match held.body(host) {
-            Ok(came) => self.answered(host, &held, &came, found),
+            Ok(received) => self.answered(host, &held, &received, found),
             Err(fault) => self.decline(host, fault),
         };
         if flow == Flow::Continue
@@ -458,7 +458,7 @@ impl Exchange {
         let config = self.plugin.config();
         if self.plugin.is_salted() {
             self.dialect = Dialect::guessed(path);
-            let asked = Asked {
+            let asked = RequestHead {
                 method: &method,
                 path,
                 has_body: !end_of_stream,
@@ -467,7 +467,7 @@ impl Exchange {
             let listed =
                 asked.listed(&config.routes, &config.open_paths, &config.unsalted_routes)?;
             return Ok(match listed {
-                Listed::Watched(route) => Some(Dialect::of(route)),
+                Listed::Processed(route) => Some(Dialect::of(route)),
                 Listed::WithoutPrompt => None,
             });
         }
@@ -580,27 +580,27 @@ impl Exchange {
                 return self.settled_flow();
             }
         };
-        let came = match held.body(host) {
-            Ok(came) => came,
+        let received = match held.body(host) {
+            Ok(received) => received,
             Err(fault) => return self.decline(host, fault),
         };
         if self.plugin.is_salted()
-            && let Some(field) = cache_field(&came)
+            && let Some(field) = cache_field(&received)
         {
             return self.decline(host, Fault::CacheField { field });
         }
-        let came = match self.restore(host, &mut held, came) {
-            Ok(came) => came,
+        let received = match self.restore(host, &mut held, received) {
+            Ok(received) => received,
             Err(error) => return self.decline(host, error.into()),
         };
-        match self.search(host, &mut held, &came) {
-            RetrievalNeed::None(known) => self.go_on(host, &held, &came, known),
+        match self.search(host, &mut held, &received) {
+            RetrievalNeed::None(known) => self.rewrite_and_forward(host, &held, &received, known),
             RetrievalNeed::Search(SearchStep::Wait) => {
                 self.phase = Phase::Searching(held);
                 Flow::Hold
             }
             RetrievalNeed::Search(SearchStep::Over(found)) => {
-                self.answered(host, &held, &came, found)
+                self.answered(host, &held, &received, found)
             }
         }
     }
@@ -611,24 +611,24 @@ impl Exchange {
         &mut self,
         host: &impl Host,
         held: &mut BufferedRequest,
-        came: Vec<u8>,
+        received: Vec<u8>,
     ) -> Result<Vec<u8>, HostError> {
         let is_chat = self.dialect == Dialect::OpenAi && !held.bypassed;
         let Some(answers) = self.plugin.answers().filter(|_| is_chat) else {
-            return Ok(came);
+            return Ok(received);
         };
         let limit = usize::try_from(self.plugin.config().max_body_bytes).unwrap_or(usize::MAX);
         let model = self.model.as_deref().unwrap_or_default();
         let salt = held.identity.salt().unwrap_or_default();
         let owner = [held.identity.tenant().name, salt, model];
-        let Some(chat) = answers.restore(host, &owner, &came, limit) else {
-            return Ok(came);
+        let Some(chat) = answers.restore(host, &owner, &received, limit) else {
+            return Ok(received);
         };
         self.chat = Some(chat.key);
         let Some(body) = chat.body else {
-            return Ok(came);
+            return Ok(received);
         };
-        replace(host, held, &came, &body)?;
+        replace(host, held, &received, &body)?;
         held.received = body.len();
         self.restored = chat.restored;
         Ok(body)
@@ -639,13 +639,13 @@ impl Exchange {
         &mut self,
         host: &impl Host,
         held: &mut BufferedRequest,
-        came: &'b [u8],
+        received: &'b [u8],
     ) -> RetrievalNeed<'b> {
         let config = self.plugin.config();
         let Some(retrieval) = self.plugin.retrieval() else {
             return RetrievalNeed::None(RequestDocuments::Nothing);
         };
-        let parsed = foreword_ordering::parse(came, &config.ordering);
+        let parsed = foreword_ordering::parse(received, &config.ordering);
         let parsed = parsed.and_then(|parsed| for_model(parsed, self.model.as_deref()));
         let Ok(parsed) = parsed else {
             // The core will report the error.
@@ -674,7 +674,7 @@ impl Exchange {
         &mut self,
         host: &impl Host,
         held: &BufferedRequest,
-        came: &[u8],
+        received: &[u8],
         found: Result<Option<String>, Reason>,
     ) -> Flow {
         let retrieval = self.plugin.retrieval();
@@ -689,26 +689,33 @@ impl Exchange {
             Ok(Some(documents)) => {
                 let plugin = Arc::clone(&self.plugin);
                 let retrieved = retrieved(&plugin, &documents);
-                self.go_on(host, held, came, RequestDocuments::Retrieved(retrieved))
+                self.rewrite_and_forward(
+                    host,
+                    held,
+                    received,
+                    RequestDocuments::Retrieved(retrieved),
+                )
             }
             Err(reason) if on_failure != Some(OnFailure::Pass) => {
                 self.decline(host, Fault::Retrieval(reason))
             }
-            Ok(None) | Err(_) => self.go_on(host, held, came, RequestDocuments::Nothing),
+            Ok(None) | Err(_) => {
+                self.rewrite_and_forward(host, held, received, RequestDocuments::Nothing)
+            }
         }
     }
 
-    /// Rewrites the body `came`. Then the request is forwarded, held as part of a burst, or refused.
-    fn go_on(
+    /// Rewrites the body `received`. Then the request is forwarded, held as part of a burst, or refused.
+    fn rewrite_and_forward(
         &mut self,
         host: &impl Host,
         held: &BufferedRequest,
-        came: &[u8],
+        received: &[u8],
         known: RequestDocuments<'_>,
     ) -> Flow {
         let mut pending = None;
         let mut noted = Noted::default();
-        let sent = self.send(host, held, came, known, &mut pending, &mut noted);
+        let sent = self.send(host, held, received, known, &mut pending, &mut noted);
         if let Some(pending) = &mut pending {
             pending.of_chat(self.chat);
         }
@@ -758,19 +765,19 @@ impl Exchange {
         }
     }
 
-    /// Rewrites the body `came`, and replaces body and headers in the proxy; the caller lets the request continue. Sets
+    /// Rewrites the body `received`, and replaces body and headers in the proxy; the caller lets the request continue. Sets
     /// `pending` as soon as an engine is chosen, even if an error follows. `noted` receives parts of the report.
     fn send(
         &self,
         host: &impl Host,
         held: &BufferedRequest,
-        came: &[u8],
+        received: &[u8],
         known: RequestDocuments<'_>,
         pending: &mut Option<PendingResponse>,
         noted: &mut Noted,
     ) -> Result<RequestOutcome, Fault> {
-        let mut body = Cow::Borrowed(came);
-        if let Some(cut) = held.cut.clone().filter(|cut| cut.end <= came.len()) {
+        let mut body = Cow::Borrowed(received);
+        if let Some(cut) = held.cut.clone().filter(|cut| cut.end <= received.len()) {
             body.to_mut().drain(cut);
         }
         let tenant = held.identity.tenant().name;
@@ -827,7 +834,7 @@ impl Exchange {
         let new = sent.body.as_deref();
         let new = new.or_else(|| held.cut.is_some().then_some(&*body));
         if let Some(new) = new
-            && let Err(error) = replace(host, held, came, new)
+            && let Err(error) = replace(host, held, received, new)
         {
             // The path describes a body that is not sent.
             if sent.path.is_some() {

@@ -58,7 +58,7 @@ impl Knowledge {
     /// Applies an update and publishes it to the other workers.
     pub(super) fn take(&mut self, host: &impl Host, metrics: &Metrics, update: &PeerUpdate) {
         self.orderer.learn(update);
-        self.tell(host, metrics, &update.encode());
+        self.publish(host, metrics, &update.encode());
     }
 
     /// Publishes the record of a request of this worker.
@@ -68,19 +68,19 @@ impl Knowledge {
         metrics: &Metrics,
         record: &OrderingRecord,
     ) {
-        self.tell(host, metrics, &record.encode());
+        self.publish(host, metrics, &record.encode());
     }
 
     /// Publishes an [encoded](PeerUpdate::encode) update.
-    fn tell(&mut self, host: &impl Host, metrics: &Metrics, update: &[u8]) {
+    fn publish(&mut self, host: &impl Host, metrics: &Metrics, update: &[u8]) {
         let Some(agreement) = &mut self.agreement else {
             return;
         };
-        match agreement.tell(host, update) {
+        match agreement.publish(host, update) {
             Ok(true) => {}
-            Ok(false) => metrics.untold(host),
+            Ok(false) => metrics.unpublished(host),
             Err(error) => {
-                metrics.untold(host);
+                metrics.unpublished(host);
                 host.log(LogLevel::Warn, &error.to_string());
             }
         }

@@ -399,7 +399,7 @@ impl Plugin {
             && let Some(mut knowledge) = self.knowledge()
         {
             let update = PeerUpdate::Residency(undone);
-            self.tell(host, &mut knowledge, &update);
+            self.publish(host, &mut knowledge, &update);
         }
     }
 
@@ -408,7 +408,7 @@ impl Plugin {
         record.redirect(engine);
         if let Some(mut knowledge) = self.knowledge() {
             let update = PeerUpdate::OrderingRecord(record.clone());
-            self.tell(host, &mut knowledge, &update);
+            self.publish(host, &mut knowledge, &update);
         }
     }
 
@@ -443,13 +443,13 @@ impl Plugin {
         if let Some(correction) = record.judged(usage) {
             self.metrics.corrected(host);
             let update = PeerUpdate::Correction(correction);
-            self.tell(host, &mut knowledge, &update);
+            self.publish(host, &mut knowledge, &update);
         }
         counted
     }
 
     /// Applies and publishes an update, and queues it for gateways of other proxies.
-    fn tell(&self, host: &impl Host, knowledge: &mut Knowledge, update: &PeerUpdate) {
+    fn publish(&self, host: &impl Host, knowledge: &mut Knowledge, update: &PeerUpdate) {
         knowledge.take(host, &self.metrics, update);
         self.note(|outbox| outbox.add(update));
     }
@@ -482,7 +482,7 @@ impl Plugin {
             cached: Some(cached),
         }) = counted
         {
-            miss.told(prompt, cached, ordering.block_tokens());
+            miss.apply_usage(prompt, cached, ordering.block_tokens());
         }
         self.metrics.missed(host, &miss);
         Some(miss)

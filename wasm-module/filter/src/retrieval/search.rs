@@ -249,7 +249,7 @@ impl Search {
                 cache.keep(&self.tenant, vector, &found, host.now_ms())
             });
             if let (Some(sharing), Some(true)) = (&retrieval.sharing, is_kept) {
-                sharing.tell(host, &self.tenant, vector, &found);
+                sharing.publish(host, &self.tenant, vector, &found);
             }
         }
         retrieval.metrics.misses.add(host, 1);

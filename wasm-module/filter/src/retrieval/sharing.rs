@@ -50,7 +50,7 @@ impl Sharing {
     }
 
     /// Publishes a result to the other workers.
-    pub(super) fn tell(
+    pub(super) fn publish(
         &self,
         host: &impl Host,
         tenant: &str,
@@ -71,7 +71,7 @@ impl Sharing {
         };
         if let Some(mut agreement) = self.0.lock(Agreement::forget) {
             // If the result cannot be published, other workers search for themselves.
-            let _ = agreement.tell_within(host, &entry, MAX_ENTRY_BYTES);
+            let _ = agreement.publish_within(host, &entry, MAX_ENTRY_BYTES);
         }
     }
 
@@ -81,7 +81,7 @@ impl Sharing {
             return 0;
         };
         let now_ms = host.now_ms();
-        let learnt = agreement.read_on(host, MOST_AT_ONCE, |entry| {
+        let learnt = agreement.read_new(host, MOST_AT_ONCE, |entry| {
             let Ok(entry) = serde_json::from_slice::<Entry>(entry) else {
                 return false;
             };
@@ -149,7 +149,7 @@ mod tests {
         let [(host, first), (beside, second)] = workers();
         let (mut own, mut others) = (cache(), cache());
         own.keep("t", &[1.0, 0.0], &found("v1", "{}"), 0);
-        first.tell(&host, "t", &[1.0, 0.0], &found("v1", "{}"));
+        first.publish(&host, "t", &[1.0, 0.0], &found("v1", "{}"));
         assert_eq!(second.learn(&beside, &mut others), 1);
         assert_eq!(known(&mut others, "t").as_deref(), Some("{}"));
         assert_eq!(known(&mut others, "u"), None);
@@ -171,7 +171,7 @@ mod tests {
         let [(host, first), (beside, second)] = workers();
         let mut cache = cache();
         for version in ["v1", "v2", "v1"] {
-            first.tell(&host, "t", &[1.0, 0.0], &found(version, version));
+            first.publish(&host, "t", &[1.0, 0.0], &found(version, version));
         }
         assert_eq!(second.learn(&beside, &mut cache), 2);
         assert_eq!(known(&mut cache, "t").as_deref(), Some("v2"));
@@ -181,16 +181,16 @@ mod tests {
     fn what_is_too_long_or_no_result_is_left_out() {
         let [(host, first), (beside, second)] = workers();
         let mut cache = cache();
-        first.tell(&host, "t", &[1.0, 0.0], &found("v", &"x".repeat(70_000)));
+        first.publish(&host, "t", &[1.0, 0.0], &found("v", &"x".repeat(70_000)));
         for entry in [
             &b"nonsense"[..],
             br#"{"tenant": "t", "vector": "A", "version": "v", "documents": []}"#,
         ] {
             let mut agreement = first.0.try_lock().unwrap();
-            assert!(agreement.tell_within(&host, entry, 1_000).unwrap());
+            assert!(agreement.publish_within(&host, entry, 1_000).unwrap());
         }
         // Vectors of another length are refused by the cache.
-        first.tell(&host, "t", &[1.0], &found("v", "{}"));
+        first.publish(&host, "t", &[1.0], &found("v", "{}"));
         assert_eq!(second.learn(&beside, &mut cache), 0);
         assert_eq!(known(&mut cache, "t"), None);
     }

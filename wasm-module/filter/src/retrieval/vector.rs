@@ -3,8 +3,7 @@
 
 use serde_json::Value;
 
-/// The maximum number of components of a vector that is read from an array; in base64, an eighth more. A similarity
-/// cache requires its own number.
+/// The maximum number of components of a vector. A similarity cache requires its own number.
 const MAX_DIMENSIONS: usize = 16_384;
 
 /// Reads a vector from a JSON array of numbers or a string in base64. `None` if the value is neither, if the vector is
@@ -37,7 +36,8 @@ fn checked(vector: Vec<f32>) -> Option<Vec<f32>> {
 fn from_base64(text: &[u8]) -> Option<Vec<f32>> {
     let bare = text.strip_suffix(b"=").unwrap_or(text);
     let bare = bare.strip_suffix(b"=").unwrap_or(bare);
-    if bare.len() > MAX_DIMENSIONS.saturating_mul(6) {
+    // Three bytes have four digits.
+    if bare.len() > MAX_DIMENSIONS.saturating_mul(16).div_ceil(3) {
         return None;
     }
     let mut bytes = Vec::with_capacity(bare.len());
@@ -110,6 +110,17 @@ mod tests {
             assert_eq!(to_base64(&vector), text.trim_end_matches('='));
             assert_eq!(from_json(&json!(vector)), Some(vector));
         }
+    }
+
+    #[test]
+    fn both_forms_have_the_same_number_of_components_at_most() {
+        let longest = vec![0.5_f32; MAX_DIMENSIONS];
+        let text = to_base64(&longest);
+        assert_eq!(from_header(text.as_bytes()).as_ref(), Some(&longest));
+        assert_eq!(from_json(&json!(longest)), Some(longest));
+        let longer = vec![0.5_f32; MAX_DIMENSIONS + 1];
+        assert_eq!(from_header(to_base64(&longer).as_bytes()), None);
+        assert_eq!(from_json(&json!(longer)), None);
     }
 
     #[test]

@@ -14,14 +14,14 @@
 
 use super::content::{Piece, Pieces, pieces};
 use super::formats::{
-    self, COHERE_AT, FORMAT_COUNT, FORMATS, Format, MAX_FIELDS, PRECEDING, PartStyle, RawMessage,
-    Said,
+    self, COHERE_AT, FORMAT_COUNT, FORMATS, Format, Interpreted, MAX_FIELDS, PRECEDING, PartStyle,
+    RawMessage,
 };
 use super::found::{Chain, Entry, Message, Wrap};
 use super::json::{elements, offset_in, range_in, scanned, text};
 use super::role::Role;
 use super::salt::SaltField;
-use super::scan::{self, Bad, Scan, fields, say};
+use super::scan::{self, Bad, Scan, drop_nulls, fields};
 use super::search::{pass_space, trimmed_json};
 use super::{MAX_MESSAGES, MAX_MODEL_BYTES, Skip};
 use crate::tree::Scope;
@@ -203,7 +203,7 @@ impl<'a> RawMessages<'a> {
             let mut fields = [None; MAX_FIELDS];
             if scan.peek() == Some(b'{') || format.is_strict {
                 scan.read_fields(format.fields, &mut fields)?;
-                say(&mut fields);
+                drop_nulls(&mut fields);
             } else {
                 scan.value()?;
             }
@@ -250,10 +250,10 @@ impl<'a> Chat<'a> {
         // In `cache_salt` and `retrieval`, `null` counts as a value: a second salt would be ambiguous, and the field
         // `retrieval` is removed whatever its value. In other fields `null` means absent.
         let [.., salt, retrieval] = fields;
-        say(&mut fields);
-        say(&mut parameters);
-        say(&mut preceding);
-        say(&mut systems);
+        drop_nulls(&mut fields);
+        drop_nulls(&mut parameters);
+        drop_nulls(&mut preceding);
+        drop_nulls(&mut systems);
         let [
             model,
             message,
@@ -321,15 +321,19 @@ impl<'a> Chat<'a> {
         let earlier = list.all()?;
         let mut messages = Vec::with_capacity(earlier.len() + 2);
         if let Some(system) = systems.get(at).copied().flatten() {
-            let said = Said::message("system".into(), Some(parts_of(body, system)?));
+            let said = Interpreted::message("system".into(), Some(parts_of(body, system)?));
             messages.push(place.message(body, system, said)?);
         }
         for message in earlier {
-            let said = (format.said)(body, message)?;
+            let said = (format.interpret)(body, message)?;
             messages.push(place.message(body, message.raw, said)?);
         }
         if let Some(last) = last {
-            messages.push(place.message(body, last, Said::message("user".into(), Some(last)))?);
+            messages.push(place.message(
+                body,
+                last,
+                Interpreted::message("user".into(), Some(last)),
+            )?);
         }
         Ok(Self {
             model,
@@ -402,9 +406,9 @@ impl MessageReader {
         &mut self,
         body: &'a str,
         raw: &'a str,
-        said: Said<'a>,
+        said: Interpreted<'a>,
     ) -> Result<ParsedMessage<'a>, Skip> {
-        let Said {
+        let Interpreted {
             role,
             role_name,
             content,

@@ -14,7 +14,7 @@ use super::formats::{self, Holds, PartStyle};
 use super::json::{elements, inner, scanned};
 use super::lists::Author;
 use super::results::results_and_texts;
-use super::scan::{self, Bad, Scan, say};
+use super::scan::{self, Bad, Scan, drop_nulls};
 use smallvec::SmallVec;
 
 /// A part of a message's content that may contain documents.
@@ -173,7 +173,7 @@ fn parts<'a>(
                 found.parts += nested.parts;
                 all.extend(nested.pieces);
             }
-            Nested::Object(object) => said_in(object, &mut all),
+            Nested::Object(object) => add_result_pieces(object, &mut all),
         }
     }
     all.extend(pieces);
@@ -182,7 +182,7 @@ fn parts<'a>(
 }
 
 /// Adds the pieces of a tool's result that is an object: its texts, and the documents in its array `results`.
-fn said_in<'a>(object: &'a str, pieces: &mut SmallVec<[Piece<'a>; 1]>) {
+fn add_result_pieces<'a>(object: &'a str, pieces: &mut SmallVec<[Piece<'a>; 1]>) {
     let (spans, texts) = results_and_texts(object, &formats::TEXTS_OF_RESULT);
     let documents = spans.into_iter().filter_map(|span| {
         let label = span.id.and_then(|id| object.get(id));
@@ -262,7 +262,7 @@ impl<'a> RawPart<'a> {
             };
             scan.place(name, value, &names, &mut fields)
         })?;
-        say(&mut fields);
+        drop_nulls(&mut fields);
         let mut part = Self::default();
         [
             part.kind,

@@ -25,7 +25,7 @@ pub(super) struct Format {
     /// The fields of an entry that [`Format::said`] receives, at most [`MAX_FIELDS`].
     pub(super) fields: &'static [&'static str],
     /// Interprets an entry of the list of messages, given the body's text and the entry's `fields`.
-    pub(super) said: for<'a> fn(&str, &RawMessage<'a>) -> Result<Said<'a>, Skip>,
+    pub(super) interpret: for<'a> fn(&str, &RawMessage<'a>) -> Result<Interpreted<'a>, Skip>,
     /// The form of text parts that are added to an empty list of parts.
     pub(super) style: PartStyle,
     /// True if a field with messages that is not a list of objects is an error. If false, a string is the only user
@@ -50,7 +50,7 @@ const CHAT: Format = Format {
     messages: "messages",
     system: &["system"],
     fields: CHAT_FIELDS,
-    said: chat,
+    interpret: chat,
     style: PartStyle::Typed,
     is_strict: true,
 };
@@ -75,7 +75,7 @@ const RESPONSES: Format = Format {
         "input",
         "id",
     ],
-    said: item,
+    interpret: item,
     style: PartStyle::Input,
     is_strict: false,
 };
@@ -84,7 +84,7 @@ const GEMINI: Format = Format {
     messages: "contents",
     system: &["systemInstruction", "system_instruction"],
     fields: &["role", "parts"],
-    said: content,
+    interpret: content,
     style: PartStyle::Bare,
     is_strict: false,
 };
@@ -117,7 +117,7 @@ pub(super) struct RawMessage<'a> {
 }
 
 /// A message, as interpreted by its format.
-pub(super) struct Said<'a> {
+pub(super) struct Interpreted<'a> {
     pub(super) role: Role,
     /// The role's name, or the kind of an item, as hashed into the chain.
     pub(super) role_name: Cow<'a, str>,
@@ -138,7 +138,7 @@ pub(super) enum Holds {
     Nothing,
 }
 
-impl<'a> Said<'a> {
+impl<'a> Interpreted<'a> {
     /// Returns a message whose role decides where documents are searched in its content.
     pub(super) fn message(role_name: Cow<'a, str>, content: Option<&'a str>) -> Self {
         let role = Role::of(&role_name);
@@ -167,7 +167,7 @@ impl<'a> Said<'a> {
 }
 
 /// Interprets a chat message of OpenAI, Anthropic, Converse or Cohere.
-fn chat<'a>(body: &str, message: &RawMessage<'a>) -> Result<Said<'a>, Skip> {
+fn chat<'a>(body: &str, message: &RawMessage<'a>) -> Result<Interpreted<'a>, Skip> {
     let [role, content, message, ..] = message.fields;
     let role = text(body, role)?;
     let role = match role.as_ref() {
@@ -175,42 +175,46 @@ fn chat<'a>(body: &str, message: &RawMessage<'a>) -> Result<Said<'a>, Skip> {
         "CHATBOT" => "assistant".into(),
         _ => role,
     };
-    Ok(Said::message(role, content.or(message)))
+    Ok(Interpreted::message(role, content.or(message)))
 }
 
 /// Interprets an item of Responses' `input`. Items of unknown types are forwarded unchanged.
-fn item<'a>(body: &str, item: &RawMessage<'a>) -> Result<Said<'a>, Skip> {
+fn item<'a>(body: &str, item: &RawMessage<'a>) -> Result<Interpreted<'a>, Skip> {
     let [kind, role, content, output, results, arguments, input, id] = item.fields;
     let kind = kind.and_then(inner).unwrap_or("message");
     Ok(match kind {
         // A message without a role refers to an item stored at the server.
         "message" if role.is_none() => {
-            Said::sealed(Role::Other, "item_reference", id.unwrap_or(item.raw))
+            Interpreted::sealed(Role::Other, "item_reference", id.unwrap_or(item.raw))
         }
-        "message" => Said::message(text(body, role)?, content),
-        "function_call_output" | "custom_tool_call_output" => Said::message("tool".into(), output),
-        "file_search_call" => Said {
+        "message" => Interpreted::message(text(body, role)?, content),
+        "function_call_output" | "custom_tool_call_output" => {
+            Interpreted::message("tool".into(), output)
+        }
+        "file_search_call" => Interpreted {
             role: Role::Tool,
             role_name: kind.into(),
             content: results.or(id).unwrap_or_default(),
             holds: Holds::Passages,
         },
-        "function_call" => Said::sealed(Role::Assistant, kind, arguments.unwrap_or_default()),
-        "custom_tool_call" => Said::sealed(Role::Assistant, kind, input.unwrap_or_default()),
-        "item_reference" => Said::sealed(Role::Other, kind, id.unwrap_or_default()),
-        "reasoning" => Said::sealed(Role::Assistant, kind, item.raw),
-        _ => Said::sealed(Role::Other, kind, item.raw),
+        "function_call" => {
+            Interpreted::sealed(Role::Assistant, kind, arguments.unwrap_or_default())
+        }
+        "custom_tool_call" => Interpreted::sealed(Role::Assistant, kind, input.unwrap_or_default()),
+        "item_reference" => Interpreted::sealed(Role::Other, kind, id.unwrap_or_default()),
+        "reasoning" => Interpreted::sealed(Role::Assistant, kind, item.raw),
+        _ => Interpreted::sealed(Role::Other, kind, item.raw),
     })
 }
 
 /// Interprets an entry of Gemini's `contents`; without a role it is the user's.
-fn content<'a>(body: &str, content: &RawMessage<'a>) -> Result<Said<'a>, Skip> {
+fn content<'a>(body: &str, content: &RawMessage<'a>) -> Result<Interpreted<'a>, Skip> {
     let [role, parts, ..] = content.fields;
     let role = match role {
         Some(_) => text(body, role)?,
         None => "user".into(),
     };
-    let mut said = Said::message(
+    let mut said = Interpreted::message(
         match role.as_ref() {
             "model" => "assistant".into(),
             _ => role,

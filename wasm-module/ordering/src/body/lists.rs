@@ -75,7 +75,7 @@ impl Lines {
             is_fenced ^= is_fence;
             let is_marking = !is_fenced && !is_fence && !words.is_empty();
             if !(is_marking && lines.mark(text, &(start..end), &words, &mut seen)) {
-                lines.go_on(words.is_empty(), start, newline.is_some());
+                lines.extend_item(words.is_empty(), start, newline.is_some());
             }
             start = end;
         }
@@ -126,7 +126,7 @@ impl Lines {
     }
 
     /// Adds the line at `start` to the last item, if there is one.
-    fn go_on(&mut self, is_blank: bool, start: usize, is_ended: bool) {
+    fn extend_item(&mut self, is_blank: bool, start: usize, is_ended: bool) {
         let Some(item) = self.items.last_mut() else {
             return;
         };

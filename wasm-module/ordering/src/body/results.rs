@@ -1,7 +1,7 @@
 //! Finds documents in a tool's JSON result: the elements of its `results` array, as search tools return them.
 
 use super::json::{inner, range_in};
-use super::scan::{Bad, Scan, say};
+use super::scan::{Bad, Scan, drop_nulls};
 use super::tags::Span;
 use smallvec::SmallVec;
 
@@ -88,7 +88,7 @@ fn list(text: &str, scan: &mut Scan<'_>, base: usize) -> Result<Vec<Span>, Bad> 
 fn element(text: &str, scan: &mut Scan<'_>, base: usize) -> Result<Span, Bad> {
     let start = scan.next();
     let mut fields = scan.fields(["url", "path", "file", "filename", "uri", "href"])?;
-    say(&mut fields);
+    drop_nulls(&mut fields);
     let from = fields.into_iter().flatten().find_map(inner);
     let from = range_in(text, from.ok_or(Bad(start))?);
     Ok(Span {

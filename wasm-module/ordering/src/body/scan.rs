@@ -45,7 +45,7 @@ impl<'a> Scan<'a> {
         loop {
             let name = self.name()?;
             each(self, &decoded(name).ok_or(Bad(self.at))?)?;
-            if !self.goes_on(b'}')? {
+            if !self.read_separator(b'}')? {
                 return Ok(());
             }
         }
@@ -62,7 +62,7 @@ impl<'a> Scan<'a> {
         }
         loop {
             each(self)?;
-            if !self.goes_on(b']')? {
+            if !self.read_separator(b']')? {
                 return Ok(());
             }
         }
@@ -170,7 +170,7 @@ impl<'a> Scan<'a> {
                 let Some(&close) = open.last() else {
                     return Ok(self.since(start));
                 };
-                if self.goes_on(close)? {
+                if self.read_separator(close)? {
                     if close == b'}' {
                         self.name()?;
                     }
@@ -277,7 +277,7 @@ impl<'a> Scan<'a> {
     }
 
     /// Reads the byte after an element. Returns true for a comma, false for `close`, and an error for any other byte.
-    pub(crate) fn goes_on(&mut self, close: u8) -> Result<bool, Bad> {
+    pub(crate) fn read_separator(&mut self, close: u8) -> Result<bool, Bad> {
         match self.expect_any()? {
             b',' => Ok(true),
             byte if byte == close => Ok(false),
@@ -337,7 +337,7 @@ pub fn fields<'a, const N: usize>(
     let mut scan = Scan::new(text);
     scan.read_fields(&names, &mut fields)?;
     scan.end()?;
-    say(&mut fields);
+    drop_nulls(&mut fields);
     Ok(fields)
 }
 
@@ -348,7 +348,7 @@ pub(crate) fn is_value(text: &str) -> bool {
 }
 
 /// Sets fields whose value is `null` to `None`.
-pub(super) fn say(fields: &mut [Option<&str>]) {
+pub(super) fn drop_nulls(fields: &mut [Option<&str>]) {
     for field in fields {
         *field = field.filter(|value| *value != "null");
     }

@@ -174,7 +174,7 @@ impl Memory {
                     break;
                 }
                 _ => {
-                    known = self.alike(&fitting, moving);
+                    known = self.most_similar(&fitting, moving);
                     if known.is_some() {
                         break;
                     }
@@ -274,7 +274,7 @@ impl Memory {
     ) -> bool {
         match written {
             Some((target, list)) if message >= target as usize => self
-                .of_turn(id, target, steps)
+                .ancestor_at(id, target, steps)
                 .is_some_and(|node| node.sent.list() == Some(list)),
             None if is_last => self
                 .node(id)
@@ -301,14 +301,14 @@ impl Memory {
         let Some((target, spans)) = moving.target.filter(|(at, _)| message >= *at as usize) else {
             return true;
         };
-        let sent = self.of_turn(id, target, steps);
+        let sent = self.ancestor_at(id, target, steps);
         let kept = sent.and_then(|node| node.sent.kept.as_deref());
         kept.is_some_and(|kept| kept.spans.len() == spans + kept.frozen.len())
     }
 
     /// Returns the message with index `target` in the chat that ends with the message `id`; `None` if the memory does
     /// not have it. Each message passed takes one of `steps`; once none is left, the result is `None`.
-    fn of_turn(&self, id: MessageId, target: u32, steps: &mut usize) -> Option<&Node> {
+    fn ancestor_at(&self, id: MessageId, target: u32, steps: &mut usize) -> Option<&Node> {
         for (_, node) in self.ancestors(Some(id)) {
             looked(1);
             *steps = steps.checked_sub(1)?;
@@ -321,7 +321,7 @@ impl Memory {
 
     /// Returns the message whose chat shares the largest number of spans with the current head; `None` on a tie, or if
     /// none shares any.
-    fn alike(&self, turns: &[MessageId], moving: Moving<'_>) -> Option<MessageId> {
+    fn most_similar(&self, turns: &[MessageId], moving: Moving<'_>) -> Option<MessageId> {
         if moving.spans.is_empty() {
             return None;
         }

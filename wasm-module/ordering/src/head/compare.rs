@@ -180,7 +180,7 @@ fn texts(list: &[Flat]) -> impl Iterator<Item = &Flat> {
 }
 
 /// Returns the first index at which two lists differ; `None` if they are equal.
-fn parting(new: &[Flat], old: &[Flat]) -> Option<usize> {
+fn first_mismatch(new: &[Flat], old: &[Flat]) -> Option<usize> {
     let both = new.iter().zip(old);
     let same = both.take_while(|(new, old)| new.id == old.id).count();
     (same < new.len() || same < old.len()).then_some(same)
@@ -202,7 +202,7 @@ fn are_permuted<K: Ord>(new: &[Flat], old: &[Flat], key: impl Fn(&Flat) -> K) ->
 fn tools(new: &Regions<'_>, old: &Regions<'_>) -> Option<Difference> {
     const KIND: SegmentKind = SegmentKind::Tool;
     let (new, old) = (new.tools, old.tools);
-    let at = parting(new, old)?;
+    let at = first_mismatch(new, old)?;
     // A tool missing at the end is reported at the last tool.
     let place = at.min(new.len().saturating_sub(1));
     let found = |cause| {
@@ -235,14 +235,14 @@ fn tools(new: &Regions<'_>, old: &Regions<'_>) -> Option<Difference> {
 }
 
 fn front(new: &Regions<'_>, old: &Regions<'_>) -> Option<Difference> {
-    let at = parting(new.front, old.front)?;
+    let at = first_mismatch(new.front, old.front)?;
     let start = new.start_of(new.front);
     documents(new.front, old.front, start, at)
 }
 
 fn system(sides: &Sides<'_>, new: &Regions<'_>, old: &Regions<'_>) -> Option<Difference> {
     const KIND: SegmentKind = SegmentKind::System;
-    let found = parting(new.system, old.system);
+    let found = first_mismatch(new.system, old.system);
     let Some(at) = found else {
         // Compare the history's system messages too, since a template may render them before the history.
         if sides.new.inline == sides.old.inline {
@@ -262,7 +262,7 @@ fn system(sides: &Sides<'_>, new: &Regions<'_>, old: &Regions<'_>) -> Option<Dif
     };
     let start = new.start_of(new.system);
     if is_document_at(new.system, old.system, at) {
-        if goes_on(new, old) {
+        if is_later_turn(new, old) {
             let segment = SegmentKind::Document;
             return Some(Difference::at(Cause::ContextMoved, segment, start + at));
         }
@@ -272,7 +272,7 @@ fn system(sides: &Sides<'_>, new: &Regions<'_>, old: &Regions<'_>) -> Option<Dif
     }
     let [news, olds] =
         [new.system, old.system].map(|list| texts(list).copied().collect::<Vec<_>>());
-    let at = parting(&news, &olds).unwrap_or(at);
+    let at = first_mismatch(&news, &olds).unwrap_or(at);
     let place = start + at.min(new.system.len().saturating_sub(1));
     Some(wording(&news, &olds, at, KIND, place))
 }
@@ -349,7 +349,7 @@ fn parameters(sides: &Sides<'_>) -> Option<Difference> {
 
 /// Returns whether the new request is a later turn of the old one's chat: both have the same first question of the
 /// user, and the new one has more messages.
-fn goes_on(new: &Regions<'_>, old: &Regions<'_>) -> bool {
+fn is_later_turn(new: &Regions<'_>, old: &Regions<'_>) -> bool {
     let asked = |regions: &Regions<'_>| {
         let mut messages = regions.messages.iter();
         let first = messages.find(|message| message.role == Role::User)?;
@@ -360,17 +360,17 @@ fn goes_on(new: &Regions<'_>, old: &Regions<'_>) -> bool {
 
 fn history(new: &Regions<'_>, old: &Regions<'_>) -> Option<Difference> {
     let equal = |one: &Message<'_>, other: &Message<'_>| {
-        one.role == other.role && parting(one.pieces, other.pieces).is_none()
+        one.role == other.role && first_mismatch(one.pieces, other.pieces).is_none()
     };
     let both = new.messages.iter().zip(&old.messages);
     let at = both.take_while(|(one, other)| equal(one, other)).count();
     let (one, other) = (new.messages.get(at)?, old.messages.get(at)?);
-    let piece = parting(one.pieces, other.pieces).unwrap_or(0);
+    let piece = first_mismatch(one.pieces, other.pieces).unwrap_or(0);
     let place = one.start + piece.min(one.pieces.len().saturating_sub(1));
     let [new_behind, old_behind] = [new.messages.len(), old.messages.len()].map(|len| len - at - 1);
 
     let found = |cause| Some(Difference::at(cause, SegmentKind::Message, place));
-    if one.role == other.role && wanders(one, other, new_behind, old_behind) {
+    if one.role == other.role && differs_in_contexts(one, other, new_behind, old_behind) {
         return found(Cause::ContextMoved);
     }
     // In both requests the differing message is the last one.
@@ -408,7 +408,12 @@ fn identity(message: &Message<'_>) -> u64 {
 
 /// Returns whether one message is the other without its contexts, or with other contexts: the remaining words are the
 /// same. Only a later turn of the same chat counts.
-fn wanders(new: &Message<'_>, old: &Message<'_>, new_behind: usize, old_behind: usize) -> bool {
+fn differs_in_contexts(
+    new: &Message<'_>,
+    old: &Message<'_>,
+    new_behind: usize,
+    old_behind: usize,
+) -> bool {
     // A message is sent again only if the chat continues.
     if new_behind <= old_behind {
         return false;
@@ -513,7 +518,7 @@ fn documents(new: &[Flat], old: &[Flat], start: usize, at: usize) -> Option<Diff
         documents.copied().collect()
     };
     let (news, olds) = (of(new), of(old));
-    let Some(first) = parting(&news, &olds) else {
+    let Some(first) = first_mismatch(&news, &olds) else {
         // The text between the documents differs, such as numbered headings.
         return found(Cause::DocumentText);
     };

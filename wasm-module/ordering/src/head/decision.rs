@@ -59,7 +59,7 @@ impl Decision<'_> {
     }
 
     /// Returns the removed and frozen ranges, which the hashes of chats and scopes leave out.
-    pub(crate) fn unknown(&self) -> Vec<Range<usize>> {
+    pub(crate) fn unhashed_ranges(&self) -> Vec<Range<usize>> {
         let frozen = self.frozen.iter().map(|span| span.range.clone());
         merged(self.removed.iter().cloned().chain(frozen).collect())
     }

@@ -12,9 +12,9 @@
 
 use super::cause::{Cause, Volatile};
 use super::compare::{self, Difference, Flat, Sides};
-use super::entry::{Asked, Entry, Parameters, Placed, Realm};
+use super::entry::{DiagnosedRequest, Entry, Parameters, Placed, Realm};
 use super::marks;
-use super::outline::{self, Cut, Depth, Known, MessageTexts, Piece, RawPiece};
+use super::outline::{self, Depth, Known, MessageTexts, Piece, RawPiece, SplitAt};
 use super::pending::{self, PendingPieces, PendingPrompt};
 use super::segments::{Segment, SegmentKind};
 use super::tools::name_of;
@@ -101,7 +101,7 @@ impl Diagnosis {
     ///
     /// If the engine had cached clearly less than an earlier prompt shares, the cause becomes [`Cause::Evicted`]. If it
     /// had cached more than expected, the lost tokens are reduced.
-    pub fn told(&mut self, prompt: u64, cached: u64, page_tokens: u32) {
+    pub fn apply_usage(&mut self, prompt: u64, cached: u64, page_tokens: u32) {
         if prompt == 0 || self.prompt_tokens == 0 {
             return;
         }
@@ -305,8 +305,8 @@ impl Index {
     }
 
     /// Reads a request for [`Index::diagnose`]. O(segments), plus hashing and copying of texts that are not stored yet.
-    fn read(&mut self, asked: &Asked<'_, '_>) -> PendingPrompt {
-        let Asked {
+    fn read(&mut self, asked: &DiagnosedRequest<'_, '_>) -> PendingPrompt {
+        let DiagnosedRequest {
             parsed, segments, ..
         } = *asked;
         let salt = parsed.salt.given().unwrap_or_default();
@@ -370,7 +370,11 @@ impl Index {
     }
 
     /// Diagnoses a request. If `asked`, the request itself, is `None`, names and shapes stay empty.
-    fn resolve(&mut self, pending: PendingPrompt, asked: Option<&Asked<'_, '_>>) -> Diagnosis {
+    fn resolve(
+        &mut self,
+        pending: PendingPrompt,
+        asked: Option<&DiagnosedRequest<'_, '_>>,
+    ) -> Diagnosis {
         if pending.is_unread {
             self.count += 1;
             return Diagnosis {
@@ -398,7 +402,7 @@ impl Index {
         let entry = self.entry(pending.realm, pending.parameters, pending.inline, placed);
         let (mut diagnosis, place) = self.compare(&entry);
         if let Some(place) = place {
-            self.tell(&mut diagnosis, &place, &entry, asked);
+            self.add_location(&mut diagnosis, &place, &entry, asked);
         }
         self.keep(entry);
         diagnosis
@@ -780,12 +784,12 @@ impl Index {
     }
 
     /// Adds the place of the difference to a diagnosis, and at [`Depth::Full`] the name and the shape too.
-    fn tell(
+    fn add_location(
         &self,
         diagnosis: &mut Diagnosis,
         (found, at): &(Difference, Flat),
         entry: &Entry,
-        asked: Option<&Asked<'_, '_>>,
+        asked: Option<&DiagnosedRequest<'_, '_>>,
     ) {
         let Some(placed) = entry.segments.get(at.segment as usize) else {
             return;
@@ -817,11 +821,19 @@ impl Index {
     }
 
     /// Returns the piece of a segment's text that contains byte `offset`.
-    fn words_at<'a>(asked: &Asked<'_, 'a>, segment: &Segment, offset: u32) -> Option<&'a str> {
+    fn words_at<'a>(
+        asked: &DiagnosedRequest<'_, 'a>,
+        segment: &Segment,
+        offset: u32,
+    ) -> Option<&'a str> {
         let message = asked.parsed.messages.get(segment.message? as usize)?;
         let mut done = 0;
         for (text, is_text) in MessageTexts::default().of(asked.parsed.text, message, segment) {
-            let cut = if is_text { Cut::Sentences } else { Cut::Whole };
+            let cut = if is_text {
+                SplitAt::Sentences
+            } else {
+                SplitAt::Whole
+            };
             for unit in outline::units(text, cut) {
                 let end = done + unit.len();
                 if (done..end).contains(&(offset as usize)) {
@@ -935,7 +947,7 @@ impl Index {
             let documents = runs.flat_map(|run| &run.documents);
             documents.map(|(fingerprint, _)| *fingerprint).collect()
         });
-        self.read(&Asked {
+        self.read(&DiagnosedRequest {
             parsed,
             segments: &segments,
             tenant,
@@ -957,7 +969,7 @@ impl Index {
     ) -> Result<Diagnosis, crate::Skip> {
         let parsed = crate::body::parse(body, config)?;
         let segments = parsed.segments(config);
-        let asked = Asked {
+        let asked = DiagnosedRequest {
             parsed: &parsed,
             segments: &segments,
             tenant,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// A request to diagnose, as the index reads it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asked<'r, 'a> {
+pub(super) struct DiagnosedRequest<'r, 'a> {
     /// The request's body, parsed.
     pub(super) parsed: &'r Parsed<'a>,
     /// The body's segments.

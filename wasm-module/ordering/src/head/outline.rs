@@ -371,7 +371,7 @@ pub fn sent(parsed: &Parsed<'_>, segments: &Segments) -> Vec<(SegmentKind, Retri
                 let cut = cut_of(segment, false);
                 for (text, is_text) in texts.of(body, message, segment) {
                     let seed = segment.role as u64 + if is_text { 3 } else { 13 };
-                    let cut = if is_text { cut } else { Cut::Whole };
+                    let cut = if is_text { cut } else { SplitAt::Whole };
                     for unit in units(text, cut) {
                         let unit = text.get(unit).unwrap_or_default();
                         add(kind, xxh3_64_with_seed(unit.as_bytes(), seed), unit.len());
@@ -385,7 +385,7 @@ pub fn sent(parsed: &Parsed<'_>, segments: &Segments) -> Vec<(SegmentKind, Retri
 
 /// The places at which a text is split into units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cut {
+pub(super) enum SplitAt {
     /// The text is not split: it is one unit.
     Whole,
     /// The text is split after line breaks and at ends of sentences.
@@ -397,12 +397,12 @@ pub(super) enum Cut {
 
 /// Splits a text into units and returns their adjacent ranges. Each ends after a line or a sentence, with the white
 /// space that follows. At most [`MAX_UNITS`]; the last one holds the rest.
-pub(super) fn units(text: &str, cut: Cut) -> SmallVec<[Range<usize>; 16]> {
+pub(super) fn units(text: &str, cut: SplitAt) -> SmallVec<[Range<usize>; 16]> {
     let bytes = text.as_bytes();
     let mut units = SmallVec::new();
     let mut start = 0;
     let mut at = 0;
-    while at < bytes.len() && cut != Cut::Whole && units.len() + 1 < MAX_UNITS {
+    while at < bytes.len() && cut != SplitAt::Whole && units.len() + 1 < MAX_UNITS {
         let Some(&byte) = bytes.get(at) else { break };
         let next = bytes.get(at + 1).copied();
         let is_break = |at: usize| {
@@ -416,7 +416,7 @@ pub(super) fn units(text: &str, cut: Cut) -> SmallVec<[Range<usize>; 16]> {
             continue;
         } else {
             let is_sentence = matches!(byte, b'.' | b'!' | b'?') && at - start >= SHORTEST_SENTENCE;
-            let is_label = byte == b':' && cut == Cut::Labels;
+            let is_label = byte == b':' && cut == SplitAt::Labels;
             (is_sentence || is_label) && next == Some(b' ')
         };
         if !ends {
@@ -475,13 +475,13 @@ pub(super) fn tokens_between(start: u64, end: u64) -> u32 {
 }
 
 /// Returns the places at which a segment's text is split. `holds_documents` is true if its message has documents.
-pub(super) fn cut_of(segment: &Segment, holds_documents: bool) -> Cut {
+pub(super) fn cut_of(segment: &Segment, holds_documents: bool) -> SplitAt {
     if segment.kind == SegmentKind::System || segment.role == Role::System {
-        Cut::Sentences
+        SplitAt::Sentences
     } else if holds_documents {
-        Cut::Labels
+        SplitAt::Labels
     } else {
-        Cut::Whole
+        SplitAt::Whole
     }
 }
 
@@ -565,7 +565,7 @@ const MAX_DEPTH: u32 = 24;
 mod tests {
     use super::*;
 
-    fn cut(text: &str, cut: Cut) -> Vec<&str> {
+    fn cut(text: &str, cut: SplitAt) -> Vec<&str> {
         units(text, cut)
             .into_iter()
             .map(|unit| &text[unit])
@@ -575,7 +575,7 @@ mod tests {
     #[test]
     fn units_lie_side_by_side_and_end_behind_lines_and_sentences() {
         let text = r"You are a helpful one. Cite, e.g. pages.\n\n  Time: 14:03\nGo";
-        let units = cut(text, Cut::Sentences);
+        let units = cut(text, SplitAt::Sentences);
         assert_eq!(
             units,
             [
@@ -585,15 +585,15 @@ mod tests {
                 "Go"
             ]
         );
-        assert_eq!(cut(text, Cut::Whole), [text]);
+        assert_eq!(cut(text, SplitAt::Whole), [text]);
         assert_eq!(
-            cut(r"Question: Why?\nAnswer:", Cut::Labels),
+            cut(r"Question: Why?\nAnswer:", SplitAt::Labels),
             ["Question: ", r"Why?\n", "Answer:"]
         );
-        assert!(cut("", Cut::Sentences).is_empty());
+        assert!(cut("", SplitAt::Sentences).is_empty());
         let many = "a\\n".repeat(1_000);
-        assert_eq!(cut(&many, Cut::Sentences).concat(), many);
-        assert_eq!(cut(&many, Cut::Sentences).len(), MAX_UNITS);
+        assert_eq!(cut(&many, SplitAt::Sentences).concat(), many);
+        assert_eq!(cut(&many, SplitAt::Sentences).len(), MAX_UNITS);
     }
 
     #[test]

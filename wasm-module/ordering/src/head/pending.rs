@@ -10,7 +10,7 @@
 //! Reading only hashes and copies; it classifies no words. A tool or a message stored in the index costs one look-up
 //! and stays there until the prompt is diagnosed, so every prompt that was read must be diagnosed.
 
-use super::entry::{Asked, Parameters, Placed, Realm};
+use super::entry::{DiagnosedRequest, Parameters, Placed, Realm};
 use super::outline::{self, Depth, Known, MessageTexts, Piece, RawPiece};
 use super::segments::{Segment, SegmentKind};
 use crate::body::{FoundDocument, offset_in};
@@ -48,7 +48,7 @@ pub(super) enum PendingPieces {
 impl PendingPrompt {
     /// Returns a prompt without segments, with capacity for those of the request.
     pub(super) fn new(
-        asked: &Asked<'_, '_>,
+        asked: &DiagnosedRequest<'_, '_>,
         realm: Realm,
         parameters: Parameters,
         documents: usize,
@@ -74,7 +74,7 @@ impl PendingPrompt {
     /// Adds a segment's pieces, and returns their range. At [`Depth::Light`], pieces beyond [`MAX_PIECES`] become one.
     pub(super) fn take<'a>(
         &mut self,
-        asked: &Asked<'_, 'a>,
+        asked: &DiagnosedRequest<'_, 'a>,
         texts: &mut MessageTexts<'a>,
         segment: &Segment,
         documents: &[&FoundDocument<'_>],

@@ -39,7 +39,7 @@ pub(crate) struct Tools {
     /// The sets of tools with their orders.
     sets: ToolSets,
     /// Forms that this worker chose, instead of receiving them, and that other workers have not received yet.
-    told: Vec<Form>,
+    queued_forms: Vec<Form>,
     /// Increases whenever a form is recorded.
     pub(crate) version: u64,
 }
@@ -181,7 +181,7 @@ impl Tools {
         let is_told = told.is_some();
         let order = self.sets.order(key, &by_name, told);
         if !is_told {
-            self.tell(Form {
+            self.queue_form(Form {
                 canonical: key,
                 order: order.as_slice().into(),
             });
@@ -193,16 +193,16 @@ impl Tools {
     }
 
     /// Records a form that this worker has chosen, and queues it for other workers.
-    fn tell(&mut self, form: Form) {
+    fn queue_form(&mut self, form: Form) {
         self.version += 1;
         self.forms.insert(form.canonical, form.order.clone());
-        self.told.truncate(MAX_TOLD);
-        self.told.push(form);
+        self.queued_forms.truncate(MAX_QUEUED_FORMS);
+        self.queued_forms.push(form);
     }
 
     /// Removes and returns the forms that this worker has chosen since the last call, for other workers; at most 64.
     pub(crate) fn take_unpublished(&mut self) -> Vec<Form> {
-        std::mem::take(&mut self.told)
+        std::mem::take(&mut self.queued_forms)
     }
 
     /// Records a form from another worker. Of two forms of one tool, every worker keeps the smaller one by byte order,
@@ -236,7 +236,7 @@ impl Tools {
         let hash = xxh3_64_with_seed(&order, 0);
         let canonical = layout.canonical;
         if order.len() <= MAX_FORM_BYTES && self.forms.get(canonical).is_none() {
-            self.tell(Form {
+            self.queue_form(Form {
                 canonical,
                 order: order.into(),
             });
@@ -479,7 +479,7 @@ impl Reading<'_> {
                 if keys.len() > MAX_MEMBERS {
                     return None;
                 }
-                if !self.scan.goes_on(b'}').ok()? {
+                if !self.scan.read_separator(b'}').ok()? {
                     break;
                 }
             }
@@ -495,7 +495,7 @@ impl Reading<'_> {
             loop {
                 let element = self.value(context, depth + 1)?;
                 hash = xxh3_64_with_seed(&element.to_le_bytes(), hash);
-                if !self.scan.goes_on(b']').ok()? {
+                if !self.scan.read_separator(b']').ok()? {
                     break;
                 }
             }
@@ -598,4 +598,4 @@ const MAX_SET_TOOLS: usize = 255;
 const MAX_KNOWN: usize = 2_048;
 
 /// The maximum number of forms that wait to be sent to other workers, not counting the newest one.
-const MAX_TOLD: usize = 63;
+const MAX_QUEUED_FORMS: usize = 63;

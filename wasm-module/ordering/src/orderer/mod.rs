@@ -202,7 +202,10 @@ impl Orderer {
         let is_dry = matches!(options.trial, Trial::DryRun);
         let mut applies = self.config.head.mode() == HeadMode::Apply && !is_dry;
         if applies {
-            parsed.rebase(decision.tools_field(parsed).as_deref(), &decision.unknown());
+            parsed.rebase(
+                decision.tools_field(parsed).as_deref(),
+                &decision.unhashed_ranges(),
+            );
         }
         let arm = Rewriting::arm(options, tenant, parsed);
         if applies && arm == Some(Arm::Control) {

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The engine appends under a short lock and waits for no reader. A reader that falls behind by more than a ring must
-//! start again from a snapshot ([`News::reset`]). Positions count events within one *epoch* of the cache. A restart, or
+//! start again from a snapshot ([`EventsSince::reset`]). Positions count events within one *epoch* of the cache. A restart, or
 //! events that were lost before they reached the feed, begin a new epoch.
 
 mod held;
@@ -50,7 +50,7 @@ pub struct Position {
 
 /// The events from one position to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct News {
+pub struct EventsSince {
     /// The [`Progress::epoch`] that the events belong to.
     pub epoch: u64,
     /// Number of events in the epoch before these.
@@ -138,11 +138,11 @@ impl Feed {
 
     /// Returns at most `limit` events about documents after a position. Without a position, or if events after it are
     /// no longer stored, returns events that describe all cached documents, however many.
-    pub fn documents_since(&self, since: Option<Position>, limit: usize) -> News {
+    pub fn documents_since(&self, since: Option<Position>, limit: usize) -> EventsSince {
         let state = self.state.lock();
         match state.documents.since(state.epoch, since, limit) {
             Some((from, events)) => state.news(from, events, false),
-            None => News {
+            None => EventsSince {
                 next: state.documents.next(),
                 ..state.news(state.documents.next(), state.held.events(), true)
             },
@@ -151,7 +151,7 @@ impl Feed {
 
     /// Returns at most `limit` events about pages after a position. Without a position, or if events after it are no
     /// longer stored, begins with the oldest stored event.
-    pub fn pages_since(&self, since: Option<Position>, limit: usize) -> News {
+    pub fn pages_since(&self, since: Option<Position>, limit: usize) -> EventsSince {
         let state = self.state.lock();
         let known = state.pages.since(state.epoch, since, limit);
         let reset = known.is_none();
@@ -218,8 +218,8 @@ impl FeedState {
         }
     }
 
-    fn news(&self, from: u64, events: Vec<CacheEvent>, reset: bool) -> News {
-        News {
+    fn news(&self, from: u64, events: Vec<CacheEvent>, reset: bool) -> EventsSince {
+        EventsSince {
             epoch: self.epoch,
             from,
             next: from + events.len() as u64,
@@ -318,7 +318,7 @@ mod tests {
         }
     }
 
-    fn at(news: &News) -> Option<Position> {
+    fn at(news: &EventsSince) -> Option<Position> {
         Some(Position {
             epoch: news.epoch,
             next: news.next,

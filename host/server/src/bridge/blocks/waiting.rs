@@ -58,7 +58,7 @@ impl WaitingPrompts {
         self.tokens += prompt.tokens.len();
         self.ages.push_back(prompt.id);
         self.prompts.insert(prompt.id, prompt);
-        self.let_go();
+        self.evict_excess();
     }
 
     /// Removes and returns the prompts that wait behind `at`.
@@ -87,7 +87,7 @@ impl WaitingPrompts {
             .collect()
     }
 
-    fn let_go(&mut self) {
+    fn evict_excess(&mut self) {
         while (self.prompts.len() > self.limits.prompts || self.tokens > self.limits.prompt_tokens)
             && let Some(oldest) = self.ages.pop_front()
         {

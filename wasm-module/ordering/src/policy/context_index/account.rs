@@ -123,7 +123,7 @@ impl ContextIndex {
                 self.remnant = (!node.is_context()).then_some(at);
                 return tokens;
             }
-            at = self.unhang(at);
+            at = self.remove_leaf_node(at);
             if at == ROOT || !self.tree.is_childless(at) {
                 return tokens;
             }
@@ -132,14 +132,14 @@ impl ContextIndex {
 
     /// Removes a context, and its ancestors that have no other child.
     pub(super) fn forget(&mut self, leaf: NodeId) {
-        let mut at = self.unhang(leaf);
+        let mut at = self.remove_leaf_node(leaf);
         while at != ROOT && self.tree.is_childless(at) {
-            at = self.unhang(at);
+            at = self.remove_leaf_node(at);
         }
     }
 
     /// Removes a node without children, and returns its parent's id.
-    fn unhang(&mut self, node: NodeId) -> NodeId {
+    fn remove_leaf_node(&mut self, node: NodeId) -> NodeId {
         let Some(kind) = self.tree.node(node).map(|node| node.kind) else {
             return ROOT;
         };

@@ -61,7 +61,7 @@ pub(super) fn build(index: &mut ContextIndex, contexts: &[Vec<Fingerprint>]) -> 
             clusters.pair(pair.cluster);
         }
     }
-    clusters.hang(index, contexts.len())
+    clusters.attach_all(index, contexts.len())
 }
 
 impl Clusters {
@@ -171,7 +171,7 @@ impl Clusters {
     }
 
     /// Attaches the remaining clusters to the root of `index`, their parts below them; returns each context's leaf.
-    fn hang(self, index: &mut ContextIndex, contexts: usize) -> Vec<NodeId> {
+    fn attach_all(self, index: &mut ContextIndex, contexts: usize) -> Vec<NodeId> {
         let mut leaves = vec![ROOT; contexts];
         let mut stack: Vec<(u32, NodeId)> = (0..count(self.all.len()))
             .rev()

@@ -78,29 +78,29 @@ impl Products {
             Output::F32(output) => (output.address(), Kind::F32),
             Output::Add(output) => (output.address(), Kind::Add),
         };
-        let product = self.product(Shape {
+        let prepared = self.prepare(Shape {
             rows: product.rows,
             inputs: product.inputs,
             outputs: product.outputs,
             kind,
         })?;
         let (one, beta) = (1.0f32, if kind == Kind::Add { 1.0f32 } else { 0.0 });
-        // SAFETY: the operands have the shapes that `product` was made for, as `kernels::multiply` has checked.
+        // SAFETY: the operands have the shapes that `prepared` was made for, as `kernels::multiply` has checked.
         let outcome = unsafe {
             result::matmul(
                 self.handle,
-                product.product,
+                prepared.product,
                 std::ptr::from_ref(&one).cast(),
                 std::ptr::from_ref(&beta).cast(),
                 product.weights.address() as *const c_void,
-                product.weights,
+                prepared.weights,
                 product.input.address() as *const c_void,
-                product.input,
+                prepared.input,
                 output as *const c_void,
-                product.output,
+                prepared.output,
                 output as *mut c_void,
-                product.output,
-                &product.algorithm,
+                prepared.output,
+                &prepared.algorithm,
                 self.workspace as *mut c_void,
                 WORKSPACE,
                 queue.cast(),
@@ -109,14 +109,14 @@ impl Products {
         outcome.map_err(fault)
     }
 
-    fn product(&mut self, shape: Shape) -> Result<PreparedProduct, Fault> {
-        if let Some(product) = self.prepared.get(&shape) {
-            return Ok(*product);
+    fn prepare(&mut self, shape: Shape) -> Result<PreparedProduct, Fault> {
+        if let Some(prepared) = self.prepared.get(&shape) {
+            return Ok(*prepared);
         }
         if self.prepared.len() == MAX_PREPARED {
             self.forget();
         }
-        let product = self.find(shape).map_err(|error| {
+        let prepared = self.find(shape).map_err(|error| {
             let Shape {
                 rows,
                 inputs,
@@ -128,8 +128,8 @@ impl Products {
                 error.0
             ))
         })?;
-        self.prepared.insert(shape, product);
-        Ok(product)
+        self.prepared.insert(shape, prepared);
+        Ok(prepared)
     }
 
     fn find(&self, shape: Shape) -> Result<PreparedProduct, CublasError> {
