@@ -22,7 +22,7 @@ pub(crate) struct Clusters {
     client: Client<HttpConnector, Full<Bytes>>,
 }
 
-/// A call that is ready to be made.
+/// An HTTP call of the filter that is ready to be made.
 pub(crate) struct Call {
     pub(crate) id: u64,
     request: Request<Full<Bytes>>,

@@ -28,7 +28,7 @@ pub struct Metrics {
     pub(crate) streams: Counter,
     /// Streams refused because too many were open.
     pub(crate) refused_streams: Counter,
-    /// Streams that ended with an error, by the gateway's fault or ours.
+    /// Streams that ended with an error, whether the gateway or this process caused it.
     pub(crate) failed_streams: Counter,
     /// Bytes of request bodies in memory, over all streams.
     pub(crate) held_bytes: Gauge,
@@ -42,7 +42,7 @@ pub struct Metrics {
     pub(crate) endpoint_changes: Counter,
     /// Lists of endpoints that could not be read; the previous list stays in use.
     pub(crate) refused_endpoint_lists: Counter,
-    /// Scrapes of an endpoint's metrics without a load.
+    /// Scrapes of an endpoint's metrics that failed, or that reported no load.
     pub(crate) failed_scrapes: Counter,
     /// Requests refused because no endpoint of the pool was eligible.
     pub(crate) no_endpoint: Counter,

@@ -28,14 +28,14 @@ use crate::pool::source::Source;
 use crate::pool::{Endpoint, Pool, scrape};
 use crate::proxy::{PluginCalls, Proxy, Scope};
 
-/// The limits of a process.
+/// The limits of a process on streams and memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// Most open streams; each is a request in flight at a gateway.
+    /// Maximum number of open streams; each is a request in flight at a gateway.
     pub streams: usize,
-    /// Most bytes of request bodies in memory, over all streams.
+    /// Maximum number of bytes of request bodies in memory, over all streams.
     pub held_bytes: usize,
-    /// Most bytes of one protocol message. If the gateway buffers bodies, a message has a whole body.
+    /// Maximum number of bytes of one protocol message. If the gateway buffers bodies, a message has a whole body.
     pub message_bytes: usize,
 }
 
@@ -49,7 +49,7 @@ impl Default for Bounds {
     }
 }
 
-/// Returns the function that a plugin calls to request a tick.
+/// Returns the function with which a plugin requests a tick.
 fn waker(woken: &Arc<Notify>) -> impl Fn() + Send + Sync + use<> {
     let woken = Arc::clone(woken);
     move || woken.notify_one()
@@ -68,7 +68,9 @@ pub struct Processor {
     /// The endpoint pool; `None` if this process picks no endpoints.
     pub(crate) pool: Option<Pool>,
     pub(crate) bounds: Bounds,
+    /// A permit for each further stream that may be opened.
     places: Arc<Semaphore>,
+    /// Bytes of request bodies in memory, over all streams.
     held_bytes: AtomicUsize,
 }
 
@@ -268,7 +270,7 @@ impl Processor {
         }
     }
 
-    /// Changes the pool's endpoints to these; does nothing without a pool.
+    /// Replaces the pool's endpoints by `endpoints`; does nothing without a pool, or if they are the same.
     pub(crate) fn take_endpoints(&self, endpoints: &[Endpoint]) {
         let Some(pool) = &self.pool else { return };
         let change = pool.plan(endpoints);
@@ -367,7 +369,7 @@ impl Processor {
     }
 }
 
-/// Runs `work` and catches a panic, which would otherwise end the ticks for ever.
+/// Runs `work` and catches a panic, so that the background task that calls it continues.
 fn caught(work: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(work));
 }

@@ -23,7 +23,7 @@ use crate::metrics::Metrics;
 use crate::pool::Pool;
 use crate::pool::subset::{Subset, served};
 
-/// The filter's host for one request, or for the plugin.
+/// The [`Host`] that the filter calls, for one request or for the plugin.
 pub(crate) struct Proxy<'a> {
     pub(crate) shared_data: &'a SharedData,
     pub(crate) metrics: &'a Metrics,
@@ -42,6 +42,7 @@ pub(crate) enum Scope<'a> {
 #[derive(Default)]
 pub(crate) struct PluginCalls {
     asked: RefCell<Vec<Call>>,
+    /// Id of the last call, counted from 1.
     last: Cell<u32>,
 }
 
@@ -58,7 +59,7 @@ pub(crate) struct RequestState {
     pub(crate) response: Headers,
     /// The part of the request's body that has arrived.
     pub(crate) body: Vec<u8>,
-    /// The body to forward instead; `None` for the original body.
+    /// The body to forward in place of the original; `None` to forward the original body.
     pub(crate) new_body: Option<Vec<u8>>,
     /// The current chunk of the response's body.
     pub(crate) chunk: Vec<u8>,
@@ -78,7 +79,9 @@ pub(crate) struct RequestState {
     pub(crate) subset: Option<Subset>,
     /// Calls requested by the filter and not made yet.
     pub(crate) asked: Vec<Call>,
+    /// Number of calls that the filter has requested so far; the last one's id.
     calls: u64,
+    /// True once the filter has set the access-log fields, which later calls do not change.
     logged: bool,
 }
 
@@ -373,7 +376,7 @@ fn refused(call: &'static str, status: u32) -> HostError {
 
 /// Status of a call that needs a request, made by the plugin.
 const NO_REQUEST: u32 = 10;
-/// Status of a call of the plugin's, made within a request.
+/// Status of a call that only the plugin may make, made within a request.
 const NO_PLUGIN: u32 = 11;
 /// Status of a call while another one borrows the request's state.
 const NESTED: u32 = 12;

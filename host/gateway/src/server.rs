@@ -4,7 +4,7 @@
 //!   --listen           gRPC: the external-processing service, and the health service      TCP, TLS or a Unix socket
 //!   --internal-listen  HTTP: /metrics, /live, /ready                                      for operators alone
 //!
-//!   SIGTERM ─▶ not ready any more, gateways are told to go elsewhere (GOAWAY) ─▶ streams end, or their grace does
+//!   SIGTERM ─▶ not ready any more, GOAWAY to all gateways ─▶ streams end, or the grace period does
 //! ```
 
 use std::net::SocketAddr;
@@ -58,7 +58,7 @@ pub struct Tls {
     pub client_authority: Option<Vec<u8>>,
 }
 
-/// The configuration of a process.
+/// The configuration of a server process.
 pub struct Options {
     /// Address for the gateways' connections.
     pub listen: Place,
@@ -70,7 +70,7 @@ pub struct Options {
     pub grace: Duration,
 }
 
-/// A process with bound listeners.
+/// A server process whose listeners are bound.
 pub struct Server {
     processor: Arc<Processor>,
     incoming: Incoming,

@@ -1,5 +1,5 @@
-//! What the servers `foreword` and `foreword-gateway` share as processes: log, stop signals, announced addresses, and
-//! limits on connections.
+//! The parts of a process that the servers `foreword` and `foreword-gateway` share: log, stop signals, announced
+//! addresses, and limits on connections.
 
 pub mod connections;
 

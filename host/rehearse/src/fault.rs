@@ -1,5 +1,5 @@
 //! Faults of a module: which callback failed, and why. They contain no text of a request: of a panic's message, only
-//! the place in the source is kept.
+//! the place in the source is recorded.
 
 use crate::limits::{Exited, HandedOver, MemoryExceeded};
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub struct Fault {
     pub place: Option<String>,
 }
 
-/// Why a callback failed.
+/// The reason for which a callback failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FaultKind {
     /// The module trapped: a panic, an access out of bounds, or a stack overflow. The text is wasmtime's.

@@ -3,14 +3,15 @@
 use std::time::Duration;
 use wasmtime::ResourceLimiter;
 
-/// A module's limits.
+/// The limits of a module's callbacks and memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most instructions of a callback. Envoy has no such limit: there an endless loop blocks its worker for ever.
+    /// Maximum number of instructions of a callback. Envoy has no such limit: there an endless loop blocks its worker
+    /// thread.
     pub fuel: u64,
     /// Longest time of a callback, for machines that execute its instructions too slowly.
     pub deadline: Duration,
-    /// Most memory of a VM, in bytes.
+    /// Maximum memory of a VM, in bytes.
     pub memory_bytes: u64,
 }
 
@@ -24,13 +25,14 @@ impl Default for Limits {
     }
 }
 
-/// Most bytes that a callback may pass to the proxy, which keeps some of them outside the VM's memory.
+/// Maximum number of bytes that a callback may pass to the proxy, which stores some of them outside the VM's memory.
 pub(crate) const HANDED_OVER: usize = 256 << 20;
 
 /// Limits the memory of a VM: the sum of its linear memories, and the entries of its tables.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryWatch {
     limit: u64,
+    /// Current sum of the linear memories, in bytes.
     held: u64,
     table_entries: usize,
     /// Largest sum so far, in bytes.
@@ -96,5 +98,5 @@ impl ResourceLimiter for MemoryWatch {
     }
 }
 
-/// Most table entries (functions called by pointer) of a module, more than real modules have.
+/// Maximum number of table entries (functions called by pointer) of a module, more than real modules have.
 const TABLE_ENTRIES: usize = 1 << 20;

@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use wasmtime::{Config, Engine, InstancePre, Linker};
 
-/// Why a module cannot be loaded.
+/// The reason for which a module cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum ModuleError {
     /// The file cannot be read.

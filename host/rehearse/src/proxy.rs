@@ -44,7 +44,7 @@ impl Default for Setup {
     }
 }
 
-/// VMs of one module that share data.
+/// A proxy: VMs of one module that share data.
 pub struct Proxy<'m> {
     module: &'m Module,
     setup: Setup,
@@ -52,6 +52,7 @@ pub struct Proxy<'m> {
     environment: Rc<[(String, String)]>,
     shared: Rc<RefCell<Shared>>,
     vms: Vec<Vm>,
+    /// Number of requests played so far; they go to the VMs in turn.
     turn: usize,
     now_ns: u64,
     /// Totals of the VMs that were replaced.
@@ -158,8 +159,8 @@ impl<'m> Proxy<'m> {
         Ok(())
     }
 
-    /// Runs callbacks outside of requests on a VM, and answers the HTTP calls that they make. If one fails, its fault
-    /// is kept and the VM replaced.
+    /// Runs callbacks outside of requests on a VM, and answers the HTTP calls that they make. If a callback fails,
+    /// records its fault and replaces the VM.
     fn beside(
         &mut self,
         index: usize,
@@ -259,7 +260,7 @@ pub fn headers(pairs: &[(&str, &str)]) -> Headers {
 
 /// The clock's first time, in nanoseconds since 1970. Fixed, so that runs do not differ.
 const BEGIN_NS: u64 = 1_780_000_000_000_000_000;
-/// Most queue callbacks in a row, for modules that answer each entry with another.
+/// Maximum number of queue callbacks in a row, in case a module answers each entry with another.
 const QUEUES_IN_A_ROW: usize = 1024;
-/// Most faults outside of requests that are kept.
+/// Maximum number of faults outside of requests that are recorded.
 const FAULTS: usize = 100;

@@ -3,17 +3,19 @@
 use crate::abi::status;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Most bytes of all of it. Envoy has no such limit.
+/// Maximum number of bytes of all shared data, queues and metrics together. Envoy has no such limit.
 const MAX_BYTES: usize = 1 << 30;
 
-/// The data and queues that the VMs of a proxy share.
+/// The data, queues and metrics that the VMs of a proxy share.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     /// Values by key, each with its number for compare-and-swap.
     data: BTreeMap<Vec<u8>, (Vec<u8>, u32)>,
+    /// The number of the last value that was set.
     number: u32,
     queues: Vec<Queue>,
     metrics: Vec<Metric>,
+    /// Number of bytes that count against [`MAX_BYTES`].
     bytes: usize,
 }
 
@@ -68,7 +70,8 @@ impl Shared {
         status::OK
     }
 
-    /// Registers a queue and returns its id; `None` beyond the limit. Callbacks go to the VM that registered last.
+    /// Registers a queue and returns its id; `None` if the memory limit is reached. Callbacks go to the VM that
+    /// registered last.
     pub(crate) fn register_queue(&mut self, vm: usize, name: &[u8]) -> Option<u32> {
         if let Some(at) = self.resolve_queue(name) {
             self.queues.get_mut(at as usize)?.vm = vm;
@@ -113,7 +116,8 @@ impl Shared {
         Ok(entry)
     }
 
-    /// Returns a queue whose VM must be called, as VM and queue id, and marks it as done; `None` if there is none.
+    /// Returns a queue with new entries for which its VM was not called yet, as the VM's index and the queue's id, and
+    /// marks the call as done; `None` if there is none.
     pub(crate) fn next_ready(&mut self) -> Option<(usize, u32)> {
         let mut queues = self.queues.iter_mut().enumerate();
         let (id, queue) = queues.find(|(_, queue)| queue.is_ready)?;
@@ -121,7 +125,7 @@ impl Shared {
         Some((queue.vm, u32::try_from(id).ok()?))
     }
 
-    /// Returns a metric's id, which depends on the name only; `None` beyond the limit of bytes.
+    /// Returns the id of the metric `name`, which is defined if it is new; `None` if the memory limit is reached.
     pub(crate) fn define(&mut self, name: String, kind: MetricKind) -> Option<u32> {
         let known = (self.metrics.iter()).position(|metric| metric.name == name);
         if let Some(at) = known {
@@ -148,8 +152,9 @@ impl Shared {
     }
 }
 
-/// Bytes that a queue or an entry, and a metric, count for in addition to their texts.
+/// Bytes that a queue, and each of its entries, count for in addition to their texts.
 const QUEUE_BYTES: usize = 64;
+/// Bytes that a metric counts for in addition to its name.
 const METRIC_BYTES: usize = 64;
 
 #[cfg(test)]

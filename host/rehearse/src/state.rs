@@ -52,7 +52,7 @@ pub(crate) struct State {
 /// Number of log levels: trace, debug, info, warn, error, critical.
 pub(crate) const LEVELS: usize = 6;
 
-/// Most log lines of a plugin's start that are kept.
+/// Maximum number of log lines of a plugin's start that are stored.
 const SAID: usize = 8;
 
 /// An HTTP call of the module to a cluster, not answered yet.
@@ -76,7 +76,9 @@ pub(crate) struct Stream {
     pub(crate) is_logging: bool,
     /// Properties by path, with a 0 byte between the parts of a path.
     pub(crate) properties: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// True once the module has resumed the paused request; cleared when the proxy acts on it.
     pub(crate) request_goes_on: bool,
+    /// True once the module has resumed the paused response; cleared when the proxy acts on it.
     pub(crate) response_goes_on: bool,
     pub(crate) is_closed: bool,
     pub(crate) local: Option<LocalResponse>,

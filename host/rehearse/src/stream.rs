@@ -14,7 +14,7 @@ use crate::request::{Answer, Forwarded, Outcome, Request};
 use crate::state::Stream;
 use crate::vm::{Action, Vm, length};
 
-/// What a proxy does in response to the module.
+/// The behaviour of the proxy around the module: responses to HTTP calls, and whether a pause at the headers holds all.
 pub(crate) struct Around<'a> {
     /// Returns the response to an HTTP call to the cluster of this name.
     pub(crate) answer: &'a dyn Fn(&str) -> Answer,
@@ -41,6 +41,7 @@ pub(crate) fn play(vm: &mut Vm, request: &Request, around: &Around<'_>) -> Outco
     outcome
 }
 
+/// Plays the request, its response, and the callbacks at its end. Writes the results into `outcome`.
 fn way(
     vm: &mut Vm,
     request: &Request,
@@ -68,7 +69,8 @@ fn way(
     vm.finish(context)
 }
 
-/// Plays the request's part and stores what was forwarded in `sent`. Returns whether the request was forwarded whole.
+/// Plays the callbacks for the request, and writes what was forwarded into `sent`. Returns whether all of it was
+/// forwarded.
 fn request(
     vm: &mut Vm,
     context: i32,
@@ -135,8 +137,13 @@ fn request(
     Ok(true)
 }
 
+<<<<<<< HEAD
 /// Forwards the headers, unless that was done.
 fn forward_headers(vm: &mut Vm, sent: &mut Forwarded) {
+=======
+/// Forwards the request's headers, unless they were forwarded already.
+fn let_go(vm: &mut Vm, sent: &mut Forwarded) {
+>>>>>>> 76f02adc7cc71c03339873417b45866444330948
     if let Some(headers) = vm.stream().request_headers.take() {
         sent.headers = headers;
     }
@@ -202,6 +209,7 @@ fn response(
     Ok(())
 }
 
+/// Returns the fault of a request, or a response, that stays paused after `callback`.
 fn held_for_ever(callback: &'static str) -> Fault {
     Fault {
         callback,

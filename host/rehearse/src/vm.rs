@@ -8,13 +8,13 @@ use crate::state::{ROOT, State, Stream};
 use std::collections::BTreeMap;
 use wasmtime::{Instance, Store, TypedFunc, WasmParams, WasmResults};
 
-/// Why a VM did not start.
+/// The reason for which a VM did not start.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartError {
     /// The plugin refused its configuration.
     #[error("the module refused its configuration: {}", words(.said))]
     Refused {
-        /// The warnings and errors that it logged.
+        /// The warnings and errors that the module logged.
         said: Vec<String>,
     },
     /// A callback failed before the plugin was configured.
@@ -40,7 +40,7 @@ pub struct CallbackUse {
     pub count: u64,
     /// Instructions of all calls together.
     pub fuel: u64,
-    /// Most instructions of a single call.
+    /// Largest number of instructions of a single call.
     pub most_fuel: u64,
 }
 
@@ -52,6 +52,7 @@ pub(crate) struct Vm {
     instance: Instance,
     /// Instructions of all callbacks so far.
     pub(crate) fuel: u64,
+    /// Calls and instructions of each callback, by name.
     pub(crate) uses: BTreeMap<&'static str, CallbackUse>,
     next_context: i32,
     /// Time of the plugin's next tick, in nanoseconds since 1970; `None` before the first request.
@@ -178,8 +179,8 @@ impl Vm {
         Ok(context)
     }
 
-    /// Runs the callback `name` for headers or a piece of a body. `length` is the number of headers, or of bytes; `end` is
-    /// true if nothing follows.
+    /// Runs the callback `name` for headers or a piece of a body. `length` is the number of headers, or of bytes; `end`
+    /// is true if nothing follows.
     pub(crate) fn pass(
         &mut self,
         name: &'static str,
@@ -265,7 +266,7 @@ impl Vm {
     }
 }
 
-/// Most HTTP calls answered in a row; a module that makes more is faulty.
+/// Maximum number of HTTP calls answered in a row; a module that makes more is faulty.
 const CALLS_IN_A_ROW: usize = 1024;
 
 /// Functions that initialise a module; the first that it has is called.

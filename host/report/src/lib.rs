@@ -6,7 +6,7 @@
 //!      words: numbers and texts;  plot: SVG, at two widths
 //! ```
 //!
-//! What a report says is up to its command, such as `foreword replay`. This crate determines how reports look, and
+//! A report's content is up to its command, such as `foreword replay`. This crate determines how reports look, and
 //! reads the logs that they are about.
 
 pub mod files;

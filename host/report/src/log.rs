@@ -10,7 +10,7 @@ use std::io::BufReader;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-/// Most bad lines that are reported each; further ones are only counted.
+/// Maximum number of bad lines that are reported one by one; further ones are only counted.
 const NAMED: u64 = 20;
 
 /// Handling of a bad line.
@@ -40,7 +40,7 @@ pub struct BadInput(pub String);
 /// Numbers of lines of a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Number of lines that are not blank.
+    /// Number of lines that were read, without blank ones.
     pub lines: u64,
     /// Number of lines in `lines` that could not be parsed.
     pub bad: u64,
@@ -55,7 +55,7 @@ pub struct Place {
     pub number: u64,
 }
 
-/// Why a line could not be processed.
+/// The reason for which a line could not be processed.
 #[derive(Debug)]
 pub enum LineError {
     /// The line is malformed; other lines are read.
@@ -163,7 +163,8 @@ impl Counts {
         BadInput(format!("{why} ({lines} lines read, {bad} of them bad)"))
     }
 
-    /// Returns the error for `files`, which are together a `what` (such as a trace), if no line has documents.
+    /// Returns the error for a log of which no line has documents. `what` is the word for it in the message, such as
+    /// `trace`.
     #[must_use]
     pub fn without_documents(self, what: &str, files: &[PathBuf]) -> BadInput {
         let files = names(files);

@@ -1,5 +1,5 @@
-//! What all plots have in common. The colours are those of the light page. The style sheet finds them by value and
-//! replaces them in dark mode, so each also occurs in `style.css`.
+//! The colours, sizes and drawing functions that all plots share. The colours are those of the light page. The style
+//! sheet finds them by value and replaces them in dark mode, so each also occurs in `style.css`.
 
 use anyhow::{Result, anyhow};
 use plotters::coord::Shift;
@@ -54,7 +54,7 @@ pub type Area<'s> = DrawingArea<SVGBackend<'s>, Shift>;
 /// Returns the SVG that `paint` draws, of `size` (width, height) in pixels.
 ///
 /// # Errors
-/// Returns the error of `paint`, with `what` was to be drawn.
+/// Returns the error of `paint`, in a message that names `what` was to be drawn.
 pub fn drawn(
     what: &str,
     size: (u32, u32),

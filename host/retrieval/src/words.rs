@@ -9,8 +9,9 @@ use crate::index::{Hit, Slot, SlotFilter, Top};
 use fxhash::FxHashMap;
 use std::collections::BTreeMap;
 
-/// Okapi's parameters, at their usual values.
+/// Okapi BM25's k1, at its usual value.
 const K1: f32 = 1.2;
+/// Okapi BM25's b, at its usual value.
 const B: f32 = 0.75;
 /// Longest word in bytes; longer words are truncated.
 const MAX_WORD: usize = 64;
@@ -19,9 +20,11 @@ const MAX_WORD: usize = 64;
 #[derive(Default)]
 pub struct Words {
     mapped: Mapped,
+    /// Postings of the words of the slots that were added since the file was read, by word.
     added: FxHashMap<String, Vec<Posting>>,
     /// Number of words in each slot.
     lengths: Array<u32>,
+    /// Number of words in all slots together.
     total: u64,
 }
 
@@ -32,7 +35,9 @@ type Posting = [u32; 2];
 struct Mapped {
     /// The words as UTF-8.
     text: Array<u8>,
+    /// Start of each word in `text`, then the end.
     starts: Array<u64>,
+    /// Start of each word's postings in `postings`, then the end.
     posting_starts: Array<u64>,
     postings: Array<Posting>,
 }

@@ -33,14 +33,14 @@ pub(crate) struct Reply {
     pub(crate) body: Vec<u8>,
 }
 
-/// Why a request was not served.
+/// The reason why a request was not served.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Fault {
     /// No request of this client will be served: the URL or a header is invalid, the certificate is not trusted, or the
     /// endpoint refuses the client.
     #[error("{0}")]
     Denied(String),
-    /// The endpoint refuses this request.
+    /// The endpoint refuses this request, with a status that a retry would not change.
     #[error("{0}")]
     Refused(String),
     /// The attempt failed, or all attempts did; another may succeed.
@@ -54,7 +54,8 @@ pub(crate) enum Fault {
     },
 }
 
-/// The result of a request by its response's status: served, refused, or to be retried.
+/// The meaning of an HTTP status: the request is served, this request is refused, no request of this client will be
+/// served (`Denied`), or a retry may succeed (`Again`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Served,
@@ -70,11 +71,11 @@ pub(crate) struct Access {
     pub(crate) key: Option<String>,
     /// Time limit of each attempt.
     pub(crate) timeout: Duration,
-    /// Most retries of a request.
+    /// Maximum number of retries of a request.
     pub(crate) retries: u32,
     /// Wait before the first retry; it doubles with each further one.
     pub(crate) backoff: Duration,
-    /// Most idle connections to keep; `None` for `ureq`'s default.
+    /// Maximum number of idle connections that stay open, in total and per host; `None` for `ureq`'s default.
     pub(crate) connections: Option<usize>,
 }
 
@@ -130,7 +131,8 @@ impl Client {
     }
 
     /// Calls `attempt` until it succeeds, its fault is final, or the retries are used up. Before each retry, calls
-    /// `rest` with the wait, which doubles, and with the endpoint's `Retry-After`.
+    /// `rest` with the backoff, which doubles each time, and with the wait that the endpoint's `Retry-After` states, if
+    /// any.
     ///
     /// # Errors
     /// Returns the last attempt's [`Fault`].
@@ -241,10 +243,10 @@ fn unanswered(url: &str, error: &ureq::Error) -> Fault {
     }
 }
 
-/// Returns the root of an endpoint, which may be given as its root or its `/v1`.
+/// Returns the root of an endpoint's URL. `endpoint` may be the root itself, or the root with `/v1` appended.
 ///
 /// # Errors
-/// Returns a message if it is no HTTP or HTTPS URL.
+/// Returns a message if `endpoint` is no HTTP or HTTPS URL.
 pub(crate) fn root(endpoint: &str) -> Result<String, String> {
     let root = endpoint.trim_end_matches('/');
     let root = root.strip_suffix("/v1").unwrap_or(root);
@@ -252,10 +254,10 @@ pub(crate) fn root(endpoint: &str) -> Result<String, String> {
     Ok(root.to_owned())
 }
 
-/// Returns the chat route of an endpoint, which may be given as its root, its `/v1`, or the route itself.
+/// Returns the URL of an endpoint's chat route. `endpoint` may be the root, the root with `/v1` appended, or the route.
 ///
 /// # Errors
-/// Returns a message if it is no HTTP or HTTPS URL.
+/// Returns a message if `endpoint` is no HTTP or HTTPS URL.
 pub(crate) fn chat_url(endpoint: &str) -> Result<String, String> {
     let route = endpoint.trim_end_matches('/');
     if route.ends_with(CHAT) {
@@ -265,7 +267,7 @@ pub(crate) fn chat_url(endpoint: &str) -> Result<String, String> {
     Ok(format!("{}/v1{CHAT}", root(endpoint)?))
 }
 
-/// Returns a message with the option's value `endpoint` unless `url` is HTTP(S) without query and fragment.
+/// Checks that `url` is HTTP(S) without query and fragment. The error quotes `endpoint`, the option's value.
 fn check_url(url: &str, endpoint: &str) -> Result<(), String> {
     let host = ["http://", "https://"]
         .iter()
@@ -285,7 +287,7 @@ pub(crate) fn on_one_line(body: &[u8]) -> String {
     body.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Most bytes of a response's body in an error message.
+/// Maximum number of bytes of a response's body in an error message.
 pub(crate) const MAX_SHOWN: usize = 600;
 /// Longest wait between two attempts, except that a tool may follow a longer `Retry-After`.
 pub(crate) const MAX_WAIT: Duration = Duration::from_secs(30);

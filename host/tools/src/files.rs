@@ -24,12 +24,12 @@ pub(crate) fn lock(file: &File, path: &Path) -> Result<()> {
     }
 }
 
-/// Appends a line, which ends with a line break. If that fails, as on a full disk, removes what was written
-/// of it, so that later lines do not follow a piece of this one.
+/// Appends a line, which ends with a line break. If that fails, as on a full disk, removes the part that
+/// was written, so that later lines do not follow a piece of this one.
 pub(crate) fn append_line(mut file: &File, line: &[u8]) -> std::io::Result<()> {
     let before = file.metadata()?.len();
     file.write_all(line).inspect_err(|_| {
-        // If this fails too, a line with a piece before it is refused when the run is resumed.
+        // If this fails too, the next line follows a piece of this one, and is refused when the run is resumed.
         let _ = file.set_len(before);
     })
 }

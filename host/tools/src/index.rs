@@ -20,7 +20,7 @@ use serde_json::json;
 use std::collections::VecDeque;
 use std::path::PathBuf;
 
-/// Largest `--contexts`.
+/// Maximum of the option `--contexts`.
 const MOST_CONTEXTS: u32 = MAX_CONTEXTS as u32;
 
 const HELP: &str = "Lines of a log are those of `foreword replay`. The file that is written is an `ordering` \
@@ -96,11 +96,12 @@ pub fn run(options: &Options) -> Result<()> {
     files::show(options.json, || figures.to_json(), || figures.to_table())
 }
 
-/// The newest distinct contexts, at most `most`. A context is a request's documents in rank order.
+/// The most recently used distinct contexts, at most `most`. A context is a request's documents in rank order.
 #[derive(Default)]
 struct Newest {
     most: usize,
-    /// Contexts in the order of their uses, each with the number of the use. Outdated if `used` has a later number.
+    /// Contexts in the order in which requests used them, each with the number of that use. An entry is outdated if
+    /// `used` has a later number for its context.
     queue: VecDeque<(Vec<Fingerprint>, u64)>,
     /// For each context, the number of its last use.
     used: FxHashMap<Vec<Fingerprint>, u64>,
@@ -145,10 +146,10 @@ struct Figures {
     requests: u64,
     contexts: usize,
     documents: usize,
-    /// Number of contexts that begin with the same documents as another one.
+    /// Number of contexts that begin with the same documents as another context.
     #[serde(rename = "sharing_contexts")]
     sharing: usize,
-    /// Fraction (0 to 1) of all contexts' documents that lie in a beginning shared with another context.
+    /// Fraction (0 to 1) of all contexts' documents that are in a beginning shared with another context.
     shared_documents: f64,
     /// Number of contexts at each depth of the index; the first entry is for depth 1.
     #[serde(rename = "contexts_by_path_length")]

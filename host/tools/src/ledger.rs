@@ -3,7 +3,7 @@
 //! ```text
 //!   access log ─▶ groups, by fields such as tenant and model ─▶ tokens and money saved
 //!                  │ experiment: the share cached in its control arm, on the same traffic
-//!                  └ otherwise: what the clients' own order would have found, which the filter simulates beside
+//!                  └ otherwise: what the clients' own order would have found, which the filter also simulates
 //! ```
 //!
 //! The estimate covers the order of documents only. Savings by stable heads, de-duplication and cache markers are
@@ -53,10 +53,10 @@ pub struct Options {
     json: bool,
 }
 
-/// Most groups; the requests of further ones are counted together.
+/// Maximum number of groups; the requests of further ones are counted together.
 const MAX_GROUPS: usize = 1_000;
 
-/// Fewest requests in each arm for which an experiment's result is used.
+/// Minimum number of requests with reported tokens, in each arm, for which an experiment's result is used.
 const LEAST_COUNTED: u64 = 100;
 
 /// Name of the group for all requests beyond [`MAX_GROUPS`] groups.
@@ -68,14 +68,15 @@ struct Sum {
     requests: u64,
     /// Estimated prompt tokens.
     estimated_tokens: u64,
-    /// Requests whose responses report prompt tokens and cached tokens; the next three fields are sums over these.
+    /// Number of requests whose responses report prompt tokens and cached tokens; the next three fields are sums over
+    /// these.
     counted: u64,
     prompt_tokens: u64,
     cached_tokens: u64,
     counted_estimated_tokens: u64,
-    /// Estimated tokens that the forwarded order found cached.
+    /// Estimated number of tokens that the filter expected to be cached in the forwarded order.
     matched_tokens: u64,
-    /// Estimated tokens that the clients' order would have found cached.
+    /// Estimated number of tokens that would have been cached in the clients' own order.
     client_matched_tokens: u64,
 }
 
@@ -94,7 +95,7 @@ struct Group {
     model: Option<String>,
 }
 
-/// A row of the ledger.
+/// The figures of one group of requests: a row of the ledger.
 #[derive(Debug, Serialize)]
 struct Row {
     /// The values of the `--by` fields, joined with spaces; `all` without `--by`.
@@ -123,7 +124,8 @@ struct Ledger {
     rows: Vec<Row>,
     #[serde(skip_serializing_if = "Option::is_none")]
     currency: Option<String>,
-    /// Number of lines without a request whose documents the filter read.
+    /// Number of lines that do not count: bad lines, failed requests, and requests whose documents the filter did not
+    /// read.
     skipped: u64,
 }
 
@@ -179,8 +181,8 @@ fn read(options: &Options) -> Result<Ledger> {
     })
 }
 
-/// Returns how much less a million cached tokens cost than computed ones. If several names in the file are contained in
-/// `model`, the longest counts; `None` if none is.
+/// Returns the difference in price between a million computed and a million cached tokens. If several names in the file
+/// are contained in `model`, the longest counts; `None` if none is.
 fn price(prices: &CachePrices, model: &str) -> Option<f64> {
     let listed = prices.models.iter();
     let listed = listed.filter(|(_, name, _)| model.contains(&**name));
@@ -192,7 +194,7 @@ fn price(prices: &CachePrices, model: &str) -> Option<f64> {
 struct LoggedRequest(Map<String, Value>);
 
 impl LoggedRequest {
-    /// Parses a line; `None` if it is no request whose documents the filter read, or one that failed.
+    /// Parses a line; `None` if the filter did not read the request's documents, or the request failed.
     fn of(line: &[u8]) -> Result<Option<Self>, BadLine> {
         let request: Map<String, Value> =
             serde_json::from_slice(line).map_err(|error| BadLine::NotAnObject {

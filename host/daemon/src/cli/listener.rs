@@ -116,5 +116,6 @@ pub(crate) fn announce(address: SocketAddr, internal: Option<SocketAddr>) {
 
 const PORTS_ABOVE: u16 = 1000;
 const KEY_VARIABLE: &str = "FOREWORD_FEED_KEY";
-/// Number of open files other than clients' connections: internal connections, the model, the index, the log.
+/// Number of files that the process may have open besides clients' connections: internal connections, the model, the
+/// index, the log.
 const FILES: u32 = INTERNAL_CONNECTIONS + 128;

@@ -36,7 +36,7 @@ pub(crate) fn until_signal(
     }
 }
 
-/// Returns the exit code of a tool; 2 for [`BadInput`], 1 for other errors, which are printed.
+/// Returns the exit code of a tool's result. An error is printed; its code is 2 for [`BadInput`], 1 for others.
 pub(crate) fn ended(result: anyhow::Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| failed(&error, if error.is::<BadInput>() { 2 } else { 1 }))
 }
@@ -58,7 +58,7 @@ fn block_on(mode: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Res
     code
 }
 
-/// Returns the name of a folder, also of one given as `.` or `models/..`.
+/// Returns the name of a folder, even if it is given as `.` or `models/..`; `model` if it has no name.
 fn folder_name(folder: &Path) -> String {
     let absolute = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
     absolute.file_name().map_or_else(

@@ -52,8 +52,8 @@ impl Program {
         ExitCode::FAILURE
     }
 
-    /// Returns the path of the program next to this one, or its bare name if it is not there. The text names the folder
-    /// that was searched, for an error.
+    /// Returns the path of the program next to this one, or its name alone if it is not there. The text names the
+    /// folder that was searched, for an error.
     fn path(self) -> (PathBuf, String) {
         let folder = std::env::current_exe();
         let folder = folder.ok().and_then(|path| Some(path.parent()?.to_owned()));

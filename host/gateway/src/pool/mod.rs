@@ -29,7 +29,7 @@ use tokio::sync::watch;
 use self::source::Source;
 use self::subset::Subset;
 
-/// Most endpoints of a pool: the number of engines for which the core keeps trees.
+/// Maximum number of endpoints in a pool: the number of engines for which the core keeps trees.
 pub const MAX_ENDPOINTS: usize = MAX_ENGINES as usize;
 
 /// The configuration of an endpoint picker.
@@ -37,7 +37,7 @@ pub const MAX_ENDPOINTS: usize = MAX_ENGINES as usize;
 pub struct PoolOptions {
     /// The source of the endpoint list.
     pub source: Source,
-    /// Most further addresses named after the chosen one, for the gateway's retries.
+    /// Maximum number of further addresses named after the chosen one, for the gateway's retries.
     pub fallbacks: usize,
     /// Path of the endpoints' metrics; `None` if they are not scraped.
     pub metrics_path: Option<String>,
@@ -94,10 +94,11 @@ pub(crate) struct Load {
     pub(crate) kv_usage: f64,
 }
 
-/// The endpoints of a picker.
+/// The endpoints from which an endpoint picker chooses, and their loads.
 pub struct Pool {
     options: PoolOptions,
     places: RwLock<Places>,
+    /// True once the endpoints are known; it stays true.
     is_known: watch::Sender<bool>,
 }
 
@@ -136,7 +137,9 @@ pub(crate) struct Change {
     moved: bool,
     /// Engine ids reused for other endpoints. Before the change, the filter must forget what it recorded under them.
     pub(crate) renewed: Vec<EngineId>,
+    /// Number of endpoints that join the pool.
     pub(crate) joined: usize,
+    /// Number of endpoints that leave the pool.
     pub(crate) left: usize,
 }
 
@@ -161,12 +164,13 @@ impl Pool {
         &self.options
     }
 
-    /// Returns a receiver of whether the endpoints are known; they stay known.
+    /// Returns a receiver of a flag that becomes true when the endpoints are first known, and then stays true.
     pub(crate) fn is_known(&self) -> watch::Receiver<bool> {
         self.is_known.subscribe()
     }
 
-    /// Plans the change to these endpoints, without those beyond [`MAX_ENDPOINTS`]. Only one task may make changes.
+    /// Plans the change of the pool's endpoints to the first [`MAX_ENDPOINTS`] of `endpoints`. Only one task may make
+    /// changes.
     pub(crate) fn plan(&self, endpoints: &[Endpoint]) -> Change {
         let endpoints = endpoints.get(..MAX_ENDPOINTS).unwrap_or(endpoints);
         let state = self.places.read();
@@ -223,7 +227,7 @@ impl Pool {
         change
     }
 
-    /// Applies a planned change. The endpoints are known from then on.
+    /// Applies a planned change. From then on the pool's endpoints count as known.
     pub(crate) fn make(&self, change: Change) {
         let mut state = self.places.write();
         let mut places = change.places;

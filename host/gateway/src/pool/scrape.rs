@@ -89,7 +89,7 @@ const NAMES: [(&str, Kind); 7] = [
     ("sglang:token_usage", Kind::KvUsage),
 ];
 
-/// Most bytes of metrics that are read. vLLM serves some hundred thousand.
+/// Maximum number of bytes of metrics that are read. vLLM serves some hundred thousand.
 pub(crate) const MAX_BYTES: usize = 8 << 20;
 
 #[cfg(test)]

@@ -256,7 +256,7 @@ fn endpoint(raw: RawEndpoint) -> anyhow::Result<Endpoint> {
     Ok(Endpoint { address, metrics })
 }
 
-/// Most ports of a name, as in an `InferencePool`.
+/// Maximum number of ports of a name, as in an `InferencePool`.
 const MAX_PORTS: usize = 8;
 const MAX_FILE_BYTES: u64 = 1 << 20;
 const LOOKUP: Duration = Duration::from_secs(5);

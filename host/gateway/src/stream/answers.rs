@@ -23,7 +23,7 @@ use foreword_filter::DESTINATION_HEADER;
 use crate::pool::subset::DESTINATION_NAMESPACE;
 use crate::proxy::Reply;
 
-/// Whether a message belongs to the request or the response.
+/// The part of an HTTP exchange to which a message belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     Request,

@@ -4,7 +4,7 @@
 //!   gateway                     BUFFERED                               FULL_DUPLEX_STREAMED
 //!   request headers ─▶   ◀─ headers, with what changed so far     (the answer waits)
 //!   request body ────▶   ◀─ body, new headers and new body        (each piece is kept)
-//!   its last piece ──▶                                             ◀─ headers with all changes, then the body in pieces
+//!   its last piece ──▶                                             ◀─ headers with all changes, then body in pieces
 //!   response headers ▶   ◀─ headers with the report                ◀─ the same
 //!   response pieces ─▶   ◀─ each one unchanged                     ◀─ each one unchanged
 //!   the last of them ▶   ◀─ and dynamic metadata for access logs   ◀─ and dynamic metadata for access logs
@@ -52,6 +52,7 @@ pub(crate) struct ProcessingStream {
     processor: Arc<Processor>,
     exchange: Exchange,
     state: RefCell<RequestState>,
+    /// The modes in which the gateway sends bodies; `None` until the first message has arrived.
     modes: Option<Modes>,
     request: RequestPhase,
     /// True once the filter has been notified of the stream's end.
@@ -69,7 +70,7 @@ pub(crate) struct ProcessingStream {
 enum RequestPhase {
     /// No message has arrived yet.
     New,
-    /// The body is being collected.
+    /// The body is arriving, and the filter needs more of it.
     Collecting,
     /// The whole request has arrived, and the filter waits: for responses to its calls, or to be resumed.
     Waiting(End),
@@ -80,11 +81,11 @@ enum RequestPhase {
 /// The part of a request that had arrived when it was forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// To the end of its body.
+    /// All of the body that the gateway sends. In a buffered mode that is one message, which trailers may follow.
     Body,
-    /// To its trailers, which follow the body.
+    /// The whole body, and the trailers behind it.
     Trailers,
-    /// Not to the end of its body, because the filter does not need more of it.
+    /// Not the whole body, because the filter does not need more of it.
     Open,
 }
 
@@ -182,7 +183,7 @@ impl ProcessingStream {
         std::mem::take(&mut self.state.get_mut().asked)
     }
 
-    /// Returns the most bytes to read of a call's response.
+    /// Returns the maximum number of bytes to read of a call's response.
     pub(crate) fn max_answer_bytes(&self) -> usize {
         self.exchange.max_answer_bytes()
     }
@@ -607,7 +608,7 @@ impl Drop for ProcessingStream {
     }
 }
 
-/// Why an endpoint picker refuses a request.
+/// The reason for which an endpoint picker refuses a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Refusal {
     NoEndpoint,

@@ -19,19 +19,21 @@ use tokio::time::Instant;
 /// The limits of a listener's connections: their number, time, speed and memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Most open connections, at least one.
+    /// Maximum number of open connections, at least one.
     pub connections: u32,
-    /// Most connections per address (an IPv6 /64 network counts as one); 0 for no limit. Loopback has no limit.
+    /// Maximum number of connections per address (an IPv6 /64 network counts as one); 0 for no limit. Loopback has no
+    /// limit.
     pub per_address: u32,
     /// Time limit for a request's head, from its first byte or, for the first request, from the connection's start.
     pub head_time: Duration,
     /// Time limit for an idle connection between two requests.
     pub idle_time: Duration,
-    /// Fewest bytes per second that a client must send of a body, and accept of a pending response; 0 for no limit.
+    /// Minimum number of bytes per second that a client must send of a body, and accept of a pending response; 0 for no
+    /// limit.
     pub rate: u32,
     /// Length of the windows in which the rate is measured.
     pub window: Duration,
-    /// Most bytes of bodies that are still arriving, over all connections.
+    /// Maximum number of bytes of bodies that are still arriving, over all connections.
     pub body_bytes: u64,
 }
 
@@ -50,14 +52,15 @@ impl Default for Bounds {
 }
 
 impl Bounds {
-    /// Returns the fewest bytes that must pass in each window, by `rate`.
+    /// Returns the minimum number of bytes that must pass in each window, by `rate`.
     pub fn bytes_in_window(&self) -> u64 {
         let bytes = u128::from(self.rate) * self.window.as_millis() / 1000;
         u64::try_from(bytes).unwrap_or(u64::MAX)
     }
 }
 
-/// The stage of a connection. If a place is needed, connections are closed in this order, but never in [`Stage::Busy`].
+/// The stage of a connection. If a place is needed, a connection in the first of these stages is closed, but never one
+/// in [`Stage::Busy`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
     /// Waiting for a request's head, or receiving it.
@@ -75,7 +78,8 @@ enum Stage {
 pub struct Book {
     name: &'static str,
     bounds: Bounds,
-    /// Never locked across an `.await`. If they differ after a panic, connections only in one of them are ignored.
+    /// Never locked across an `.await`. If a panic leaves its collections inconsistent, connections that only one of
+    /// them has are ignored.
     state: Mutex<State>,
     /// Notified when a connection has ended or may be closed.
     changed: Notify,
@@ -94,9 +98,11 @@ struct State {
     body_bytes: u64,
     /// The time since when no connection could be admitted; `None` if one can.
     full_since: Option<Instant>,
+    /// True while the system fails to accept connections.
     is_failing: bool,
 }
 
+/// A connection's place in the order of closing: its stage, the number of the change that began the stage, and its id.
 type Rank = (Stage, u64, u64);
 
 #[derive(Debug)]
@@ -105,6 +111,7 @@ struct Entry {
     since: Instant,
     address: Option<Address>,
     body_bytes: u64,
+    /// Notified when the connection must end.
     evicted: Arc<Notify>,
 }
 
@@ -130,7 +137,7 @@ impl Address {
     }
 }
 
-/// Why a connection cannot be admitted.
+/// The reason for which a connection cannot be admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Full {
     /// All connections of the listener are busy.
@@ -155,7 +162,7 @@ impl Book {
         self.name
     }
 
-    /// Returns the most connections that may be open at once.
+    /// Returns the maximum number of connections that may be open at once.
     pub(super) fn places(&self) -> usize {
         self.bounds.connections.max(1) as usize
     }
@@ -263,6 +270,7 @@ impl Book {
         }
     }
 
+    /// Records that the connection `id` enters `stage` now.
     fn enter(&self, id: u64, stage: Stage) {
         let mut state = self.state.lock();
         let turn = state.next;
@@ -279,6 +287,7 @@ impl Book {
         }
     }
 
+    /// Reserves memory for a body; see [`Arriving::holds`].
     fn grow(&self, id: u64, bytes: u64) -> bool {
         let mut state = self.state.lock();
         if !state.entries.contains_key(&id) {
@@ -492,8 +501,9 @@ impl Drop for Arriving {
 /// Checks a connection's deadlines and its client's rate of reading.
 struct Clock<'p> {
     place: &'p Place,
-    /// Start of the current window, and the bytes written before it.
+    /// Start of the current window.
     window: Instant,
+    /// Number of bytes that were written before the current window.
     written: u64,
 }
 
@@ -533,8 +543,10 @@ impl Clock<'_> {
 /// | name | kind | labels |
 /// | --- | --- | --- |
 /// | `foreword_connections` | gauge | `listener`: `public`, `internal`, `kv_events`, `kv_replay` |
-/// | `foreword_connections_closed_total` | counter | `listener`, `cause`: `head_time`, `idle_time`, `slow_reader`, `crowded`, `address`, `body_memory` |
+/// | `foreword_connections_closed_total` | counter | `listener`, `cause` |
 /// | `foreword_accept_failures_total` | counter | `listener` |
+///
+/// A `cause` is `head_time`, `idle_time`, `slow_reader`, `crowded`, `address` or `body_memory`.
 #[derive(Clone, Debug, Default)]
 pub struct Counts {
     connections: Family<Listener, Gauge>,

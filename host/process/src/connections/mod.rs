@@ -187,6 +187,7 @@ pub fn keep_alive(stream: &TcpStream) -> io::Result<()> {
 /// Repeated failures to accept connections, such as too many open files.
 #[derive(Default)]
 struct Trouble {
+    /// Length of the last pause after a failure; zero while there is no trouble.
     pause: Duration,
     /// Time of the last log line, and the number of failures since then.
     logged: Option<(Instant, u64)>,

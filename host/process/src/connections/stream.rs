@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-/// A TCP stream that reports to its connection's entry in the book what it reads and writes.
+/// A TCP stream that reports its reads and writes to its connection's entry in the book.
 #[derive(Debug)]
 pub struct WatchedStream {
     stream: TcpStream,

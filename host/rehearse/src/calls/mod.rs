@@ -42,7 +42,7 @@ const ENV: &str = "env";
 
 type Vm<'a> = Caller<'a, State>;
 
-/// Why a host call failed: with a status for the module, or with an error that ends the callback.
+/// The result of a host call that failed: a status for the module, or an error that ends the callback.
 enum Failure {
     Status(i32),
     Trap(wasmtime::Error),
@@ -64,7 +64,7 @@ fn found<T>(item: Option<T>) -> Answered<T> {
     item.ok_or(Failure::Status(status::NOT_FOUND))
 }
 
-/// Returns what was read from an argument; `BAD_ARGUMENT` if it is malformed.
+/// Returns the value read from an argument; `BAD_ARGUMENT` if the argument is malformed.
 fn valid<T>(read: Option<T>) -> Answered<T> {
     read.ok_or(Failure::Status(status::BAD_ARGUMENT))
 }

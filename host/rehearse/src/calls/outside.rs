@@ -141,5 +141,5 @@ fn unimplemented<const N: usize>(_: &mut Vm<'_>, _: [i32; N]) -> Answered {
 const REQUEST: i32 = 0;
 const RESPONSE: i32 = 1;
 const INFO: u32 = 2;
-/// Most HTTP calls of a VM that wait for an answer.
+/// Maximum number of HTTP calls of a VM that wait for an answer.
 const PENDING: usize = 1024;

@@ -7,8 +7,9 @@ use wasmtime::{Linker, Result};
 
 const WASI: &str = "wasi_snapshot_preview1";
 
-/// Error numbers of WASI preview 1.
+/// WASI's error number for a file that is not open.
 const BAD_DESCRIPTOR: i32 = 8;
+/// WASI's error number for an address outside the module's memory.
 const FAULT: i32 = 21;
 
 pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {

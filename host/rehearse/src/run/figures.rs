@@ -16,7 +16,7 @@ pub(super) struct Figures {
     pub(super) against: Option<Against>,
 }
 
-/// The results of one version.
+/// The results of playing the log through one version.
 pub(super) struct Of {
     pub(super) module: String,
     pub(super) config: String,
@@ -25,7 +25,7 @@ pub(super) struct Of {
     pub(super) calls: Quantiles,
 }
 
-/// The results of the other version, and the requests on which the two differ.
+/// The results of playing the log through the other version, and the requests for which the two differ.
 pub(super) struct Against {
     pub(super) old: Of,
     pub(super) differences: Vec<Difference>,
@@ -39,6 +39,7 @@ pub(super) struct Difference {
     pub(super) fuel: [u64; 2],
 }
 
+/// Median, 99th percentile and maximum of a count, over all requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Quantiles {
     pub(super) p50: u64,
@@ -237,7 +238,7 @@ impl Of {
     }
 }
 
-/// Most faults that are listed; further ones are only counted.
+/// Maximum number of faults that are listed; further ones are only counted.
 const LISTED: usize = 100;
 
 #[cfg(test)]

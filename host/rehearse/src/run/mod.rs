@@ -191,7 +191,7 @@ fn answer(text: &str) -> Result<(String, String), String> {
     Ok((cluster.to_owned(), file.to_owned()))
 }
 
-/// Whether all callbacks succeeded.
+/// The result of a run: whether all callbacks of the module to play succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// All callbacks succeeded.

@@ -107,5 +107,5 @@ fn against(figures: &Figures) -> String {
     html
 }
 
-/// Most differences that are listed.
+/// Maximum number of differences that are listed.
 const LISTED: usize = 500;

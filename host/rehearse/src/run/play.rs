@@ -17,7 +17,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 pub(super) struct Played {
     pub(super) rows: Vec<Row>,
     pub(super) counts: Counts,
-    /// Number of lines with a ranking, which have no body and cannot be played.
+    /// Number of lines that only list ranked documents, and so have no body to play.
     pub(super) rankings: u64,
     pub(super) totals: Totals,
     /// Number of requests by the outcome that the module reported in `x-foreword`.
@@ -36,10 +36,13 @@ pub(super) struct Row {
     pub(super) answered: Option<u32>,
     /// Hash of the forwarded body; `None` if the request was not forwarded.
     pub(super) body: Option<u64>,
+    /// Hash of the forwarded headers; 0 if the request was not forwarded.
     pub(super) headers: u64,
     /// Hash of the response that the client received.
     pub(super) response: u64,
+    /// Number of instructions of the request's callbacks.
     pub(super) fuel: u64,
+    /// Number of host calls of the request's callbacks.
     pub(super) calls: u64,
     pub(super) fault: Option<Box<Fault>>,
 }
@@ -83,19 +86,19 @@ fn hash(value: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// How the module learns the tenant of a request.
+/// The place in a request from which the module reads the tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Tenant {
-    /// From this header.
+    /// The header with this name, in lower case.
     Header(String),
-    /// From a claim in the request's metadata: the path of the property, with a 0 byte between its parts.
+    /// A claim in the request's metadata, with this property path, a 0 byte between its parts.
     Claim(String),
-    /// The module gets no tenant.
+    /// Nowhere: the module reads no tenant.
     Nowhere,
 }
 
 impl Tenant {
-    /// Returns how Foreword's configuration says it; [`Self::Nowhere`] for another module's configuration.
+    /// Returns the place that Foreword's configuration names; [`Self::Nowhere`] for another module's configuration.
     pub(super) fn of(configuration: &[u8]) -> Self {
         let configuration: Value = serde_json::from_slice(configuration).unwrap_or_default();
         let tenant = &configuration["tenant"];

@@ -102,5 +102,5 @@ pub(super) fn change(old: u64, new: u64) -> String {
     format!("{sign}{change}")
 }
 
-/// Most faults and most differences that are listed.
+/// Maximum number of faults, and of differences, that are listed.
 const LISTED: usize = 20;

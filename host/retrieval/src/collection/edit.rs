@@ -10,6 +10,7 @@ use xxhash_rust::xxh3::xxh3_64;
 /// Edits a collection and returns a new one. Documents are identified by their ids.
 pub struct Editor {
     collection: Collection,
+    /// The slot of each document, by the document's id.
     ids: FxHashMap<String, Slot>,
 }
 
@@ -38,7 +39,7 @@ impl Editor {
         self.ids.is_empty()
     }
 
-    /// Returns whether exactly this document is present, unchanged.
+    /// Returns whether the collection has a document with the same id and the same content.
     #[must_use]
     pub fn holds(&self, document: &Document) -> bool {
         let slot = self.ids.get(&document.id);

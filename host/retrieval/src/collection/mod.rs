@@ -47,15 +47,15 @@ pub struct Spec {
 /// Settings of an index; `None` for the kind's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tuning {
-    /// See [`IvfOptions::clusters`].
+    /// Number of clusters of an IVF index; see [`IvfOptions::clusters`].
     pub clusters: Option<u32>,
-    /// See [`IvfOptions::probes`]; at most `clusters` are visited.
+    /// Number of clusters that a search of an IVF index visits, at most `clusters`; see [`IvfOptions::probes`].
     pub probes: Option<u32>,
-    /// See [`HnswOptions::links`].
+    /// Number of links of a vector in an HNSW index; see [`HnswOptions::links`].
     pub links: Option<u16>,
-    /// See [`HnswOptions::build_breadth`].
+    /// Number of candidates for the links of a vector in an HNSW index; see [`HnswOptions::build_breadth`].
     pub build_breadth: Option<u16>,
-    /// See [`HnswOptions::breadth`].
+    /// Number of candidates that a search of an HNSW index keeps; see [`HnswOptions::breadth`].
     pub breadth: Option<u16>,
 }
 
@@ -87,8 +87,8 @@ impl Tuning {
 pub struct ScoredDocument {
     /// The document that was found.
     pub document: Arc<Document>,
-    /// Score of the document; larger is better. By vectors alone it is the [`Metric`]'s value, with words the sum of
-    /// reciprocal ranks.
+    /// Score of the document; larger is better. In a search by vectors alone it is the [`Metric`]'s value; if words are
+    /// searched too, it is the sum of reciprocal ranks.
     pub score: f32,
 }
 
@@ -101,14 +101,15 @@ pub struct Collection {
     records: Records,
     /// One bit for each slot, set if it is deleted.
     deleted: Array<u64>,
-    /// Hash of each slot's document.
+    /// Hash of the document in each slot, as JSON.
     fingerprints: Array<u64>,
 }
 
-/// Documents as JSON, those of a file first.
+/// The documents of all slots as JSON: first those of the mapped file, then those that were added to it.
 #[derive(Default)]
 struct Records {
     path: PathBuf,
+    /// Start of each of the file's documents in `bytes`, and the end of the last one.
     starts: Array<u64>,
     bytes: Array<u8>,
     added: Vec<Vec<u8>>,
@@ -148,7 +149,7 @@ impl Collection {
         self.len() == 0
     }
 
-    /// Returns the vectors, deleted ones included.
+    /// Returns the vectors of all slots, including those of deleted documents.
     #[must_use]
     pub fn vectors(&self) -> &Vectors {
         &self.vectors

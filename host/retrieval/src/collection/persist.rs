@@ -10,7 +10,7 @@ use crate::words::Words;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// The part that describes how to read the others.
+/// The part of the file that describes how to read the others.
 #[derive(Serialize, Deserialize)]
 struct Description {
     #[serde(flatten)]
@@ -18,14 +18,15 @@ struct Description {
     slots: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ivf: Option<IvfOptions>,
-    /// See [`Index::clustered`]. Files from before it was stored count as clustered when they were written.
+    /// Number of slots when the IVF was clustered; see [`Index::clustered`]. Older files do not have it and count as
+    /// clustered with all their slots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     clustered: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     hnsw: Option<HnswOptions>,
 }
 
-/// Largest number of components; no embedder has more.
+/// Largest number of components of a file's vectors; no embedder has more.
 const MAX_DIMENSIONS: u32 = 65_536;
 
 impl Collection {

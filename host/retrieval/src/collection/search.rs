@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-/// A query to a collection.
+/// A query to a collection of documents.
 #[derive(Clone, Copy, Debug)]
 pub struct Query<'q> {
     /// The question's vector.
@@ -29,7 +29,7 @@ pub struct Query<'q> {
     pub cancelled: Option<&'q Cancelled>,
 }
 
-/// Why a query failed.
+/// The reason why a query failed.
 #[derive(Debug, thiserror::Error)]
 pub enum QueryError {
     /// The query's vector was refused.
@@ -40,10 +40,11 @@ pub enum QueryError {
     File(#[from] FileError),
 }
 
-/// The constant of reciprocal rank fusion, from the paper.
+/// The constant that reciprocal rank fusion adds to every rank (Cormack et al.).
 const RANK_OFFSET: f32 = 60.0;
-/// Depth of the fused rankings, in multiples of `k`.
+/// Number of hits of each fused ranking, in multiples of `k`.
 const DEPTH: usize = 4;
+/// Minimum number of hits of each fused ranking.
 const LEAST_DEPTH: usize = 20;
 
 impl Collection {
@@ -135,7 +136,7 @@ impl<'q> Wanted<'q> {
     }
 }
 
-/// Fuses rankings by reciprocal ranks.
+/// Returns the best `k` hits of several rankings, fused by reciprocal ranks.
 fn joined(rankings: &[&[Hit]], k: usize) -> Vec<Hit> {
     let mut scores: FxHashMap<Slot, f32> = FxHashMap::default();
     for ranking in rankings {

@@ -20,12 +20,12 @@ pub struct MiniLm {
     name: String,
     tokenizer: Tokenizer,
     bert: Bert,
-    /// Most tokens of a text, the special ones included.
+    /// Maximum number of tokens of a text, including special tokens.
     max_tokens: usize,
     scratch: Mutex<Scratch>,
 }
 
-/// Why a folder contains no usable encoder.
+/// The reason why a folder contains no usable encoder.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot load the embedding model: {}: {reason}", file.display())]
 pub struct LoadError {
@@ -49,7 +49,8 @@ struct Sentence {
     max_seq_length: usize,
 }
 
-/// Tokens computed at once: few enough that their activations stay in the cache.
+/// Maximum number of tokens computed at once, unless one text has more: few enough that their activations stay in the
+/// CPU's cache.
 const BATCH_TOKENS: usize = 512;
 
 impl MiniLm {
@@ -100,7 +101,8 @@ impl MiniLm {
         })
     }
 
-    /// Returns the tokens of a text, the special ones included.
+    /// Returns the tokens of a text, including special tokens, truncated to the model's limit. `at` is the text's
+    /// index, for errors.
     fn tokens(&self, at: usize, text: &str) -> Result<Vec<u32>, EmbedError> {
         let failed = |reason: String| EmbedError::Failed { at, reason };
         let encoded = catch_unwind(AssertUnwindSafe(|| self.tokenizer.encode_fast(text, true)));

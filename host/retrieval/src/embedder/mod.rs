@@ -39,7 +39,7 @@ pub struct Embedding {
     pub tokens: u32,
 }
 
-/// Why a text has no vector.
+/// The reason why a text has no vector.
 #[derive(Debug, thiserror::Error)]
 pub enum EmbedError {
     /// The text has no words to embed.
@@ -53,7 +53,7 @@ pub enum EmbedError {
     Failed {
         /// Index of the text, from 0.
         at: usize,
-        /// Why it failed.
+        /// The reason for the failure.
         reason: String,
     },
 }

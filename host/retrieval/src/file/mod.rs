@@ -40,7 +40,7 @@ const VERSION: u32 = 2;
 const ALIGNMENT: usize = 64;
 const HEADER: usize = 24;
 const ENTRY: usize = 32;
-/// Most parts of a file, more than there are kinds.
+/// Maximum number of parts that a file may state, more than there are kinds.
 const MAX_PARTS: u32 = 64;
 
 /// The kinds of parts in a file.
@@ -83,7 +83,7 @@ pub enum Part {
     ListRows = 17,
 }
 
-/// Why a file cannot be read or written.
+/// The reason why a file cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// The system reported an error.
@@ -99,7 +99,7 @@ pub enum FileError {
     Foreign {
         /// Path of the file.
         path: PathBuf,
-        /// Why it is not an index.
+        /// The reason why it is not an index.
         reason: String,
     },
     /// The file is an index, but damaged.

@@ -8,10 +8,11 @@
 //!                                                   └ a stage: a fixed number of visits
 //! ```
 //!
-//! A node's level follows from its slot alone, so the same vectors make the same graph. A vector equal to a node's is no node of
-//! its own but that node's *twin*: it has no links, and a search that sees the node sees its twins. A document whose
-//! metadata is edited often leaves many. Deleted vectors stay in the graph for traversal and are not returned. A search
-//! whose filter accepts few vectors continues until it has found enough or has visited every reachable node.
+//! A node's level follows from its slot alone, so the same vectors make the same graph. A vector equal to a node's is
+//! no node of its own but that node's *twin*: it has no links, and a search that sees the node sees its twins. A
+//! document whose metadata is edited often leaves many. Deleted vectors stay in the graph for traversal and are not
+//! returned. A search whose filter accepts few vectors continues until it has found enough or has visited every
+//! reachable node.
 
 use super::{Hit, Index, Kind, Search, Slot, SlotFilter, Top, Vectors};
 use crate::file::{Array, Part};
@@ -21,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-/// How dense the graph is and how thoroughly it is searched.
+/// Options of an HNSW index: the density of its graph, and the number of candidates of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HnswOptions {
     /// Links of a node on an upper level; level 0 has twice as many. The paper's M.
@@ -43,7 +44,7 @@ impl Default for HnswOptions {
 }
 
 impl HnswOptions {
-    /// Largest number of links and of candidates.
+    /// Largest value of each option.
     pub const MOST: u16 = 1_024;
 
     fn is_possible(self) -> bool {
@@ -57,18 +58,20 @@ impl HnswOptions {
 /// A graph over vectors. Nodes on a level are linked to near ones.
 pub struct Hnsw {
     options: HnswOptions,
-    /// For each slot, the number of links and then the links, or [`TWIN`] and a node: `[slots, 1 + 2 · links]`.
+    /// The links on level 0. A slot's row is the number of its links and then the links, or [`TWIN`] and the node whose
+    /// twin it is; the shape is `[slots, 1 + 2 · links]`.
     ground: Array<u32>,
     /// For each node that has twins, their slots, ascending.
     twins: FxHashMap<u32, Vec<u32>>,
     /// For each slot on upper levels, its links there, level 1 first.
     upper: FxHashMap<u32, Vec<Vec<u32>>>,
+    /// The node at which searches start, on the highest level; `None` if the graph is empty.
     entry: Option<Slot>,
 }
 
-/// Marks a twin, where a node has the number of its links.
+/// Marks the row of a twin in [`Hnsw::ground`], in place of the number of links that a node's row begins with.
 const TWIN: u32 = u32::MAX;
-/// Visits in one stage.
+/// Maximum number of nodes visited in one stage.
 const VISITS: usize = 4;
 /// Highest level. With eight links or more, hardly any of 2^32 slots would reach a higher one.
 const MAX_LEVEL: usize = 12;
@@ -164,7 +167,7 @@ impl Hnsw {
         Some(graph)
     }
 
-    /// Returns the most links that a node may have on a level.
+    /// Returns the maximum number of links of a node on a level.
     fn most(&self, level: usize) -> usize {
         usize::from(self.options.links) * if level == 0 { 2 } else { 1 }
     }
@@ -263,7 +266,7 @@ impl Hnsw {
         walk.found.hits().to_vec()
     }
 
-    /// Makes `slot`, whose vector is equal, a twin of `node`.
+    /// Makes `slot` a twin of `node`, which has an equal vector.
     fn add_twin(&mut self, node: Slot, slot: Slot) {
         let stride = self.most(0) + 1;
         let row = &mut self.ground.to_mut()[slot.0 as usize * stride..][..2];

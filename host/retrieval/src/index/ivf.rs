@@ -18,7 +18,7 @@ use foreword_ordering::random::Random;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-/// How vectors are clustered and how many clusters are visited.
+/// Options of an IVF index: the number of clusters, and how many of them a search visits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IvfOptions {
     /// Number of clusters, at least one.
@@ -28,7 +28,7 @@ pub struct IvfOptions {
 }
 
 impl IvfOptions {
-    /// Most clusters.
+    /// Maximum number of clusters.
     pub const MOST: u32 = 65_536;
 
     /// Returns the defaults for this number of vectors, with four times its square root as the number of clusters.
@@ -56,15 +56,18 @@ pub struct Ivf {
     /// Centres `[clusters, dimensions]`.
     centres: Array<f32>,
     dimensions: usize,
-    /// Cluster `c` consists of `slots[starts[c]..starts[c + 1]]` and `added[c]`.
+    /// Start of each cluster in `slots`, then the end: cluster `c` has the slots `slots[starts[c]..starts[c + 1]]` and
+    /// `added[c]`.
     starts: Array<u32>,
+    /// The slots that were clustered by the build or read from the file, cluster by cluster.
     slots: Array<u32>,
     /// Vectors `[slots, dimensions]` of `slots`, in the same order.
     rows: Array<f32>,
+    /// For each cluster, the slots that were added since then.
     added: Vec<Vec<u32>>,
 }
 
-/// Vectors in the sample for each cluster.
+/// Number of vectors per cluster in the sample from which the centres are computed.
 const SAMPLE: usize = 48;
 const ROUNDS: usize = 8;
 const STAGES: usize = 32;
@@ -134,7 +137,8 @@ impl Ivf {
         })
     }
 
-    /// Iterates over a cluster's slots with their vectors, those of the build first.
+    /// Iterates over a cluster's slots with their vectors: first those of the build or the file, then those added
+    /// since.
     fn list<'a>(
         &'a self,
         vectors: &'a Vectors,

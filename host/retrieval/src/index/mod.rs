@@ -92,17 +92,17 @@ pub trait Index: Send + Sync {
     /// Adds `slot`, which must be in `vectors` and new to the index. Slots must be added in ascending order.
     fn add(&mut self, vectors: &Vectors, slot: Slot);
 
-    /// Returns the number of vectors when an IVF index was clustered.
+    /// Returns the number of vectors that an IVF index had when it was clustered; `None` for other indexes.
     fn clustered(&self) -> Option<u32> {
         None
     }
 
-    /// Returns the clustering options of an IVF index.
+    /// Returns the clustering options of an IVF index; `None` for other indexes.
     fn ivf_options(&self) -> Option<IvfOptions> {
         None
     }
 
-    /// Returns the graph options of an HNSW index.
+    /// Returns the graph options of an HNSW index; `None` for other indexes.
     fn hnsw_options(&self) -> Option<HnswOptions> {
         None
     }

@@ -47,7 +47,7 @@ impl Top {
         &self.hits
     }
 
-    /// Returns the worst score, once there are `k` hits.
+    /// Returns the lowest score of the `k` hits; `None` while there are fewer, so that every hit is admitted.
     #[must_use]
     pub fn bar(&self) -> Option<f32> {
         (self.hits.len() == self.k).then(|| self.hits.last().map_or(f32::INFINITY, |hit| hit.score))

@@ -19,7 +19,7 @@ pub enum Metric {
     L2,
 }
 
-/// Why a vector was refused.
+/// The reason why a vector was refused.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Refused {
     /// The vector has the wrong number of components.
@@ -66,7 +66,7 @@ impl Vectors {
         Self::over(dimensions, metric, Array::default())
     }
 
-    /// Returns the vectors in `mapped`, which has whole rows.
+    /// Returns the vectors in `mapped`, whose length must be a multiple of `dimensions`.
     pub(crate) fn over(dimensions: u32, metric: Metric, mapped: Array<f32>) -> Self {
         Self {
             dimensions: dimensions.max(1),
@@ -185,7 +185,8 @@ impl Metric {
     }
 }
 
-/// Adds up `term` in sixteen partial sums: vector instructions can compute them, with the same bits everywhere.
+/// Sums `term` over the components, in sixteen partial sums: vector instructions can compute them, with the same bits
+/// everywhere.
 #[inline(always)]
 fn sum(a: &[f32], b: &[f32], term: impl Fn(f32, f32) -> f32) -> f32 {
     const LANES: usize = 16;

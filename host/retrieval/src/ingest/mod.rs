@@ -35,7 +35,7 @@ pub struct Summary {
     pub empty: usize,
 }
 
-/// Why documents could not be ingested.
+/// The reason why documents could not be ingested.
 #[derive(Debug, thiserror::Error)]
 pub enum IngestError {
     /// The embedder failed.
@@ -51,7 +51,7 @@ pub enum IngestError {
     Vector {
         /// Id of the document.
         id: String,
-        /// Why the vector was refused.
+        /// The reason for the refusal.
         reason: Refused,
     },
     /// The collection has vectors of another embedder.

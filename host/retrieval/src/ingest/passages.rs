@@ -6,7 +6,7 @@
 /// The length of passages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Passages {
-    /// Most words in a passage, at least one.
+    /// Maximum number of words in a passage, at least one.
     pub words: usize,
 }
 

@@ -6,7 +6,7 @@ use fxhash::FxHashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Why a folder's documents cannot be read.
+/// The reason why a folder's documents cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// The system reported an error.

@@ -36,7 +36,7 @@ pub struct Ask {
     pub cancelled: Cancelled,
 }
 
-/// Why a store did not answer.
+/// The reason why a store did not answer.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The store cannot be reached or read, or failed. A later request may succeed.
@@ -85,7 +85,8 @@ pub trait Store: Send + Sync {
     /// Returns [`StoreError::Unavailable`] when the store cannot be reached.
     fn embedder(&self) -> Result<Option<String>, StoreError>;
 
-    /// Returns a fault in spite of which the store answers, for the log. Each fault is returned once.
+    /// Returns a fault that did not keep the store from answering, for the log; `None` if there is no new one. Each
+    /// fault is returned once.
     fn take_warning(&self) -> Option<String> {
         None
     }

@@ -22,7 +22,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A table of a PostgreSQL server.
+/// A table of a PostgreSQL server, as a store of documents.
 pub struct Pgvector {
     config: Config,
     /// The table's name, quoted.
@@ -36,10 +36,11 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const TURN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time after which a connection is lost if the server's machine does not acknowledge data.
 const ACKNOWLEDGE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time without data after which the server's machine is probed, and the time between probes.
+/// Time without data after which the server's machine is probed.
 const PROBE_AFTER: Duration = Duration::from_secs(10);
+/// Time between two probes.
 const PROBE_INTERVAL: Duration = Duration::from_secs(5);
-/// Unanswered probes after which a connection is lost.
+/// Number of unanswered probes after which a connection is lost.
 const PROBES: u32 = 2;
 /// Time after which PostgreSQL aborts a search.
 const STATEMENT_TIMEOUT: &str = "-c statement_timeout=5000";

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use ureq::Agent;
 
-/// A collection of a Qdrant server.
+/// A collection of a Qdrant server, as a store of documents.
 pub struct Qdrant {
     agent: Agent,
     /// URL of the collection, without a trailing slash.

@@ -37,7 +37,7 @@ struct Open {
     collection: Arc<Collection>,
 }
 
-/// Distinguishes successive files with the same name.
+/// The identity of a file's content: it differs between successive files with the same name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
     inode: u64,
@@ -97,7 +97,7 @@ impl Shelf {
                     })
                     .map_err(|error| {
                         let reason = error.to_string();
-                        // The system's errors may pass, while a damaged file stays so until it is replaced.
+                        // The system's errors may be temporary, but a damaged file stays damaged until it is replaced.
                         if !matches!(error, FileError::Io { .. }) {
                             *refused = Some((stamp, reason.clone()));
                             *warning = open.is_some().then(|| reason.clone());

@@ -21,7 +21,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// What a run needs: the batch, its endpoint and the client.
+/// The parts of a run that do not change while it runs: the input and its index, the endpoint and the client.
 pub(super) struct Batch<'a> {
     pub(super) input: &'a File,
     pub(super) index: &'a BatchIndex,
@@ -55,7 +55,7 @@ pub(super) struct Progress {
     pub(super) stop: Option<anyhow::Error>,
 }
 
-/// A request that failed after all attempts.
+/// A request without an answer, after all attempts: it failed, or its answer was too long.
 pub(super) struct Unanswered {
     line: u32,
     /// The line to write to the output.
@@ -295,5 +295,5 @@ fn response(reply: &Reply) -> BatchAnswer<'_> {
 const MAX_PAUSE: Duration = Duration::from_secs(600);
 /// Longest answer, in bytes; its line must be read again when a run continues.
 const MAX_ANSWER: u64 = 32 << 20;
-/// Consecutive failed requests after which the run ends, since the endpoint seems unreachable.
+/// Number of consecutive failed requests at which the run ends, since the endpoint seems unreachable.
 const MAX_FAILED: usize = 3;

@@ -105,20 +105,20 @@ pub struct Options {
     json: bool,
 }
 
-/// The figures of a run.
+/// The figures of a run of `foreword batch`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Summary {
-    /// Requests of the batch.
+    /// Number of requests in the batch.
     pub requests: u64,
-    /// Requests that the output had answers to when the run began.
+    /// Number of requests that the output had answers to when the run began.
     pub answered_before: u64,
-    /// Requests that were served, in this run or an earlier one.
+    /// Number of requests that were served, in this run or an earlier one.
     pub served: u64,
-    /// Requests that were refused or failed, in this run or an earlier one.
+    /// Number of requests that were refused or failed, in this run or an earlier one.
     pub failed: u64,
-    /// Retries in this run.
+    /// Number of retries in this run.
     pub repeated: u64,
-    /// Requests of this run whose documents the core ordered.
+    /// Number of requests of this run whose documents the core ordered.
     pub ordered: u64,
     /// Number of distinct documents that a plan may order: those before any other text, except favoured ones.
     pub documents: u64,
@@ -211,7 +211,8 @@ pub fn run(options: &Options) -> Result<Summary> {
     Ok(summary)
 }
 
-/// Indexes the file. Prints its bad lines, at most [`NAMED`], and returns [`BadInput`] if there are any.
+/// Indexes the file. Prints the errors of at most [`NAMED`] bad lines, and returns [`BadInput`] if there is any bad
+/// line.
 fn read(options: &Options, input: &File, orderer: &mut BatchOrderer) -> Result<BatchIndex> {
     let file = &options.file;
     let failed = || format!("cannot read {}", file.display());
@@ -315,7 +316,7 @@ fn rate(text: &str) -> Result<f64, String> {
         .ok_or("it must be a number from 0.001 to 100000".to_owned())
 }
 
-/// Most bad lines that are printed; further ones are only counted.
+/// Maximum number of bad lines whose errors are printed; further ones are only counted.
 const NAMED: u64 = 20;
-/// Most requests of a file: line numbers have 32 bits.
+/// Maximum number of requests in a file: line numbers have 32 bits.
 const MAX_REQUESTS: u32 = 100_000_000;

@@ -12,7 +12,7 @@ use std::io::{BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The output, open for appending.
+/// The output file, open for appending.
 #[derive(Debug)]
 pub(super) struct Output {
     file: File,
@@ -57,7 +57,7 @@ impl Output {
         Ok((Self { file, path }, answers))
     }
 
-    /// Appends a line.
+    /// Appends `line`, which ends with a line break.
     pub(super) fn append(&mut self, line: &[u8]) -> Result<()> {
         append_line(&self.file, line)
             .with_context(|| format!("cannot write {}", self.path.display()))

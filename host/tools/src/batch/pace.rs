@@ -9,7 +9,7 @@ pub(super) struct Pace {
     changed: Condvar,
 }
 
-/// The state of a pace; the current time is an argument.
+/// The times that a [`Pace`] waits for. The methods take the current time as an argument, so that tests need no clock.
 #[derive(Clone, Copy, Debug)]
 struct Slots {
     /// Shortest time between two requests.

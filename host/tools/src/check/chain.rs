@@ -42,7 +42,7 @@ fn search(value: &Value, found: &mut Vec<String>) {
             }
             fields.values().for_each(|value| search(value, found));
         }
-        // A file in a ConfigMap.
+        // A string may be a file in a ConfigMap.
         Value::String(text) if text.contains("http_filters") => found.extend(warnings(text)),
         _ => {}
     }

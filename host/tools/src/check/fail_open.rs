@@ -12,16 +12,17 @@
 use super::find::below;
 use serde_json::Value;
 
-/// The settings in a file for the case that Foreword is unavailable.
+/// The settings of a file that decide whether requests pass while Foreword is unavailable.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Failures {
-    /// True if the file has such a setting. Then it may lack a plugin configuration.
+    /// True if the file has at least one such setting, whatever its value. Such a file need not contain a plugin
+    /// configuration.
     pub(super) is_told: bool,
     /// The settings that fail open, as `path: value`.
     pub(super) open: Vec<String>,
 }
 
-/// Returns the settings in `text`, YAML or JSON; none if it is neither.
+/// Returns the settings found in `text`, YAML or JSON; none if it is neither.
 pub(super) fn failures(text: &str) -> Failures {
     let documents: Vec<Value> = serde_saphyr::from_multiple(text).unwrap_or_default();
     let mut found = Failures::default();
@@ -53,7 +54,7 @@ fn search(place: &str, value: &Value, found: &mut Failures) {
                 }
             }
         }
-        // A file in a ConfigMap.
+        // A string may be a file in a ConfigMap.
         Value::String(text) if text.contains("http_filters") => {
             let inside = failures(text);
             found.is_told |= inside.is_told;
@@ -65,8 +66,8 @@ fn search(place: &str, value: &Value, found: &mut Failures) {
     }
 }
 
-/// Returns whether a field fails open; `None` if it is no such setting. `is_processor`: the field belongs to an
-/// ext_proc filter, the only one whose `failure_mode_allow` counts.
+/// Returns whether the field `name` with this `value` fails open; `None` if it is not one of these settings.
+/// `is_processor`: the field belongs to an ext_proc filter; `failure_mode_allow` counts in no other.
 fn is_open(name: &str, value: &Value, is_processor: bool) -> Option<bool> {
     match name {
         "failure_mode_allow" if is_processor => value.as_bool(),

@@ -4,17 +4,18 @@
 //! | document | the configuration is |
 //! | --- | --- |
 //! | of none of the following kinds | the document |
-//! | Envoy's Wasm or dynamic-module filter, in any resource or `EnvoyFilter` | its `configuration` or `filter_config`, JSON in a string or an object |
+//! | Envoy's Wasm or dynamic-module filter | its `configuration` or `filter_config`, JSON in a string or an object |
 //! | `WasmPlugin`, `TrafficExtension` | `pluginConfig` |
 //! | `EnvoyExtensionPolicy` | `config` of one of `wasm` |
 //! | a ConfigMap | in a document within one of its texts |
 //!
-//! Filters of these kinds whose name and module do not contain `foreword` are skipped.
+//! Envoy's filter may be in any resource or an `EnvoyFilter`. Filters of these kinds whose name and module do not
+//! contain `foreword` are skipped.
 
 use anyhow::{Context, bail};
 use serde_json::{Map, Value};
 
-/// A plugin configuration.
+/// A configuration of Foreword's filter, found in a file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct FoundConfig {
     /// Path of the configuration in the file; empty if it is the whole file.
@@ -61,7 +62,8 @@ pub(super) fn configurations(text: &str) -> anyhow::Result<Vec<FoundConfig>> {
     Ok(found)
 }
 
-/// Returns whether the document is a resource to search. Any other counts as a plugin configuration, valid or not.
+/// Returns whether the document is a resource that may contain a plugin configuration. A document that is not counts as
+/// a plugin configuration itself, valid or not.
 fn is_resource(document: &Value) -> bool {
     [
         "kind",
@@ -95,7 +97,7 @@ fn search(place: &str, value: &Value, found: &mut Vec<FoundConfig>) {
                 search(&below(place, key), value, found);
             }
         }
-        // A file in a ConfigMap.
+        // A string may be a file in a ConfigMap.
         Value::String(text) if text.contains('\n') => {
             let documents: Result<Vec<Value>, _> = serde_saphyr::from_multiple(text);
             for document in documents.unwrap_or_default() {

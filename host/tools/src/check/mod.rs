@@ -25,7 +25,7 @@ use jsonschema::error::ValidationErrorKind;
 use jsonschema::{ValidationError, Validator};
 use serde_json::Value;
 
-/// The result of a check of all files.
+/// The result of checking the configurations in all files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// The filter would accept every configuration.
@@ -140,7 +140,8 @@ fn judged(errors: &[String]) -> String {
     text
 }
 
-/// Returns a warning per route that the filter refuses because salts are configured and no engine separates them.
+/// Returns a warning for each route whose requests the filter refuses because salts are configured, but no engine is
+/// configured to separate its cache by salt on that route.
 fn unsalted(configuration: &str) -> Vec<String> {
     let config = Config::from_json(configuration.as_bytes());
     let routes = config.map(|config| config.unsalted_routes);
@@ -154,7 +155,7 @@ fn unsalted(configuration: &str) -> Vec<String> {
     routes.iter().map(warning).collect()
 }
 
-/// Returns the errors by the schema; if there are none, the filter's own first error.
+/// Returns all violations of the JSON schema; if there are none, the first error of the filter's own parser, if any.
 fn errors(schema: &Value, validator: &Validator, configuration: &str) -> Vec<String> {
     let told = |errors: Vec<String>| match Config::from_json(configuration.as_bytes()) {
         Err(error) if errors.is_empty() => vec![error.to_string()],

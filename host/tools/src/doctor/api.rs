@@ -12,10 +12,11 @@ pub(super) struct Api {
     field: (&'static str, bool),
     /// Name of the field that limits the answer's tokens.
     limit: &'static str,
-    /// JSON pointers in the response to the number of prompt tokens and of cached ones.
+    /// JSON pointer to the number of prompt tokens in the response.
     prompt: &'static str,
+    /// JSON pointer to the number of cached prompt tokens in the response.
     cached: &'static str,
-    /// True if the number of prompt tokens excludes the cached ones.
+    /// True if the number of prompt tokens in the response excludes the cached ones.
     is_apart: bool,
 }
 
@@ -59,7 +60,7 @@ const CHATS: Api = Api {
 /// The API of chats.
 pub(super) const CHAT: &Api = &APIS[0];
 
-/// An API's token counts of one prompt.
+/// The token counts that an API's response reports for one prompt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Usage {
     /// Tokens of the prompt; 0 if the response does not report them.
@@ -69,7 +70,7 @@ pub(super) struct Usage {
 }
 
 impl Usage {
-    /// Returns whether at least half of `tokens` were cached.
+    /// Returns whether the number of cached tokens is at least half of `tokens`; false if `tokens` is 0.
     pub(super) fn is_cached(&self, tokens: u64) -> bool {
         tokens > 0 && 2 * self.cached.unwrap_or_default() >= tokens
     }
@@ -78,7 +79,7 @@ impl Usage {
         self.cached.unwrap_or_default()
     }
 
-    /// Returns whether at least half of the prompt was cached.
+    /// Returns whether at least half of the prompt's tokens were cached.
     pub(super) fn is_warm(&self) -> bool {
         self.is_cached(self.prompt)
     }
@@ -99,7 +100,7 @@ impl Api {
         format!("{root}{}", self.path)
     }
 
-    /// Returns a request body for one token after the prompt `text`.
+    /// Returns the body of a request that asks for one token after the prompt `text`.
     pub(super) fn body(&self, model: &str, text: &str) -> Value {
         let prompt = match self.field.1 {
             true => json!([{"role": "user", "content": text}]),
@@ -108,7 +109,7 @@ impl Api {
         json!({"model": model, self.field.0: prompt, self.limit: 1})
     }
 
-    /// Returns a request body like [`Api::body`] with a `cache_salt`, 32 times `salt`.
+    /// Returns a request body like [`Api::body`] with a `cache_salt` that consists of `salt`, repeated 32 times.
     pub(super) fn salted(&self, model: &str, text: &str, salt: &str) -> Value {
         let mut body = self.body(model, text);
         body["cache_salt"] = salt.repeat(32).into();

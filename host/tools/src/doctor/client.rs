@@ -6,9 +6,11 @@ use serde_json::Value;
 use std::cell::Cell;
 use std::time::Duration;
 
-/// An HTTP client that counts what it sends.
+/// An HTTP client that counts its requests and their prompt tokens, and limits the requests.
 pub(super) struct Client {
+    /// Connections that are reused.
     kept: Connections,
+    /// Connections that are closed after each request.
     fresh: Connections,
     requests: Cell<u64>,
     prompt_tokens: Cell<u64>,
@@ -16,7 +18,7 @@ pub(super) struct Client {
     silent: Cell<u32>,
 }
 
-/// A response, or why there is none.
+/// A response, or the reason why there is none.
 pub(super) type Answer = Result<Reply, String>;
 
 /// The connection that a request uses.
@@ -24,7 +26,7 @@ pub(super) type Answer = Result<Reply, String>;
 pub(super) enum Connection {
     /// An idle connection if there is one.
     Kept,
-    /// A new one, which a gateway may give to another of its workers.
+    /// A new connection, which a gateway may give to another of its workers.
     Fresh,
 }
 
@@ -134,7 +136,7 @@ pub(super) fn served(request: &str, answer: Answer) -> Result<Reply, String> {
     }
 }
 
-/// Returns a message for a request without a 200: the name of the request with the response, or why there is none.
+/// Returns a message for a request without a 200: its name with the response, or the reason for none.
 pub(super) fn refusal(request: &str, answer: &Answer) -> String {
     match answer {
         Ok(reply) => format!("{request}: {}", reply.words()),
@@ -142,14 +144,15 @@ pub(super) fn refusal(request: &str, answer: &Answer) -> String {
     }
 }
 
-/// Most requests of an examination; about a third are usual.
+/// Maximum number of requests of an examination; about a third of it is usual.
 const MAX_REQUESTS: u64 = 160;
 /// Number of consecutive requests without a response after which no more are sent.
 const MAX_SILENT: u32 = 3;
-/// Most attempts of a request that is answered with 429 or 503.
+/// Maximum number of attempts of a request that is answered with 429 or 503.
 const MAX_ATTEMPTS: u32 = 3;
-/// Wait before a retry without `Retry-After`, and the longest wait.
+/// Wait before a retry if the response has no `Retry-After`.
 const WAIT: Duration = Duration::from_secs(1);
+/// Longest wait before a retry.
 const MAX_WAIT: Duration = Duration::from_secs(5);
 /// Longest response, in bytes; a feed's snapshot is the longest.
 const MAX_BODY: u64 = 16 << 20;

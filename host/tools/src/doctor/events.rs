@@ -3,7 +3,7 @@
 //! | source | what is sent | agrees if |
 //! | --- | --- | --- |
 //! | vLLM's ZeroMQ socket (`--events`) | a new prompt, whose tokens `/tokenize` returns | stored blocks hold them |
-//! | our feed over HTTP | a new prompt with documents, as the gateway would send it | stored paths hold these documents |
+//! | our feed over HTTP | a new prompt with documents, as the gateway sends it | stored paths hold these documents |
 
 use super::api::{Api, CHAT};
 use super::client::{Client, Connection};
@@ -17,16 +17,16 @@ use foreword_ordering::{Config, Orderer, Tenant};
 use foreword_server::kv::place::PATH_HEADER;
 use foreword_server::kv::vllm::read::Stored;
 
-/// A source of events.
+/// A source of KV events: vLLM's ZeroMQ socket, or Foreword's feed over HTTP.
 pub(super) enum Source {
     Socket(Subscription),
-    /// The URL of our feed.
+    /// Foreword's feed at this URL.
     Feed(String),
     /// No source: the error of the last address that was tried.
     Nowhere(String),
 }
 
-/// The events after a prompt.
+/// The events that arrived after a prompt.
 #[derive(Debug)]
 pub(super) struct Observed {
     /// Description of the prompt.
@@ -36,19 +36,20 @@ pub(super) struct Observed {
     agreement: Result<Agreement, String>,
 }
 
-/// How much of the prompt the events report as stored.
+/// The part of a prompt that the events report as stored.
 #[derive(Debug)]
 struct Agreement {
     detail: String,
-    /// Tokens or documents of the prompt that were reported.
+    /// Number of the prompt's tokens or documents that events report as stored.
     found: u64,
-    /// Tokens or documents that may be missing: cached before, or in a block that is not full.
+    /// Number of tokens or documents that need not be reported: they were cached before, or are in a block that is not
+    /// full.
     excused: u64,
-    /// All tokens or documents of the prompt.
+    /// Number of all tokens or documents of the prompt.
     all: u64,
 }
 
-/// Why no events were observed.
+/// The reason why no events were observed.
 #[derive(Debug)]
 pub(super) enum Unobserved {
     /// There is no source, or the prompt could not be sent.
@@ -63,14 +64,14 @@ impl Agreement {
     }
 }
 
-/// A position in a source's events, see [`Source::has_removed`].
+/// A point in a source's sequence of events; [`Source::has_removed`] looks for removals after it.
 pub(super) enum Mark {
     Removals(u64),
     Position(Position),
 }
 
 impl Source {
-    /// Returns the source: the socket if its address is given, else the first of the URLs `feeds` that responds.
+    /// Returns the source: the socket if its address is given, else the feed at the first URL of `feeds` that responds.
     pub(super) fn find(client: &Client, socket: Option<&str>, feeds: &[String]) -> Self {
         if let Some(address) = socket {
             return Self::Socket(Subscription::start(address));
@@ -182,7 +183,7 @@ fn observe_blocks(
     })
 }
 
-/// Sends a chat with documents as the gateway would, and reads the feed.
+/// Sends a chat with documents as the gateway would, and returns the feed's events after it.
 fn observe_documents(
     url: &str,
     engine: &Engine<'_>,

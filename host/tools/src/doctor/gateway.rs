@@ -16,19 +16,19 @@ use crate::client::REPORT_HEADER;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// The observations at the gateway.
+/// The responses that the gateway's checks examine.
 pub(super) struct Gateway {
-    /// The responses to one body: of the engine, and through the gateway.
+    /// The responses to the same body, sent to the engine directly and through the gateway.
     pair: [Result<(Usage, Value), String>; 2],
     stream: Answer,
     /// Decisions about the same documents: the first in one order, the others in another.
     decisions: Vec<Decision>,
-    /// Counts of one prompt: through the gateway with two `cache_salt`s, then to the engine without one. `None` if the
-    /// engine ignores salts.
+    /// Token counts of one prompt: through the gateway with two `cache_salt`s, then from the engine without one. `None`
+    /// if the engine ignores salts.
     salted: Option<Result<[Usage; 3], String>>,
 }
 
-/// The gateway's report of its decision, and the engine's token counts.
+/// The gateway's report of one ordering decision, and the engine's token counts of that request.
 #[derive(Clone, Debug)]
 pub(super) struct Decision {
     /// The value of the report header; `None` if there was no response or no such header.
@@ -37,7 +37,8 @@ pub(super) struct Decision {
 }
 
 impl Gateway {
-    /// Returns whether the engine reports cached tokens, but not through the gateway.
+    /// Returns whether the number of cached tokens is missing from the response through the gateway, but not from the
+    /// engine's own response.
     fn loses_counts(&self) -> bool {
         let [direct, through] = (self.pair.each_ref())
             .map(|answer| (answer.as_ref()).is_ok_and(|(usage, _)| usage.cached.is_some()));
@@ -58,7 +59,7 @@ impl Decision {
     }
 }
 
-/// Sends a chat about the documents, in the order of `ranks`, through the gateway at `root`.
+/// Sends a chat about the documents through the gateway at `root`; `ranks` are the documents' indices, best first.
 pub(super) fn decide(
     engine: &Engine<'_>,
     root: &str,
@@ -192,7 +193,8 @@ pub(super) fn streams(gateway: &Gateway, is_reported: bool) -> Finding {
     Finding::ok(detail)
 }
 
-/// Checks that a decision knows the documents of an earlier one, and that the engine then finds them cached.
+/// Checks that a decision counts the documents of an earlier request as resident, and that the engine then finds them
+/// cached.
 pub(super) fn orders(gateway: &Gateway, is_reported: bool) -> Finding {
     let second = &gateway.decisions[1];
     let usage = match &second.usage {
@@ -220,7 +222,7 @@ pub(super) fn orders(gateway: &Gateway, is_reported: bool) -> Finding {
     }
 }
 
-/// Checks that all workers know the documents that one of them sent.
+/// Checks that all of the gateway's workers count the documents as resident that one of them has forwarded.
 pub(super) fn agree(gateway: &Gateway) -> Finding {
     let matched = gateway.decisions[1..].iter().map(Decision::matched);
     let matched: Vec<u64> = matched.collect();

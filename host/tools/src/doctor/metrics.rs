@@ -3,7 +3,7 @@
 use super::client::{Client, served};
 use super::finding::Finding;
 
-/// The text of one scrape, or why there is none.
+/// The text of one scrape, or the reason why there is none.
 #[derive(Debug)]
 pub(super) struct Metrics(Result<String, String>);
 
@@ -65,7 +65,8 @@ impl Metrics {
     }
 }
 
-/// Checks the gateway's counters: decisions without resident documents, corrections, lost updates.
+/// Checks the gateway's counters: the shares of decisions without resident documents and of corrections, and lost
+/// updates.
 pub(super) fn decisions(metrics: &Metrics) -> Finding {
     if let Err(came) = &metrics.0 {
         return Finding::skipped(came, SCRAPE);
@@ -118,7 +119,7 @@ const SCRAPE: &str = "--gateway-metrics URL: Envoy's http://HOST:9901/stats/prom
 /// The remedy if the gateway believes documents resident that were evicted.
 pub(super) const FEED: &str = "\"engines\": [{\"name\": \"a\", \"feed\": {\"cluster\": \"a-feed\"}}], from foreword serve's internal \
                                listener or foreword kv-bridge beside vLLM";
-/// Fewest requests or decisions for which a share is judged.
+/// Minimum number of requests or decisions for which the share of corrected or unmatched ones is judged.
 const ENOUGH: f64 = 20.0;
 const MAX_BLIND: f64 = 0.5;
 const MAX_CORRECTED: f64 = 0.05;

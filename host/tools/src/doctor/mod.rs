@@ -3,7 +3,7 @@
 //! ```text
 //!   /v1/models ─▶ survey: each API twice ─▶ salts ─▶ events ─▶ rendering, tools ─▶ gateway ─▶ --allow-reset: residency
 //!                     │                       │         │             │               │                │
-//!                     └───────────────────────┴── observations: what was asked and what came ──────────┘
+//!                     └───────────────────────┴── observations: the requests and responses ────────────┘
 //!                                                          ▼
 //!                                   checks: functions from observations to a finding each
 //! ```
@@ -209,7 +209,7 @@ fn examine(options: &Options) -> Result<Examination> {
     })
 }
 
-/// Returns the model to examine, and the most tokens of its prompts if the engine states them.
+/// Returns the model to examine, and its context length in tokens (`max_model_len`) if the engine states it.
 fn model(client: &Client, root: &str, wanted: Option<&str>) -> Result<(String, Option<u64>)> {
     let url = format!("{root}/v1/models");
     let answer = client.get(&url);

@@ -37,7 +37,7 @@ impl Documents {
         }
     }
 
-    /// Returns a chat about the documents in the order of `ranks`, best first.
+    /// Returns a chat about the documents; `ranks` are their indices, best first.
     pub(super) fn chat(&self, model: &str, ranks: [usize; 4]) -> Value {
         let document = |rank: usize| {
             let text = &self.texts[rank];
@@ -49,8 +49,9 @@ impl Documents {
     }
 }
 
-/// Two orders of the documents with the same best one, which keeps its place.
+/// The first order in which the documents are sent: indices, best first.
 pub(super) const FIRST: [usize; 4] = [0, 1, 2, 3];
+/// Another order of the same documents. The best one keeps its place.
 pub(super) const AGAIN: [usize; 4] = [0, 3, 2, 1];
 
 /// Short, common words, about one token each in most vocabularies.

@@ -11,17 +11,19 @@ use super::survey::{Engine, Route};
 use serde_json::Value;
 use std::time::Duration;
 
-/// The result of clearing the cache.
+/// The result of clearing the engine's cache.
 pub(super) enum Cleared {
     NotAllowed,
     /// No route cleared it: the error of the last one.
     Refused(String),
     Done {
-        /// Counts of a prompt that was cached before, sent again; `None` if there was none.
+        /// Token counts of a prompt that was cached before the clearing and sent again after it; `None` if there was no
+        /// such prompt, or the request failed.
         after: Option<Usage>,
-        /// Whether events report a removal; `None` if events do not arrive.
+        /// True if events report a removal in time; `None` if events do not arrive, or their source fails.
         is_announced: Option<bool>,
-        /// The gateway's decision about documents that were cached before; `None` without a gateway.
+        /// The gateway's decision, after the clearing, about documents that were cached before; `None` without a
+        /// gateway.
         decision: Option<Decision>,
     },
 }

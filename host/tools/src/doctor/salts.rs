@@ -7,10 +7,10 @@ use super::api::Usage;
 use super::finding::Finding;
 use super::survey::{Engine, Route};
 
-/// Token counts of the three requests, or the error of one of them.
+/// Token counts of a prompt sent with salt a, with b, and again with a; or the error of one of these requests.
 pub(super) type Salted = Result<[Usage; 3], String>;
 
-/// Sends the three requests; `None` if the route reports no cached tokens.
+/// Sends the prompt of `route` with salt a, with b, and again with a; `None` if the route reported no cached tokens.
 pub(super) fn ask(engine: &Engine<'_>, route: &Route) -> Option<Salted> {
     route.warm()?;
     let ask = |salt| {
@@ -21,7 +21,7 @@ pub(super) fn ask(engine: &Engine<'_>, route: &Route) -> Option<Salted> {
     Some(all())
 }
 
-/// Checks that a route honours salts. `kept` are the paths of the routes that do, for the remedy.
+/// Checks that a route honours salts. `kept`: paths of the routes that honour them, for the remedy.
 pub(super) fn honoured(route: &Route, salted: Option<&Salted>, kept: &[&str]) -> Finding {
     let path = route.api.path;
     let (warm, [a, b, again]) = match (route.warm(), salted) {
@@ -50,7 +50,7 @@ pub(super) fn honoured(route: &Route, salted: Option<&Salted>, kept: &[&str]) ->
 
 const UNSALTED: &str = "salt no request of this route: the engine reuses nothing of it";
 
-/// Returns the configuration by which the gateway salts only the routes `kept`.
+/// Returns the configuration with which the gateway writes salts only on the routes with the paths `kept`.
 fn remedy(kept: &[&str]) -> String {
     format!(
         "\"engines\": [{{\"name\": \"engine\", \"salts\": {kept:?}}}]: the gateway then refuses tenants' requests elsewhere; vLLM \

@@ -12,7 +12,7 @@ use super::finding::{Finding, Status};
 use super::metrics::Metrics;
 use super::prompt::Words;
 
-/// The token counts of all APIs.
+/// The token counts of a new prompt on each API, and of the beginnings of one of these prompts.
 #[derive(Debug, Default)]
 pub(super) struct Survey {
     pub(super) routes: Vec<Route>,
@@ -20,21 +20,21 @@ pub(super) struct Survey {
     beginnings: Vec<Usage>,
 }
 
-/// The token counts of one API.
+/// An API, the prompt that was sent to it twice, and its token counts.
 #[derive(Debug)]
 pub(super) struct Route {
     pub(super) api: &'static Api,
     pub(super) text: String,
-    /// Counts of the same prompt sent twice, or the error of a request.
+    /// Token counts of the two requests, or the error of one of them.
     pub(super) pair: Result<[Usage; 2], String>,
 }
 
-/// The engine to examine.
+/// The engine to examine, and the client that sends requests to it.
 pub(super) struct Engine<'a> {
     pub(super) client: &'a Client,
     pub(super) root: &'a str,
     pub(super) model: &'a str,
-    /// Most tokens of a prompt; `None` if the engine does not state them.
+    /// The model's context length in tokens; `None` if the engine does not state it.
     pub(super) max_tokens: Option<u64>,
 }
 
@@ -120,13 +120,13 @@ impl Survey {
         (self.routes.iter()).find(|route| route.api.name == api.name)
     }
 
-    /// Returns the tokens of the shortest prompt of which any were cached; `None` if there is none.
+    /// Returns the number of tokens of the shortest prompt that was at least partly cached; `None` if no prompt was.
     pub(super) fn least(&self) -> Option<u64> {
         let reused = self.counted().filter(|usage| usage.cached_or_zero() > 0);
         reused.map(|usage| usage.prompt).min()
     }
 
-    /// Returns the greatest common divisor of all counts of cached tokens.
+    /// Returns the greatest common divisor of all counts of cached tokens: an estimate of the engine's block size.
     fn step(&self) -> u64 {
         let cached = self.counted().map(Usage::cached_or_zero);
         cached.fold(0, common)
@@ -214,18 +214,19 @@ fn common(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { common(b, a % b) }
 }
 
-/// Returns the number of words for a prompt of `tokens` tokens.
+/// Returns the number of words that make a prompt of `tokens` tokens, at `per_word` tokens a word.
 fn count(tokens: u64, per_word: f64) -> u64 {
     (tokens as f64 / per_word).ceil() as u64
 }
 
-/// Tokens per word, until the engine has counted some.
+/// Tokens per word, an estimate until the engine has counted a prompt.
 const WORD_TOKENS: f64 = 1.5;
 /// Tokens of the prompt that is sent twice; longer ones are tried if the shorter is not reused.
 const LENGTHS: [u64; 3] = [400, 2_300, 9_200];
-/// Tokens of the shortest beginning.
+/// Tokens of the shortest beginning of the prompt that is sent.
 const LEAST: u64 = 24;
-/// Longest least reusable length that is not a warning: two blocks of 128 tokens, as vLLM has on CPUs, and some more.
+/// If the shortest reused prompt has more tokens than this, the finding is a warning: two blocks of 128 tokens, as vLLM
+/// has on CPUs, and some more.
 const MAX_LEAST: u64 = 288;
 
 const SERVED: &str = "name the engine itself, and with --model a model that it serves: foreword doctor http://HOST:8000 --model NAME";

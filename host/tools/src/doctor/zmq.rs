@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::time::timeout;
 
-/// A subscription, which a thread reads until it is dropped.
+/// A subscription to an engine's KV events, which a thread receives until the subscription is dropped.
 pub(super) struct Subscription {
     seen: Arc<Mutex<Seen>>,
     stop: Arc<AtomicBool>,
@@ -21,7 +21,7 @@ pub(super) struct Subscription {
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     is_connected: bool,
-    /// The last events about stored blocks, oldest first, at most [`MAX_STORED`].
+    /// The latest events about stored blocks, oldest first, at most [`MAX_STORED`].
     pub(super) stored: Vec<Stored>,
     /// Number of events about removed blocks and cleared caches so far.
     pub(super) removals: u64,
@@ -113,5 +113,5 @@ async fn follow(address: &str, seen: &Mutex<Seen>, stop: &AtomicBool) -> anyhow:
 /// Longest wait for events.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 const TICK: Duration = Duration::from_millis(100);
-/// Most events in [`Seen::stored`]; the oldest are dropped. An event may report several blocks.
+/// Maximum number of events in [`Seen::stored`]; the oldest are dropped. An event may report several blocks.
 const MAX_STORED: usize = 1 << 14;

@@ -6,10 +6,10 @@
 //! | `retrieval` | best first | nothing | no | sent again |
 //! | `ordered` | best first | the configured policy | no | sent again |
 //! | `ordered+hint` | best first | the configured policy | yes | sent again |
-//! | `ordered:free`, `:last`, `:first`, `:ends`, `:auto` | best first | the same, the best document there | no, or with `+hint` | sent again |
+//! | `ordered:free`, `:last`, `:first`, `:ends`, `:auto` | best first | same, best one there | `+hint` | sent again |
 //! | `dedup` | best first | the configured policy | no | their bare labels |
 //! | `dedup+hint` | best first | the configured policy | yes | location hints |
-//! | `ordered+hint:top`, `:end`; `dedup+hint:top`, `:end` | best first | the configured policy | [elsewhere](super::hint_place) | as without |
+//! | `…+hint:top`, `…+hint:end` | best first | the configured policy | [elsewhere](super::hint_place) | as without |
 //! | `random` | best first | chance | no | sent again |
 //! | `reversed` | worst first | nothing | no | sent again |
 //! | `first`, `middle`, `last` | the answer's document there | nothing | no | sent again |
@@ -31,7 +31,7 @@ use foreword_ordering::policy::Place;
 use foreword_ordering::{Config, RawConfig};
 use std::sync::Arc;
 
-/// A way to ask a question.
+/// A way to ask a question: the order of its documents, and the configuration of the ordering core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Arm {
     /// The retriever's order, the baseline of all comparisons.
@@ -52,13 +52,13 @@ pub(super) enum Arm {
     DedupHintAt(HintPlace),
     /// A random order.
     Random,
-    /// The worst document first.
+    /// The retriever's order reversed: the worst document first.
     Reversed,
-    /// The answer's document first.
+    /// The retriever's order, with the document that contains the answer moved to the first place.
     First,
-    /// The answer's document in the middle.
+    /// The retriever's order, with the document that contains the answer moved to the middle.
     Middle,
-    /// The answer's document last.
+    /// The retriever's order, with the document that contains the answer moved to the last place.
     Last,
     /// The retriever's order, with a stabilised head.
     Stabilised,
@@ -71,7 +71,7 @@ pub(super) enum Arm {
 }
 
 impl Arm {
-    /// The gateway for which `--gateway` gives no name.
+    /// The gateway's arm if `--gateway` gives no name.
     pub(super) const GATEWAY: Self = Self::Gateway("gateway");
 
     /// All arms except gateways, with their names, in the order of tables.
@@ -105,10 +105,10 @@ impl Arm {
         (Self::StabilisedWords, "stabilised:words"),
     ];
 
-    /// The arms of `--positions`.
+    /// The arms that the option `--positions` adds.
     pub(super) const POSITIONS: [Self; 3] = [Self::First, Self::Middle, Self::Last];
 
-    /// Returns all arms except gateways with names, in the order of tables.
+    /// Returns all arms, in the order of tables. Of the gateways, only [`Self::GATEWAY`] is among them.
     pub(super) fn all() -> impl Iterator<Item = Self> {
         let own = Self::NAMED.into_iter().map(|(arm, _)| arm);
         own.chain([Self::GATEWAY])
@@ -129,7 +129,7 @@ impl Arm {
         Self::all().find(|arm| arm.name() == name)
     }
 
-    /// Returns whether the arm puts the answer's document in a given place.
+    /// Returns whether the arm puts the answer's document first, in the middle or last.
     pub(super) fn is_position(self) -> bool {
         Self::POSITIONS.contains(&self)
     }
@@ -139,7 +139,7 @@ impl Arm {
         matches!(self, Self::Gateway(_))
     }
 
-    /// Returns the place of the order hint if it is not the gateway's.
+    /// Returns the place of the order hint if it differs from the place that the gateway uses; `None` otherwise.
     pub(super) fn hint_place(self) -> Option<HintPlace> {
         match self {
             Self::OrderedHintAt(place) | Self::DedupHintAt(place) => Some(place),
@@ -147,7 +147,8 @@ impl Arm {
         }
     }
 
-    /// For an arm with the order hint in another place than the gateway's, returns the arm that has it there.
+    /// Returns the arm that differs from this one only in that its order hint is in the gateway's place; `None` if this
+    /// arm's hint is there already, or it has none.
     pub(super) fn with_usual_hint(self) -> Option<Self> {
         match self {
             Self::OrderedHintAt(_) => Some(Self::OrderedHint),
@@ -179,7 +180,7 @@ impl Arm {
             }
             Self::OrderedWith(place, _) => {
                 raw.rank.place = place.name().into();
-                // There are two ends.
+                // The place `ends` needs two documents, one at each end.
                 let fewest = 1 + u32::from(place == Place::Ends);
                 raw.rank.documents = raw.rank.documents.max(fewest);
             }

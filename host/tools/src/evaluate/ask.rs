@@ -41,9 +41,9 @@ pub(super) struct Questions<'a> {
     pub(super) configs: Vec<Config>,
     pub(super) prompts: &'a Prompts,
     pub(super) client: &'a Client,
-    /// The endpoint's chat route.
+    /// URL of the endpoint's chat route.
     pub(super) url: &'a str,
-    /// Names and chat routes of the gateways, for their arms.
+    /// Name of each gateway, and URL of its chat route. Each gateway has an arm.
     pub(super) gateways: &'a [(&'static str, String)],
     pub(super) seed: u64,
     pub(super) concurrency: usize,
@@ -58,7 +58,7 @@ pub(super) struct RunOutcome {
     pub(super) left_out: FxHashSet<String>,
 }
 
-/// A case under an arm, both as indices.
+/// A case to ask under an arm: indices in [`Questions::cases`] and [`Questions::arms`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Job {
     case: usize,
@@ -132,8 +132,9 @@ impl Questions<'_> {
         Ok(records)
     }
 
-    /// Returns for each record with a right answer its index and the request that forces the first one on the record's
-    /// prompt. Also adds the core's report to records that were not asked.
+    /// Returns, for each record whose turn has a right answer, its index in `records` and the request that scores the
+    /// first right answer as the continuation of the record's prompt. Also adds the core's report to records that were
+    /// not asked.
     ///
     /// # Errors
     /// Returns an error if a record belongs to no question.
@@ -284,11 +285,12 @@ struct Run<'a> {
     journal: &'a mut Journal,
     bar: &'a ProgressBar,
     outcome: RunOutcome,
-    /// Number of consecutive refused requests, and of failed ones.
+    /// Number of refused requests since the last answer.
     refused: u32,
+    /// Number of failed requests since the last answer.
     failed: u32,
     is_warned: bool,
-    /// The error that ends the run.
+    /// The error that ends the run; `None` while it continues.
     stop: Option<anyhow::Error>,
 }
 
@@ -297,6 +299,7 @@ struct Request {
     body: Vec<u8>,
     /// The core's report; `None` if the core was not used, or found no documents.
     report: Option<Report>,
+    /// Position in the sequence of all requests that were ordered.
     at: u64,
 }
 
@@ -316,7 +319,7 @@ impl<'a> Chats<'a> {
     /// Orders a recorded request again, to restore the orderer's state. Returns the chat and the request.
     ///
     /// # Errors
-    /// Returns an error if no question or arm is the record's, or if the record is not its chat's next turn.
+    /// Returns an error if the record's question or arm is not asked, or if the record is not its chat's next turn.
     fn recall(&mut self, record: &Record) -> Result<(Job, Request)> {
         let questions = self.questions;
         let of = |what: &str| format!("the kept answer to {:?} {what}", record.case);
@@ -453,7 +456,9 @@ fn micros(time: std::time::Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Most consecutive refusals. Then the run ends, since the endpoint seems to refuse every request.
+/// Number of refusals without an answer in between at which the run ends, since the endpoint seems to refuse every
+/// request.
 const MAX_REFUSED: u32 = 20;
-/// Most consecutive failures, each after several attempts. Then the run ends, since the endpoint seems to be down.
+/// Number of failures without an answer in between, each after several attempts, at which the run ends, since the
+/// endpoint seems to be down.
 const MAX_FAILED: u32 = 3;

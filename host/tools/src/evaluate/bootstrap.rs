@@ -36,11 +36,11 @@ pub(super) const RESAMPLES: usize = 10_000;
 /// Largest difference of two scores, in points, that counts as equal.
 pub(super) const MARGIN: f64 = 1.0;
 
-/// Least number of cases for a verdict. With fewer, draws vary less than other questions would.
+/// Minimum number of cases for a verdict. With fewer, draws vary less than other questions would.
 pub(super) const MIN_CASES: usize = 30;
 
-/// Least number of cases for [`Verdict::Within`]. If `n` cases agree, 3/n may still disagree (the rule of three, at 95
-/// %), which the bootstrap cannot detect; for one point, `n` is 300.
+/// Minimum number of cases for [`Verdict::Within`]. If `n` cases agree, 3/n may still disagree (the rule of three, at
+/// 95 %), which the bootstrap cannot detect; for one point, `n` is 300.
 pub(super) const MIN_CASES_WITHIN: usize = 300;
 
 /// Returns the interval of `statistic`, which gets the indices of the drawn cases, some of them several times.
@@ -56,7 +56,7 @@ pub(super) fn interval(
     interval
 }
 
-/// Returns the intervals of several statistics of the same draws, like [`interval`].
+/// Returns the intervals of several statistics, all computed from the same draws, like [`interval`].
 pub(super) fn intervals<const N: usize>(
     cases: usize,
     resamples: usize,

@@ -17,7 +17,7 @@ use super::score::without_thinking;
 use super::stream::Streamed;
 use serde_json::{Map, Value};
 
-/// How the answer to a multiple-choice question was read from the response.
+/// The part of a response from which the answer to a multiple-choice question was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChosenBy {
     /// From the letters' log-probabilities.
@@ -49,7 +49,8 @@ pub(super) fn ask(body: &mut Map<String, Value>) {
     body.insert("top_logprobs".into(), RIVALS.into());
 }
 
-/// Returns the letter that the answer chooses, and how it was found. If there is none, returns the answer's text.
+/// Returns the letter that the answer chooses, and how it was found. If the answer chooses none, returns its whole
+/// text.
 pub(super) fn chosen(streamed: &Streamed, choices: usize) -> (String, ChosenBy) {
     let letters = (0..choices).filter_map(letter);
     let best = letters

@@ -99,5 +99,5 @@ fn refused(url: &str, mut response: Response) -> Fault {
     }
 }
 
-/// Most bytes of a stream; a longer one counts as malformed.
+/// Maximum number of bytes of a response; a longer one counts as malformed.
 const MAX_ANSWER: u64 = 64 << 20;

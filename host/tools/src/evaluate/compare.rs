@@ -22,29 +22,32 @@ pub(super) struct Figure {
     pub(super) asked: usize,
     /// Number of the model's answers for which right ones are known.
     pub(super) scored: usize,
-    /// Exact match in percent.
+    /// Share of the scored answers that equal a right one after normalisation, in percent.
     pub(super) exact_match: Estimate,
-    /// Answers that contain a right one, in percent.
+    /// Share of the scored answers that contain a right one, in percent.
     pub(super) contains: Estimate,
     pub(super) f1: Estimate,
-    /// Answers that a judge finds right, in percent of those with a judgement; `None` if there are none.
+    /// Share of the judged answers that a judge finds right, in percent; `None` if no answer was judged.
     pub(super) judged: Option<Estimate>,
     /// Number of choices read from an answer's text, for lack of log-probabilities.
     pub(super) by_text: u64,
-    /// Prompt tokens, including cached ones, per second of time to first token.
+    /// Prompt tokens, including cached ones, per second of time to first token; `None` if the endpoint does not report
+    /// tokens.
     pub(super) prefill: Option<f64>,
-    /// Prompt tokens of all requests.
+    /// Prompt tokens of all requests; `None` if the endpoint does not report them.
     pub(super) prompt_tokens: Option<u64>,
     pub(super) cached_tokens: Option<u64>,
-    /// Cached prompt tokens, in percent.
+    /// Share of the prompt tokens that were cached, in percent; `None` if the endpoint does not report it.
     pub(super) reused: Option<f64>,
     /// Median time to the first token, in milliseconds.
     pub(super) ttft_median: f64,
     pub(super) ttft_p95: f64,
     pub(super) ttft_mean: f64,
-    /// Number of documents sent; then of those that the core moved, and of those that it only referred to.
+    /// Number of documents sent.
     pub(super) documents: u64,
+    /// Number of the documents sent that the core moved.
     pub(super) moved: u64,
+    /// Number of documents that the core replaced by a reference to an earlier turn.
     pub(super) deduplicated: u64,
     /// Number of requests with an order hint.
     pub(super) hinted: u64,
@@ -52,14 +55,17 @@ pub(super) struct Figure {
     pub(super) cut: usize,
     /// Mean log-probability of the right answers, in nats per token; `None` if unknown.
     pub(super) answer_logprob: Option<AnswerLikelihood>,
-    /// The same in nats per answer.
+    /// Mean log-probability of the right answers, in nats per answer; `None` if unknown.
     pub(super) answer_nats: Option<AnswerLikelihood>,
+    /// The arm's figures minus those of retrieval order, over the same cases; `None` for retrieval order itself, if it
+    /// was not asked for these cases, or if no answers were requested.
     pub(super) difference: Option<Difference>,
-    /// For an arm with the order hint elsewhere: its figures minus those of the arm with the hint in its usual place.
+    /// For an arm with the order hint in another place than the gateway's: its figures minus those of the arm with the
+    /// hint in the gateway's place.
     pub(super) from_usual_hint: Option<Difference>,
 }
 
-/// A figure and its interval.
+/// A figure and its 95 % confidence interval.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Estimate {
     pub(super) value: f64,
@@ -72,6 +78,7 @@ pub(super) struct AnswerLikelihood {
     pub(super) mean: f64,
     /// Number of questions and chats included.
     pub(super) cases: usize,
+    /// The mean minus that of retrieval order over the same cases; `None` for retrieval order itself.
     pub(super) less_retrieval: Option<(Estimate, Verdict)>,
 }
 
@@ -125,7 +132,7 @@ struct Sums {
     cut: usize,
 }
 
-/// Returns the figures of `arms`, in order.
+/// Returns the figures of `arms`, in order, over the cases that were answered under every arm.
 pub(super) fn compare(cases: &[Case], arms: &[Arm], records: &[Record], seed: u64) -> Vec<Figure> {
     let sums = sums(cases, arms, records);
     let complete = |case: &&Case, wanted: fn(&Arm) -> bool| {
@@ -172,6 +179,7 @@ pub(super) fn compare(cases: &[Case], arms: &[Arm], records: &[Record], seed: u6
     arms.iter().map(|&arm| figure(arm)).collect()
 }
 
+/// Returns the sums of `cases` under `arm`, in order; cases without sums are left out.
 fn of<'a>(
     sums: &'a FxHashMap<(&'a str, Arm), Sums>,
     arm: Arm,
@@ -181,7 +189,7 @@ fn of<'a>(
     found.flatten().collect()
 }
 
-/// Returns the sums of every case under every arm that answered all its turns.
+/// Returns the sums for every case and arm such that all the case's turns were answered under the arm.
 fn sums<'a>(
     cases: &'a [Case],
     arms: &[Arm],
@@ -282,8 +290,8 @@ fn alone(arm: Arm, own: &[&Sums], seed: u64) -> Figure {
     }
 }
 
-/// Returns the mean of `value`, and its difference from `baseline`, which has the same cases; `None` if there are no
-/// cases.
+/// Returns the mean of `value` per right answer, and its difference from `baseline`, which has the same cases; `None`
+/// if there are no cases.
 fn likelihood(
     own: &[&Sums],
     baseline: Option<&[&Sums]>,
@@ -338,7 +346,7 @@ fn difference(own: &[&Sums], baseline: &[&Sums], seed: u64) -> Difference {
     }
 }
 
-/// A part of a case's sums.
+/// Selects a number from a case's sums.
 type Part = fn(&Sums) -> f64;
 
 const SCORED: Part = |sums| sums.scored;
@@ -356,7 +364,7 @@ impl Estimate {
     }
 }
 
-/// Returns the drawn cases' sum of one part in percent of another; 0 if the other is 0.
+/// Returns the sum of `of` over the drawn cases, in percent of their sum of `all`; 0 if the latter is 0.
 fn percent(sums: &[&Sums], drawn: &[usize], of: Part, all: Part) -> f64 {
     let sum = |part: Part| drawn.iter().map(|&case| part(sums[case])).sum::<f64>();
     let (of, all) = (sum(of), sum(all));
@@ -380,8 +388,8 @@ fn reused(sums: &[&Sums], drawn: &[usize]) -> Option<f64> {
     (prompt > 0).then(|| 100.0 * cached as f64 / prompt as f64)
 }
 
-/// Returns a quantile of the drawn requests' times to the first token, in milliseconds, by nearest rank; 0 if there are
-/// none.
+/// Returns the quantile `share` of the times to the first token of the drawn cases' requests, in milliseconds, by
+/// nearest rank; 0 if there are no requests.
 fn ttft(sums: &[&Sums], drawn: &[usize], share: f64) -> f64 {
     let times = drawn.iter().flat_map(|&case| &sums[case].ttft_us);
     let mut times: Vec<u64> = times.copied().collect();

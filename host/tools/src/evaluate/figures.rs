@@ -9,7 +9,7 @@ use foreword_report::words::{grouped, rounded};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// The results to show.
+/// The results of an evaluation, as they are shown.
 #[derive(Debug)]
 pub(super) struct Figures {
     /// Name of the file with the questions.
@@ -22,7 +22,7 @@ pub(super) struct Figures {
     pub(super) concurrency: usize,
     /// Number of questions and chats asked.
     pub(super) cases: usize,
-    /// Number of cases that some arm could not serve.
+    /// Number of cases for which some arm's request was refused or failed.
     pub(super) left_out: usize,
     /// Number of the file's questions without an answer.
     pub(super) without_answers: usize,
@@ -40,7 +40,7 @@ impl Figures {
         self.arms.iter().filter(|figure| figure.arm.is_position())
     }
 
-    /// Iterates over the arms that leave the answer's document where it falls.
+    /// Iterates over the arms that do not put the answer's document in a given place.
     pub(super) fn orders(&self) -> impl Iterator<Item = &Figure> {
         self.arms.iter().filter(|figure| !figure.arm.is_position())
     }
@@ -318,8 +318,8 @@ fn interval(estimate: &Estimate) -> Value {
     })
 }
 
-/// Returns an arm's table cells: questions, exact match, answers that contain a right one, F1, reuse, and the median and
-/// 95th percentile of the time to the first token.
+/// Returns an arm's table cells: questions, exact match, answers that contain a right one, F1, reuse, and the median
+/// and 95th percentile of the time to the first token.
 pub(super) fn cells(figure: &Figure) -> [String; 7] {
     [
         grouped(figure.cases as u64),

@@ -102,8 +102,10 @@ impl HintPlace {
     }
 }
 
-/// The marks: code points that Unicode reserves as noncharacters, so that texts do not contain them.
+/// The mark before an order hint: a code point that Unicode reserves as a noncharacter, so that texts do not contain
+/// it.
 const OPEN: char = '\u{fdd0}';
+/// The mark after an order hint, likewise a noncharacter.
 const CLOSE: char = '\u{fdd1}';
 
 #[cfg(test)]

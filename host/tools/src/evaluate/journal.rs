@@ -1,8 +1,8 @@
 //! The journal of answers, by which a run can be stopped at any time and resumed.
 //!
 //! `answers.jsonl` in the run's folder has a first line with the run's parameters, then a line for every answer or
-//! unanswered request, appended when it arrives. A line that a crash truncated is dropped, and its question asked again. A resumed run must
-//! have the same parameters, so that answers are comparable.
+//! unanswered request, appended when it arrives. A line that a crash truncated is dropped, and its question asked
+//! again. A resumed run must have the same parameters, so that answers are comparable.
 //!
 //! The file contains the answers' texts, which scoring needs and which may be as confidential as the questions: only
 //! its owner can read it. It contains no questions and no documents. The process that writes it holds a lock on it.
@@ -19,7 +19,7 @@ use std::fs::File;
 use std::hash::BuildHasher;
 use std::path::{Path, PathBuf};
 
-/// An answer in the journal.
+/// An answer, or an unanswered request, in the journal.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) case: String,
@@ -27,7 +27,7 @@ pub(super) struct Record {
     pub(super) turn: usize,
     /// Name of the arm.
     pub(super) arm: String,
-    /// Index of the request in the order in which the core ordered them.
+    /// Position of the request in the sequence of all requests of the run, in which the orderers saw them.
     pub(super) at: u64,
     pub(super) answer: String,
     /// The answer's finish reason.
@@ -39,9 +39,11 @@ pub(super) struct Record {
     pub(super) total_us: u64,
     #[serde(flatten)]
     pub(super) usage: Usage,
-    /// Number of documents; then of those that the core moved, and of those that it replaced by a reference.
+    /// Number of documents.
     pub(super) documents: u32,
+    /// Number of documents that the core moved.
     pub(super) moved: u32,
+    /// Number of documents that the core replaced by a reference to an earlier turn.
     pub(super) deduplicated: u32,
     /// True if the core wrote an order hint.
     #[serde(default)]
@@ -163,7 +165,7 @@ fn difference(was: &Map<String, Value>, is: &Map<String, Value>) -> Option<Strin
     Some(format!("{name} was {} and is {}", shown(was), shown(is)))
 }
 
-/// Version 1 had no lines of unanswered requests.
+/// Version of the file's format. Version 1 had no lines of unanswered requests.
 const FORMAT: u32 = 2;
 
 #[cfg(test)]

@@ -25,11 +25,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A judgement, a line of `judgements.jsonl`.
 #[derive(Clone, Serialize, Deserialize)]
 struct Judgement {
-    /// Whether the answer is right; `None` if the reply was neither yes nor no.
+    /// True if the judge finds the answer right; `None` if its reply was neither yes nor no.
     right: Option<bool>,
 }
 
-/// Stores a judgement in every record whose turn has right answers in words.
+/// Stores a judgement in every record whose turn has right answers in words, not choices.
 ///
 /// # Errors
 /// Returns an error if the judge does not answer, or the file cannot be used. Earlier judgements are kept.
@@ -118,7 +118,7 @@ fn verdict(reply: &str) -> Option<bool> {
     }
 }
 
-/// Most tokens of a reply, including a model's thinking.
+/// Maximum number of tokens of a reply, including a model's thinking.
 const MAX_TOKENS: u32 = 1024;
 
 #[cfg(test)]

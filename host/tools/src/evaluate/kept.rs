@@ -18,7 +18,7 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// A file of results, and its content.
+/// A file of results by the hash of their request, and its content in memory.
 pub(super) struct Kept<T> {
     file: File,
     known: FxHashMap<String, T>,
@@ -62,7 +62,7 @@ impl<T: Serialize + DeserializeOwned + Clone + Send> Kept<T> {
         self.known.get(key)
     }
 
-    /// Calls `ask` for each element of `open` without a stored result, several at a time, and stores the results. A
+    /// Calls `ask` once for each key in `open` without a stored result, several at a time, and stores the results. A
     /// `None` is not stored.
     ///
     /// # Errors

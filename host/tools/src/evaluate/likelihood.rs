@@ -11,10 +11,10 @@
 //! questions show the same difference, and no answer is generated. The first right answer is forced, the same one under
 //! every arm.
 //!
-//! The request uses vLLM's fields, which Foreword's host also supports. One more, `prompt_logprobs_last`, is the host's own
-//! and ignored by vLLM: it limits scoring to the prompt's end, so that the rest can come from the cache. The answer's tokens
-//! are the last ones of the prompt. Their texts are compared with the answer, from its end, by the visible ASCII characters, since tokenizers report
-//! spaces and parts of characters differently.
+//! The request uses vLLM's fields, which Foreword's host also supports. One more, `prompt_logprobs_last`, is the host's
+//! own and ignored by vLLM: it limits scoring to the prompt's end, so that the rest can come from the cache. The
+//! answer's tokens are the last ones of the prompt. Their texts are compared with the answer, from its end, by the
+//! visible ASCII characters, since tokenizers report spaces and parts of characters differently.
 
 use super::stream::Broken;
 use anyhow::{Context, Result};
@@ -42,7 +42,7 @@ impl Likelihood {
 pub(super) struct Forced {
     pub(super) body: Vec<u8>,
     pub(super) answer: String,
-    /// The chat route.
+    /// URL of the chat route to which the request is sent.
     pub(super) url: String,
 }
 
@@ -66,7 +66,7 @@ struct Response {
 const BEFORE: usize = 8;
 
 impl Forced {
-    /// Returns the request that forces `answer` on the chat in `body`.
+    /// Returns the request that asks for the likelihood of `answer` as the assistant's answer to the chat in `body`.
     ///
     /// # Errors
     /// Returns an error if the body is not a chat.

@@ -15,7 +15,7 @@ pub(super) fn exact_match_differences(figures: &Figures, width: Width) -> Result
     differences(figures, width, |difference| difference.exact_match.0)
 }
 
-/// Plots the differences of F1 in the same way.
+/// Plots the differences of F1 from retrieval order, with intervals, over a band of ±1 point.
 pub(super) fn f1_differences(figures: &Figures, width: Width) -> Result<String> {
     differences(figures, width, |difference| difference.f1.0)
 }
@@ -89,8 +89,9 @@ pub(super) fn profile(profile: &RankProfile, width: Width) -> Result<String> {
     })
 }
 
-/// Height of a cell of the profile, and the largest radius in it.
+/// Height of a cell of the profile, in pixels.
 const CELL: i32 = 64;
+/// Largest radius of a circle in a cell of the profile, in pixels.
 const RADIUS: i32 = 20;
 
 /// Plots the share of cached prompt tokens, if the endpoint reports it.
@@ -111,7 +112,7 @@ pub(super) fn ttft(figures: &Figures, width: Width) -> Result<String> {
     rows_of(&rows.collect::<Vec<_>>(), None, width)
 }
 
-/// A bar from 0, or a point with an interval.
+/// A row of a plot: a bar from 0 to the value, or a point with its interval if there is one.
 struct Row {
     name: &'static str,
     colour: RGBColor,

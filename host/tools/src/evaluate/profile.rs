@@ -1,7 +1,7 @@
 //! A model's rank profile: how much likelier the right answer is when the document of a given rank is in a given place.
 //!
 //! ```text
-//!   question ──▶ orders: rotations of a shuffle, so that every rank stands in every place equally often
+//!   question ──▶ orders: rotations of a shuffle, so that every rank takes every place equally often
 //!                  │ likelihood of the right answer, in nats a token
 //!                  ▼
 //!   y[question, order] = a[question] + Σ over documents of b[class of rank, class of place]    (least squares)
@@ -37,7 +37,7 @@ pub(crate) struct RankProfile {
     pub(crate) model: String,
     /// Name of the prompt template.
     template: String,
-    /// Number of documents of most questions.
+    /// Greatest number of documents that a question has.
     pub(super) documents: usize,
     /// Number of questions measured.
     pub(super) questions: usize,
@@ -45,7 +45,7 @@ pub(crate) struct RankProfile {
     ranks: Vec<String>,
     /// The classes of places, which are the columns of the table.
     places: Vec<String>,
-    /// Effect of a place on each rank, `[ranks][places]`, in nats per token; `None` for a cell that no order has.
+    /// Effect of each place on each rank, `[ranks][places]`, in nats per token; `None` for a cell that no order has.
     table: Vec<Vec<Option<Worth>>>,
     /// Costs of placements of the best documents, those with the most freedom first.
     pub(super) placements: Vec<Placed>,
@@ -94,6 +94,7 @@ type Table = [f64; CELLS];
 /// The requests for a rank profile: for each, the index of its question and the order of its documents.
 pub(super) struct Orders {
     asked: Vec<(usize, Vec<usize>)>,
+    /// Greatest number of documents that a question has.
     documents: usize,
 }
 
@@ -146,7 +147,8 @@ impl Orders {
         Ok((Self { asked, documents }, forced))
     }
 
-    /// Returns the profile by the `likelihoods` of the requests' answers; a request without one is left out.
+    /// Fits the profile to the `likelihoods` of the answers, in the order of the requests; a request without one is
+    /// left out.
     pub(super) fn profile(
         self,
         likelihoods: &[Option<Likelihood>],
@@ -273,7 +275,8 @@ fn cell(rank: usize, place: usize, documents: usize) -> usize {
     rank_class(rank) * PLACES.len() + place_class(place, documents)
 }
 
-/// One question's sums for the normal equations, without its mean; only `squares`' lower triangle is used.
+/// One question's contribution to the normal equations, relative to the question's means; only the lower triangle of
+/// `squares` is used.
 struct Sums {
     squares: [[f64; CELLS]; CELLS],
     products: Table,
@@ -311,7 +314,7 @@ impl Sums {
     }
 }
 
-/// Returns the least-squares table of the drawn questions, normalised.
+/// Fits the table to the drawn questions by least squares, and normalises it.
 #[expect(
     clippy::needless_range_loop,
     reason = "a matrix is addressed by row and column"
@@ -331,7 +334,7 @@ fn fitted(questions: &[Sums], drawn: &[usize], documents: usize) -> Table {
     normalised(solved(squares, products), documents)
 }
 
-/// Solves the normal equations by Cholesky's decomposition. A ridge keeps small what the data do not determine.
+/// Solves the normal equations by Cholesky's decomposition. A ridge keeps values small that the data do not determine.
 #[expect(
     clippy::needless_range_loop,
     reason = "a matrix is addressed by row and column"
@@ -392,7 +395,8 @@ fn rules(documents: usize) -> [Option<Placement>; RULES] {
         .map(|placement| (usize::from(placement.documents) < documents).then_some(placement))
 }
 
-/// Returns a placement's cost relative to retrieval order, with the free documents in a random order.
+/// Returns a placement's cost relative to retrieval order, in nats per token, with the free documents in a random
+/// order.
 fn loss(placement: Placement, table: &Table, documents: usize) -> f64 {
     let split = placement.split(documents);
     let worth = |place: usize, rank: usize| table[cell(rank, place, documents)];

@@ -65,7 +65,8 @@ fn cut(figures: &Figures) -> String {
     }
 }
 
-/// Returns the arm to highlight as the filter's: the last gateway if there is one, otherwise the core's best equipped.
+/// Returns the arm to highlight as the filter's: the last gateway if there is one, otherwise the first of `dedup+hint`,
+/// `ordered+hint` and `ordered` that was asked; `None` if there is none of these.
 fn filter(figures: &Figures) -> Option<&Figure> {
     use super::arm::Arm::{DedupHint, Ordered, OrderedHint};
     let gateway = figures.arms.iter().rfind(|figure| figure.arm.is_gateway());

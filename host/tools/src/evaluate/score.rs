@@ -14,7 +14,7 @@ use fxhash::FxHashMap;
 pub(super) struct Score {
     /// 1 if the words are those of a right answer, otherwise 0.
     pub(super) exact_match: f64,
-    /// 1 if the words of a right answer stand in the answer, one after another; otherwise 0.
+    /// 1 if the words of a right answer occur in the answer, one after another; otherwise 0.
     pub(super) contains: f64,
     /// Harmonic mean of precision (the answer's words that are right) and recall (the right words that it has).
     pub(super) f1: f64,

@@ -22,7 +22,7 @@ fn ask(forced: &Forced, client: &Client) -> Result<Likelihood, Fault> {
     })
 }
 
-/// Returns why the endpoint does not report likelihoods; `None` if it does.
+/// Returns the reason why the endpoint does not report likelihoods; `None` if it does.
 ///
 /// # Errors
 /// Returns an error if the endpoint does not answer.

@@ -25,7 +25,7 @@ pub(super) struct Usage {
     pub(super) completion_tokens: Option<u64>,
 }
 
-/// Why a stream is not an answer.
+/// The reason why a response is not a complete answer, or does not report the prompt's log-probabilities.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Broken {
     #[error(
@@ -83,8 +83,9 @@ struct Rival {
 #[derive(Default, Deserialize)]
 struct Delta {
     content: Option<String>,
-    /// The model's thinking; the two fields are vLLM's and SGLang's.
+    /// The model's thinking, in vLLM's field.
     reasoning: Option<String>,
+    /// The model's thinking, in SGLang's field.
     reasoning_content: Option<String>,
 }
 

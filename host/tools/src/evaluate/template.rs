@@ -93,7 +93,7 @@ impl Template {
         }
     }
 
-    /// Returns the text before the system message.
+    /// Returns the text before the system message; empty if the template writes no documents there.
     pub(super) fn before_system(self, documents: &[&Arc<Document>]) -> String {
         match self {
             Self::LlamaIndex if !documents.is_empty() => format!(
@@ -175,7 +175,7 @@ fn write_tagged(
 
 const RULE: &str = "--------------------";
 
-/// The beginning of Open WebUI's template; its guidelines are the operator's.
+/// The beginning of Open WebUI's template, without the guidelines that an operator may write there.
 const OPEN_WEBUI: &str = "### Task:\nRespond to the user query using the provided context, incorporating inline citations in the format [id] **only when the <source> tag includes an explicit id attribute** (e.g., <source id=\"1\">).\n\n";
 
 #[cfg(test)]

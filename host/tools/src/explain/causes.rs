@@ -13,7 +13,7 @@ pub(crate) struct Causes {
     pub(crate) requests: u64,
     /// Estimated tokens of all prompts together.
     pub(crate) prompt_tokens: u64,
-    /// Prompt tokens that begin as an earlier prompt does, and so were reused.
+    /// Number of prompt tokens that were reused: the prefixes that the prompts share with earlier ones.
     pub(crate) reused_tokens: u64,
     by_cause: BTreeMap<Key, Sum>,
 }
@@ -21,7 +21,7 @@ pub(crate) struct Causes {
 /// A cause, the segment of the prompt in which it is, and for a changing value its kind, such as a date or an id.
 type Key = (Cause, &'static str, Option<Volatile>);
 
-/// The cost of a cause: requests, and lost tokens.
+/// The cost of a cause of cache misses: requests, and lost tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sum {
     pub(crate) requests: u64,
@@ -29,7 +29,7 @@ pub(crate) struct Sum {
     pub(crate) tokens: u64,
 }
 
-/// A cause, its segment, and its cost.
+/// A cause of cache misses, the segment of the prompt in which it is, and its cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
     pub(crate) cause: Cause,
@@ -71,7 +71,8 @@ impl Causes {
         rows
     }
 
-    /// Returns the number of requests with a cause that costs nothing: [`Cause::None`] or [`Cause::FirstSeen`].
+    /// Returns the number of requests that were diagnosed with `cause`: [`Cause::None`] or [`Cause::FirstSeen`], which
+    /// cost nothing and have no row.
     pub(crate) fn quiet(&self, cause: Cause) -> u64 {
         let all = self.by_cause.iter();
         let alike = all.filter(|((known, ..), _)| *known == cause);

@@ -11,8 +11,8 @@ pub(crate) struct Explaining {
     reader: LogReader,
     config: Config,
     page_tokens: u32,
-    /// The engines that have reported cached tokens so far. A report without them is one of 0 then, which vLLM and Gemini
-    /// omit.
+    /// The engines that have reported cached tokens so far. If such an engine reports none for a request, the count is
+    /// 0, which vLLM and Gemini omit.
     reporting: FxHashSet<String>,
 }
 

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The core determines causes ([`foreword_ordering::head`]), and `remedy` maps them to remedies. Memory is bounded by
-//! the window of requests; no text is kept.
+//! the window of requests; no text is stored.
 
 pub(crate) mod causes;
 pub(crate) mod lines;
@@ -128,7 +128,7 @@ pub fn run(options: &Options) -> Result<()> {
     let mut explaining =
         Explaining::new(options.window, options.page_tokens, DOCUMENT_TOKENS, config);
     let mut causes = Causes::default();
-    // The places in the log of the requests in the index.
+    // The number of each request in the index, and its place in the log, oldest first.
     let mut places: VecDeque<(u64, Place)> = VecDeque::new();
     let on_bad = OnBad::when(options.strict);
     if options.json {

@@ -3,7 +3,7 @@
 use foreword_ordering::head::{Cause, Volatile};
 use serde_json::{Value, json};
 
-/// What to do about a cause.
+/// The advice on a cause of cache misses, and the part of the configuration that follows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Remedy {
     /// The advice, in a sentence.
@@ -25,7 +25,7 @@ pub(crate) enum Part {
     Documents,
     /// Keeps documents at the turn in which they were first sent.
     Pin,
-    /// Orders documents.
+    /// Orders documents so that prompts begin alike.
     Policy,
 }
 

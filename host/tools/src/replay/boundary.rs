@@ -18,7 +18,7 @@ use foreword_simulation::{
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// The results of a replay against a cache with boundaries.
+/// The results of a replay against an upstream's cache that matches only up to marked or stored boundaries.
 #[derive(Debug)]
 pub(super) struct Boundary {
     kind: CacheKind,
@@ -26,7 +26,7 @@ pub(super) struct Boundary {
     currency: String,
     /// Number of bodies that were served.
     requests: u64,
-    /// Number of rankings, which have no body and so cannot have markers.
+    /// Number of lines that only list ranked documents, and so have no body that could have markers.
     rankings: u64,
     /// Outcomes by arm, the one without caching first.
     outcomes: Vec<BoundaryOutcome>,
@@ -89,7 +89,8 @@ fn marked(
     Ok(found)
 }
 
-/// Replays prompts, in the client's order and in Foreword's, against a cache of units of tokens, or of any prefix.
+/// Replays prompts, in the client's order and in Foreword's, against a cache that matches whole units of tokens or any
+/// prefix.
 fn stored(
     options: &Options,
     kind: CacheKind,

@@ -13,7 +13,7 @@ use std::fmt::Write;
 /// The results of a replay.
 #[derive(Debug)]
 pub(super) struct Figures {
-    /// Names of the files.
+    /// Names of the log's files, with commas between them.
     pub(super) trace: String,
     pub(super) requests: usize,
     /// Number of distinct documents.
@@ -28,7 +28,7 @@ pub(super) struct Figures {
     pub(super) stabilised: Vec<PolicyOutcome>,
     /// The causes for which requests lost tokens.
     pub(super) causes: Causes,
-    /// The cost of the prompts at a cache with boundaries, if requested.
+    /// The cost of the prompts at an upstream whose cache matches only up to boundaries, if requested.
     pub(super) boundary: Option<Boundary>,
     /// Reuse and expected loss by placement, if a rank profile was given.
     pub(super) frontier: Option<Frontier>,

@@ -18,7 +18,8 @@ use plotters::style::text_anchor::HPos;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// A point for each placement and for retrieval order, those with the most reuse first.
+/// Reuse and expected loss for each placement of the best documents and for retrieval order; those with the most reuse
+/// come first.
 #[derive(Clone, Debug)]
 pub(super) struct Frontier {
     model: String,
@@ -31,8 +32,9 @@ struct Point {
     placement: Option<Placement>,
     /// Share of document tokens found in the cache.
     reuse: f64,
-    /// Expected loss of the right answer against retrieval order, in nats a token.
+    /// Expected loss of the right answer's log-probability relative to retrieval order, in nats per token.
     loss: f64,
+    /// True if no point with more reuse has as little loss.
     is_efficient: bool,
 }
 
@@ -97,7 +99,7 @@ impl Frontier {
         table
     }
 
-    /// Returns the section of the report.
+    /// Returns the report's section on the placements, as HTML.
     pub(super) fn to_html(&self) -> Result<String> {
         let words = "Reuse against expected loss, by placement";
         let plot = both_widths(words, |width| self.plot(width))?;
@@ -164,9 +166,11 @@ impl Frontier {
     }
 }
 
-/// Pixels around a plot; names are at the right of their points.
+/// Pixels to the left of a plot.
 const LEFT: i32 = 28;
+/// Pixels to the right of a plot, with room for the names at the right of their points.
 const RIGHT: i32 = 130;
+/// Pixels above and below a plot.
 const EDGE: i32 = 16;
 
 impl Point {

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Prices are per million tokens. Omitted fields follow from the published rules of the model's kind: the prices of
-//! reading and writing as factors of `input`, and the fewest tokens that are cached.
+//! reading and writing as factors of `input`, and the minimum number of tokens that are cached.
 
 use anyhow::{Context, Result, bail, ensure};
 use foreword_ordering::cuts::CacheKind;

@@ -6,7 +6,7 @@ use foreword_ordering::Config;
 use foreword_report::log::{self, Counts, OnBad};
 use foreword_simulation::{CompactTrace, LogReader, Logged};
 
-/// A trace and what was left out of it.
+/// A trace, and the numbers of lines that were left out of it.
 #[derive(Debug, Default)]
 pub(super) struct Log {
     pub(super) trace: CompactTrace,

@@ -9,12 +9,13 @@ use foreword_simulation::{
 };
 use std::time::{Duration, Instant};
 
-/// The outcome of a policy.
+/// The results of replaying a log under one policy.
 #[derive(Clone, Debug)]
 pub(crate) struct PolicyOutcome {
     pub(super) name: &'static str,
     pub(super) reuse: Reuse,
-    /// The reuse after some numbers of requests: at most [`POINTS`] evenly spaced points, the last one at the end.
+    /// Pairs of a number of requests and the reuse after them: at most [`POINTS`] evenly spaced points, the last one at
+    /// the end.
     pub(super) curve: Vec<(usize, Reuse)>,
     /// Mean time of a decision for a request: to intern its documents, order them, and record the order, without
     /// rewriting the body.
@@ -33,7 +34,7 @@ impl PolicyOutcome {
     }
 }
 
-/// Most points of a curve; a plot cannot show more.
+/// Maximum number of points of a curve; a plot cannot show more.
 const POINTS: usize = 240;
 
 /// Replays `trace` under `policy`, which is of `kind`.
@@ -127,7 +128,7 @@ fn outcome(
     }
 }
 
-/// The times of decisions.
+/// The times that the decisions took.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     nanoseconds: Vec<u32>,

@@ -25,11 +25,11 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// The results of whole prompts.
+/// The results of replaying whole prompts.
 pub(super) struct Whole {
-    /// Reuse of the original bodies, by policy.
+    /// Reuse of the original bodies, in the order of the policies.
     pub(super) came: Vec<PromptReuse>,
-    /// Outcomes of stabilised bodies, by policy.
+    /// Outcomes of the stabilised bodies, in the order of the policies.
     pub(super) stabilised: Vec<PolicyOutcome>,
     /// The causes for which original bodies lost tokens.
     pub(super) causes: Causes,
@@ -182,7 +182,7 @@ impl Ordered {
         Ok(found)
     }
 
-    /// Reads the configuration of a replay.
+    /// Reads the gateway's `ordering` that the options name, with the placement of `--rank` if that is given.
     ///
     /// # Errors
     /// Returns the errors of [`Ordered::read`].
@@ -219,7 +219,7 @@ impl Ordered {
         Ok(RawConfig::from_json(value.to_string().as_bytes())?)
     }
 
-    /// Returns the configuration that neither stabilises heads nor pins documents.
+    /// Returns the configuration, changed so that it neither stabilises heads nor pins documents.
     ///
     /// # Errors
     /// Returns the errors of [`Ordered::raw`].
@@ -227,8 +227,8 @@ impl Ordered {
         self.raw(&json!({"head": {"mode": "off"}, "conversation": {"pin": false}}))
     }
 
-    /// Returns the configuration with the head's mode `report` replaced by `apply`. Without a file, it has the default
-    /// parts, and pins documents to the turn in which they were sent.
+    /// Returns the configuration, with `apply` as the head's mode unless that is `off`. Without a file, it has the
+    /// default parts, and pins documents to the turn in which they were sent.
     ///
     /// # Errors
     /// Returns the errors of [`Ordered::raw`].

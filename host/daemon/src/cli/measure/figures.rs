@@ -10,7 +10,7 @@ use foreword_report::plot::quantile;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Requests excluded at the beginning of each seed, but at most half of them.
+/// Number of requests excluded at the beginning of each seed's trace, but at most half of the trace.
 pub(super) const WARM_UP: usize = 5;
 
 /// A figure's mean over the seeds.
@@ -37,8 +37,9 @@ pub(super) struct Row {
     pub(super) mean: Estimate,
     pub(super) p50: Estimate,
     pub(super) p95: Estimate,
-    /// One minus the mean's ratio to retrieval order's, per seed; then the median's. `None` for retrieval order.
+    /// One minus the ratio of the arm's mean time to that in retrieval order, per seed; `None` for retrieval order.
     pub(super) mean_below: Option<Estimate>,
+    /// One minus the ratio of the arm's median time to that in retrieval order, per seed; `None` for retrieval order.
     pub(super) p50_below: Option<Estimate>,
     /// Fraction (0 to 1) of requests that were faster than in retrieval order.
     pub(super) faster: Option<f64>,
@@ -47,15 +48,19 @@ pub(super) struct Row {
     /// One minus the ratio of the time to the first token to its median without a cache: the median, mean and 95th
     /// percentile of these savings (RAGCache++, table 7).
     pub(super) saved_time: Option<[f64; 3]>,
-    /// Number of requests that found a document in the cache, and of all requests.
+    /// Number of requests for which the cache held at least a part of the first document.
     pub(super) benefiting: usize,
+    /// Number of all requests.
     pub(super) requests: usize,
-    /// Mean tokens of a prompt, and their difference from retrieval order: the hint.
+    /// Mean number of tokens in a prompt.
     pub(super) prompt_tokens: f64,
+    /// `prompt_tokens` minus those in retrieval order: the tokens of the hint.
     pub(super) hint_tokens: Option<f64>,
-    /// Mean seconds for ordering, for building the prompt, and in the engine.
+    /// Mean seconds that the gateway needed to order a request's documents.
     pub(super) ordering: f64,
+    /// Mean seconds to make the prompt's tokens from the ordered body.
     pub(super) building: f64,
+    /// Mean seconds in the engine until the first token.
     pub(super) prefill: f64,
 }
 
@@ -80,7 +85,8 @@ impl Part {
     }
 }
 
-/// Returns a row for each outcome, in order. `shared` is the number of tokens with which every prompt begins.
+/// Returns a row for each outcome, in order. `shared` is the number of tokens that all prompts share at their
+/// beginning.
 pub(super) fn rows(outcomes: &[Outcome], part: Part, shared: u32) -> Vec<Row> {
     let of = |arm| outcomes.iter().find(|outcome| outcome.arm == arm);
     let (retrieval, none) = (of(Arm::RETRIEVAL), of(Arm::NoCache));

@@ -305,7 +305,7 @@ impl From<Order> for Ranks {
 /// Tokens of an answer when throughput is measured (RAGCache++, table 4).
 const ANSWER_TOKENS: u32 = 50;
 
-/// Returns the base of all workloads: that of the sweeps.
+/// Returns the workload of the sweeps, from which the other workloads differ only in the fields that they vary.
 fn sweep(arguments: &Arguments, kv_tokens: u64) -> Workload {
     Workload {
         kind: Kind::Bursty,
@@ -340,7 +340,7 @@ fn requests(arguments: &Arguments, arms: usize) -> usize {
     requests
 }
 
-/// Opens an engine whose pool is shared by `arms` arms, and returns the tokens of KV state for each.
+/// Opens an engine whose pool of KV state `arms` arms share, and returns with it the pool's tokens for each arm.
 fn open(
     arguments: &Arguments,
     arm_tokens: Option<u32>,

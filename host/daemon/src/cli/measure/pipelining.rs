@@ -25,9 +25,11 @@ const RETRIEVAL_MS: [u64; 3] = [20, 50, 100];
 const SYSTEMS: [u64; 2] = [SYSTEM as u64, 1_000];
 /// Number of documents in a prompt of the workload.
 const DOCUMENTS: u64 = 5;
+/// Number of tokens in a document.
 const DOCUMENT: u64 = 200;
 
-/// Returns the median times of `runs` requests for each system prompt and retrieval time; the two ways alternate.
+/// For each system prompt and retrieval time, measures `runs` requests with retrieval before the prefill and `runs`
+/// with retrieval during it, in alternation. Returns the median times as JSON.
 pub(super) fn run(engine: &mut Stepper, runs: u32) -> anyhow::Result<Value> {
     let mut results = Vec::new();
     for system in SYSTEMS {
@@ -74,7 +76,8 @@ impl Chat {
         self.answer(engine, start)
     }
 
-    /// Returns the seconds to the first token with the system prompt prefilled during retrieval, and that prefill's.
+    /// Returns the seconds to the first token if the system prompt is prefilled during retrieval, and the seconds of
+    /// that prefill.
     fn pipelined(&self, engine: &mut Stepper) -> anyhow::Result<(f64, f64)> {
         let start = Instant::now();
         let warm_up = Request {

@@ -19,11 +19,12 @@ use foreword_simulation::Request;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// Tokens of the system text and of a question.
+/// Number of tokens of the system text.
 pub(super) const SYSTEM: usize = 100;
+/// Number of tokens of a question.
 pub(super) const QUESTION: usize = 32;
 
-/// The gateway of one arm: an orderer with what it has learned.
+/// The gateway of one arm: an orderer with the state that earlier requests have left.
 pub(super) struct Gateway {
     orderer: Orderer,
 }
@@ -70,7 +71,7 @@ impl Gateway {
         })
     }
 
-    /// Corrects the orderer by the cached tokens of a response, as the gateway does.
+    /// Corrects the orderer's tree with the cached tokens that a response reports, as the gateway does.
     pub(super) fn learn(&mut self, prompt: &Prompt, cached_tokens: u32) {
         let usage = Usage {
             prompt_tokens: prompt.tokens.len() as u64,

@@ -19,7 +19,7 @@ use foreword_simulation::Trace;
 use foreword_simulation::workload::{self, Bursty, Ranks};
 use std::time::Instant;
 
-/// A kind of trace.
+/// A kind of generated trace: how its requests draw their documents.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Kind {
     /// Bursts of ten requests about one region (RAGCache++, section 4.1).
@@ -36,28 +36,31 @@ pub(super) struct Workload {
     pub(super) kind: Kind,
     /// Fraction (0 to 1) of documents that consecutive requests have in common, in bursty traces.
     pub(super) overlap: f64,
-    /// Order of the documents within a request, in bursty and geospatial traces: drawn anew, or kept during a burst.
+    /// Order of the documents within a request, in bursty and geospatial traces: random for each request, or constant
+    /// during a burst.
     pub(super) ranks: Ranks,
-    /// Documents in a request.
+    /// Number of documents in a request.
     pub(super) k: usize,
-    /// Requests submitted at once; the next ones follow when all their answers have ended.
+    /// Number of requests submitted together; the next ones follow when all their answers have ended.
     pub(super) at_once: usize,
-    /// Tokens of an answer.
+    /// Number of tokens of an answer.
     pub(super) answer: u32,
     /// Number of requests per seed.
     pub(super) queries: usize,
     /// Number of runs, each with its own seed.
     pub(super) seeds: u64,
-    /// Tokens of KV state for each arm.
+    /// Number of tokens of KV state for each arm.
     pub(super) kv_tokens: u64,
 }
 
 /// The measurements of one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Sample {
-    /// Seconds for ordering, for building the prompt, and in the engine until the first token.
+    /// Seconds that the gateway needed to order the documents.
     pub(super) ordering: f64,
+    /// Seconds to make the prompt's tokens from the ordered body.
     pub(super) building: f64,
+    /// Seconds in the engine until the first token.
     pub(super) prefill: f64,
     pub(super) prompt_tokens: u32,
     pub(super) cached_tokens: u32,
@@ -70,7 +73,7 @@ impl Sample {
     }
 }
 
-/// An arm's results: the samples of each seed, and the total seconds of all answers.
+/// An arm's results: the samples of each seed, and the total seconds that all its requests took.
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
     pub(super) arm: Arm,
@@ -166,7 +169,8 @@ pub(super) fn run(
     Ok(outcomes)
 }
 
-/// Orders and submits requests at once. Returns their samples, and the seconds until the last answer ended.
+/// Orders a group of requests and submits them together. Returns their samples, and the seconds until the last answer
+/// ended.
 fn group(
     engine: &mut Stepper,
     gateway: &mut Gateway,
@@ -202,14 +206,14 @@ fn group(
     Ok((samples.collect(), seconds))
 }
 
-/// An answer: seconds to its first token, and cached prompt tokens.
+/// An answer: seconds from its submission to its first token, and the number of cached prompt tokens.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Answered {
     pub(super) first_token: f64,
     pub(super) cached_tokens: u32,
 }
 
-/// Submits requests at once, and runs the engine until all have ended.
+/// Submits requests together, and runs the engine until all have ended. An answer without a token has 0 in all fields.
 pub(super) fn answers(
     engine: &mut Stepper,
     requests: Vec<Request>,

@@ -38,8 +38,9 @@ pub(super) struct Results {
 
 /// The results of one workload under several arms.
 pub(super) struct Experiment {
-    /// Name and value of the parameter that is varied.
+    /// Name of the parameter that is varied.
     pub(super) name: &'static str,
+    /// Value of that parameter; for `trace`, an index of [`Kind::ALL`].
     pub(super) value: f64,
     pub(super) workload: Workload,
     pub(super) outcomes: Vec<Outcome>,
@@ -249,7 +250,7 @@ impl Results {
     }
 }
 
-/// Heads of the columns after the arm's name, in the order of [`cells`], and the columns' widths.
+/// Heads of the columns after the arm's name, in the order of [`cells`].
 const HEADS: [&str; 11] = [
     "mean, ms",
     "p50, ms",
@@ -263,6 +264,7 @@ const HEADS: [&str; 11] = [
     "order, µs",
     "build, µs",
 ];
+/// Widths of the columns of [`HEADS`], in characters.
 const WIDTHS: [usize; 11] = [16, 16, 9, 16, 16, 8, 9, 11, 7, 10, 10];
 
 /// Writes cells, each at the right of its column, and ends the line.

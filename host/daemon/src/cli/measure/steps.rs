@@ -20,7 +20,7 @@ pub(super) struct Steps {
     pub(super) host_tier: Value,
 }
 
-/// Measures all figures on a backend. `max_step_tokens` is the most tokens of a step.
+/// Measures all figures on a backend. `max_step_tokens` is the maximum number of tokens in a step.
 pub(super) fn run(
     backend: Box<dyn Backend>,
     max_step_tokens: u32,
@@ -181,7 +181,8 @@ impl Bench {
         self.step(step)
     }
 
-    /// Computes `tokens` tokens from position `start` on, in steps of the largest size, on pages from `page` on.
+    /// Computes `tokens` tokens from position `start` on, in steps of at most `max_step_tokens`. Their pages start at
+    /// `page`.
     fn compute(&mut self, start: u32, tokens: u32, page: u32) -> anyhow::Result<()> {
         let end = start + tokens;
         let mut at = start;

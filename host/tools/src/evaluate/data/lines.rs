@@ -58,7 +58,7 @@ enum RawDocument {
     },
 }
 
-/// Returns the questions of `text`, each with its first `documents` documents.
+/// Returns the questions of `text`, each with at most its first `documents` documents; `None` for all documents.
 pub(super) fn read(text: &[u8], documents: Option<usize>) -> Result<Data> {
     let mut known = Known::default();
     let mut data = Data::default();
@@ -114,7 +114,8 @@ fn turn(raw: RawTurn, documents: usize, known: &mut Known) -> Result<Turn> {
     })
 }
 
-/// Returns the index of the only document that contains one of the answers, ignoring case.
+/// Returns the index of the only document that contains one of the answers, ignoring case; `None` if several do, or
+/// none.
 fn holder(documents: &[Arc<Document>], answers: &[String]) -> Option<usize> {
     let lower: Vec<_> = answers.iter().map(|answer| answer.to_lowercase()).collect();
     let mut holding = (0..documents.len()).filter(|&at| {
@@ -125,7 +126,7 @@ fn holder(documents: &[Arc<Document>], answers: &[String]) -> Option<usize> {
     first.filter(|_| holding.next().is_none())
 }
 
-/// Numbers of documents without an id, by title and text.
+/// The documents without an id that were read so far, by title and text. Each has a number as its id.
 #[derive(Default)]
 struct Known {
     numbered: FxHashMap<(String, String), Arc<Document>>,

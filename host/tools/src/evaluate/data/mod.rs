@@ -61,7 +61,7 @@ pub(super) struct Data {
     pub(super) fingerprint: u64,
 }
 
-/// A file format.
+/// A format of files with questions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
     /// SQuAD's JSON: paragraphs with questions and answers.
@@ -100,20 +100,21 @@ impl Format {
     }
 }
 
-/// How to read a file.
+/// Options for reading a file of questions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reading {
     /// The file's format; `None` to choose by its extension.
     pub(super) format: Option<Format>,
-    /// Most documents per question.
+    /// Maximum number of documents per question; `None` for the format's default.
     pub(super) documents: Option<usize>,
-    /// Most questions; the first ones are kept.
+    /// Maximum number of questions; the first ones are kept. `None` for all.
     pub(super) questions: Option<usize>,
     pub(super) seed: u64,
 }
 
 impl Case {
-    /// Returns whether the position arms apply: each answered turn has an answer document, and at least three in all.
+    /// Returns whether the position arms apply: each turn with right answers has at least three documents, and it is
+    /// known which of them contains the answer.
     pub(super) fn has_positions(&self) -> bool {
         let mut scored = self.turns.iter().filter(|turn| !turn.answers.is_empty());
         scored.all(|turn| turn.answer_document.is_some() && turn.documents.len() >= 3)
@@ -131,7 +132,7 @@ fn lines_of(text: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     lines.filter(|(_, line)| !line.trim_ascii().is_empty())
 }
 
-/// Returns a file's bytes, or an error beyond [`MAX_BYTES`].
+/// Returns the bytes of a file, or an error if it has more than [`MAX_BYTES`].
 fn bytes_of(path: &Path) -> Result<Vec<u8>> {
     let failed = || format!("cannot read {}", path.display());
     let bytes = std::fs::metadata(path).with_context(failed)?.len();
@@ -177,7 +178,7 @@ pub(super) fn read(path: &Path, reading: Reading) -> Result<Data> {
 /// Default number of paragraphs per question of a SQuAD file.
 const SQUAD_DOCUMENTS: usize = 10;
 
-/// Most bytes of a file, which is read into memory.
+/// Maximum number of bytes of a file, which is read into memory.
 const MAX_BYTES: u64 = 1 << 30;
 
 #[cfg(test)]
