@@ -137,13 +137,8 @@ fn request(
     Ok(true)
 }
 
-<<<<<<< HEAD
-/// Forwards the headers, unless that was done.
-fn forward_headers(vm: &mut Vm, sent: &mut Forwarded) {
-=======
 /// Forwards the request's headers, unless they were forwarded already.
-fn let_go(vm: &mut Vm, sent: &mut Forwarded) {
->>>>>>> 76f02adc7cc71c03339873417b45866444330948
+fn forward_headers(vm: &mut Vm, sent: &mut Forwarded) {
     if let Some(headers) = vm.stream().request_headers.take() {
         sent.headers = headers;
     }

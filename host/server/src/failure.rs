@@ -57,7 +57,7 @@ pub enum Failure {
     /// The request names a model that is not served.
     #[error("the model `{asked}` does not exist here; this server serves `{served}`")]
     UnknownModel {
-        /// The name sent, shortened by [`clip`].
+        /// The model's name that the client sent, shortened by [`clip`].
         asked: String,
         /// The name served.
         served: String,

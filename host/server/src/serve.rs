@@ -46,8 +46,8 @@ pub struct Config {
     pub store: Option<transcripts::Bounds>,
     /// Configuration of batches; `None` if they are off.
     pub batches: Option<batches::Config>,
-    /// Keys required under `/v1/kv`. If `None`, the API's keys are required; with a `feed_key`, only the token derived
-    /// from that key.
+    /// Keys accepted under `/v1/kv`, as is the token derived from `feed_key`. If `None`, that token alone is accepted,
+    /// or `keys` if there is no `feed_key`.
     pub kv_keys: Option<ApiKeys>,
     /// Key that encrypts the hashes of the KV feed; `None` for an unencrypted feed, which is served on loopback only.
     pub feed_key: Option<FeedKey>,

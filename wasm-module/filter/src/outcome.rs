@@ -125,7 +125,8 @@ impl fmt::Display for RequestOutcome {
     }
 }
 
-/// Returns the fields of a head's report, for header and log: non-zero counts, and whether changes were applied.
+/// Returns the names and values by which header and log report the changes to a prompt's head (tools, system text,
+/// history): whether they were applied, and the counts that are not zero.
 pub(crate) fn head_fields(head: &HeadReport) -> Vec<(&'static str, String)> {
     let word = if head.applied { "applied" } else { "reported" };
     let mut fields = vec![("head", word.to_owned())];

@@ -59,7 +59,8 @@ impl PendingResponse {
         }
     }
 
-    /// Adds the tenant, for a request whose response the engine may store.
+    /// Keeps the tenant and the engine, so that a response that the engine stores (Responses API) is found there later.
+    /// Keeps nothing if there is only one engine.
     pub(crate) fn of_tenant(mut self, plugin: &Plugin, tenant: &str) -> Self {
         let engine = self.dispatch.as_ref().map(|dispatch| dispatch.engine);
         let engine = engine.filter(|_| plugin.engines().are_several());

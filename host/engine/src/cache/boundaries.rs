@@ -82,7 +82,7 @@ impl Route {
     }
 }
 
-/// The mark of a document whose pages the lease has filled, for [`DocumentBoundaries::add`].
+/// The boundary of a document whose pages the lease has filled, to be passed to [`DocumentBoundaries::add`].
 pub(super) struct PassedDocument(DocumentBoundary);
 
 impl DocumentBoundaries {

@@ -29,7 +29,7 @@ pub struct DocumentSpan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("document {index} ends at token {end}, not between {least} and {most}")]
 pub struct DocumentPathError {
-    /// Index of the document in the path.
+    /// Index of the document in [`DocumentPath::documents`].
     pub index: usize,
     /// Token index at which the document is announced to end.
     pub end: u32,

@@ -215,7 +215,8 @@ fn take_asked(fields: &mut Fields) -> Result<SearchQuery, Failure> {
     })
 }
 
-/// Returns the text of the last user message, at most [`MAX_QUERY_BYTES`] of it; `None` if it has none.
+/// Returns the text of the last user message, of which at most the first [`MAX_QUERY_BYTES`] bytes; `None` if there is
+/// no user message, or the last one has no text.
 fn last_question(body: &Map<String, Value>) -> Option<String> {
     let messages = body.get("messages")?.as_array()?;
     let is_users = |message: &&Value| message.get("role").and_then(Value::as_str) == Some("user");

@@ -20,7 +20,7 @@ use std::collections::HashMap;
 pub struct Orders {
     /// The ordering configuration, from which each tenant's policy is made.
     ordering: Config,
-    /// The placement of favoured documents for tenants without state.
+    /// Number and place of the best-ranked documents that are favoured, for tenants of which the cache holds nothing.
     placement: Placement,
     /// Valid after each line that changes it, so a panic under the lock does no harm.
     state: Mutex<OrdersState>,

@@ -11,15 +11,9 @@ pub(super) struct Position {
     next: u64,
 }
 
-<<<<<<< HEAD
-/// The events since a position.
-pub(super) struct EventsSince {
-    /// Fingerprints of the documents in stored paths, or why they cannot be read.
-=======
 /// A summary of the KV feed's events since a position.
-pub(super) struct News {
+pub(super) struct EventsSince {
     /// Fingerprints of the documents in stored paths, or the reason why they cannot be read.
->>>>>>> 76f02adc7cc71c03339873417b45866444330948
     pub(super) documents: Result<Vec<u64>, String>,
     /// Number of events about stored paths.
     pub(super) stored: usize,
@@ -44,13 +38,8 @@ pub(super) fn position(client: &Client, url: &str) -> Result<Position, String> {
 /// Returns the events after a position. Waits for the first one, [`PATIENCE`] at most.
 ///
 /// # Errors
-<<<<<<< HEAD
-/// Returns a message with the response if it is not a feed's, or why there is none.
-pub(super) fn news(client: &Client, url: &str, since: &Position) -> Result<EventsSince, String> {
-=======
 /// Returns the unexpected response as a message if it is not a feed's, or the reason why there is no response.
-pub(super) fn news(client: &Client, url: &str, since: &Position) -> Result<News, String> {
->>>>>>> 76f02adc7cc71c03339873417b45866444330948
+pub(super) fn news(client: &Client, url: &str, since: &Position) -> Result<EventsSince, String> {
     let (epoch, next, wait) = (&since.epoch, since.next, PATIENCE.as_millis());
     let answer = client.get(&format!("{url}?epoch={epoch}&since={next}&wait_ms={wait}"));
     let reply = answer.as_ref().map_err(Clone::clone)?;

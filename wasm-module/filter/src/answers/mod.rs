@@ -312,7 +312,8 @@ fn header(owner: &[u8; 32], first: u128) -> Vec<u8> {
     [owner.as_slice(), &first.to_le_bytes()].concat()
 }
 
-/// A chat request: its messages, and the other fields on which its prompt or its owner depends.
+/// A chat request: its messages, and the fields that [`Request::owner`] hashes, on which the prompt depends or which
+/// name the user.
 #[derive(Deserialize)]
 struct Request<'a> {
     #[serde(borrow)]

@@ -29,7 +29,7 @@ pub(super) struct RequestHead<'h> {
     pub(super) upgrades: bool,
 }
 
-/// A request that may be forwarded.
+/// How to forward a request that passed the checks of the two lists of paths.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Listed<'c> {
     /// A `POST` to this route: its body is read, and forwarded with the tenant's salt.

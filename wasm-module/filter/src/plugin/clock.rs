@@ -79,7 +79,8 @@ impl Plugin {
         self.clock.is_woken.load(Ordering::Acquire)
     }
 
-    /// Returns the time until the next full tick, which the shell triggers by itself.
+    /// Returns the time until the next periodic tick ([`Tick::Full`]). The embedding module triggers it by its own
+    /// timer, without a call of the [waker](Plugin::wake_with).
     pub fn until_tick(&self, host: &impl Host) -> Duration {
         Duration::from_millis(self.clock.left_ms(host.now_ms()))
     }

@@ -77,7 +77,8 @@ pub(crate) struct Rewritten {
     pub(crate) route: Route,
     /// The changes to the body's head, made or only proposed.
     pub(crate) head: HeadReport,
-    /// The cache markers, with the body; `None` if the engine's cache has none, or the body cannot be read.
+    /// The body with the gateway's cache markers, and their counts. `None` if no markers are set: the engine's cache
+    /// has none, the mode is `dry-run`, the chat is in an experiment's control arm, or the body cannot be read.
     pub(crate) cut: Option<Cut>,
     /// The ticket for the request's diagnosis; `None` if diagnoses are off, or the body cannot be read.
     pub(crate) miss: Option<Ticket>,
@@ -468,7 +469,9 @@ impl Plugin {
         self.misses.lock(|misses| *misses = misses_of(&self.config))
     }
 
-    /// Diagnoses a request that is over, using the engine's usage report, and counts the diagnosis.
+    /// Returns why the prefix that a finished request shared with earlier ones was not longer, corrected by the
+    /// engine's usage report (`counted`), and counts the cause. `None` if the body could not be read or the diagnosis
+    /// was evicted.
     pub(crate) fn missed(
         &self,
         host: &impl Host,

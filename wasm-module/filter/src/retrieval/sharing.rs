@@ -22,7 +22,7 @@ use crate::agreement::Agreement;
 use crate::host::Host;
 use crate::shared::Shared;
 
-/// One worker's part in the ring of results.
+/// One worker's access to the ring buffer in shared data through which workers exchange retrieval results.
 #[derive(Debug)]
 pub(super) struct Sharing(Shared<Agreement>);
 

@@ -218,7 +218,8 @@ fn has_more(object: &str) -> bool {
     is_more
 }
 
-/// Returns the message to write documents into, with the place: the last user message with text. `None` without one.
+/// Returns the index of the last user message into which documents can be written (not a tool's result), with the place
+/// in it and the scope there; `None` if there is no such message.
 fn target(messages: &[ParsedMessage<'_>]) -> Option<(usize, (Entry, Scope))> {
     let mut messages = messages.iter().enumerate().rev();
     messages.find_map(|(at, parsed)| Some((at, parsed.message.entry?)))

@@ -119,7 +119,8 @@ pub(super) struct RawMessage<'a> {
 /// A message, as interpreted by its format.
 pub(super) struct Interpreted<'a> {
     pub(super) role: Role,
-    /// The role's name, or the kind of an item, as hashed into the chain.
+    /// The role's name, or the type of an input item that is no message, such as `function_call`; part of the hash that
+    /// identifies the message ([`Chain`](super::found::Chain)).
     pub(super) role_name: Cow<'a, str>,
     /// The bytes that identify this message in the hash chain, in addition to its role. Empty if the role alone
     /// identifies it.

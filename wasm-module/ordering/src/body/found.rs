@@ -43,7 +43,8 @@ pub(crate) enum Wrap {
 #[derive(Debug)]
 pub(crate) struct Message<'a> {
     pub(crate) role: Role,
-    /// The role's name, or the kind of an item, as hashed into the chain.
+    /// The role's name, or the type of an input item that is no message, such as `function_call`; part of the hash that
+    /// identifies the message ([`Chain`]).
     pub(crate) role_name: Cow<'a, str>,
     pub(crate) content_hash: u128,
     /// The whole message, as JSON.

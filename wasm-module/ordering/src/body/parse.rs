@@ -89,7 +89,8 @@ impl<'a> Parsed<'a> {
         self.start.previous_response()
     }
 
-    /// Returns whether any document was found. A tool's whole result does not count.
+    /// Returns whether there are documents to order. A tool's long result in which no document was found, and which
+    /// therefore counts as one document (`documents.outputs`), is not one of them.
     #[must_use]
     pub fn has_documents(&self) -> bool {
         let mut messages = self.messages.iter();
@@ -352,9 +353,10 @@ impl<'a> Finder<'a, '_> {
             })
     }
 
-    /// Returns adjacent document blocks as a group; `None` if there are none or their format is disabled. `style` is
-    /// the form of the content's text parts, for a hint after the last block. It is `None` for documents in a tool's
-    /// result, where no text may be inserted.
+    /// Returns the group of adjacent document `blocks`; `None` if there are none or their format is disabled. `before`
+    /// is the running hash of the prompt and advances to the first block. `style` is the form of the content's text
+    /// parts, for an order hint after the last block; it is `None` for documents in a tool's result, where no text may
+    /// be inserted.
     fn blocks(
         &mut self,
         before: &mut Before<'a>,

@@ -43,11 +43,11 @@ struct Run {
     hint: String,
 }
 
-/// The minimum length, in bytes, of a result that is searched and of a run of lines that a hint replaces. A hint has
-/// about 150 bytes.
+/// The minimum length in bytes of a tool's result that is compared with earlier ones, and of a run of repeated lines
+/// that a hint replaces. A hint has about 150 bytes.
 pub(crate) const MIN_OUTPUT_BYTES: usize = 480;
 
-/// The maximum number of hints in one result; further lines stay.
+/// The maximum number of runs of lines that hints replace in one tool's result; later repeated lines stay.
 const MAX_HINTS: usize = 64;
 
 impl<'a> Outputs<'a> {

@@ -58,7 +58,8 @@ pub enum Mode {
 pub enum Blocks {
     /// Each block of the body is one position.
     AsWritten,
-    /// In a text with documents, each document is a position, and so is the text before and after them.
+    /// Like [`Self::AsWritten`], but a text with documents has several positions: the end of each document, of the text
+    /// before the documents and of the text after them.
     Split,
 }
 
@@ -702,8 +703,9 @@ fn ttl(marker: &str) -> Option<MarkTtl> {
     })
 }
 
-/// Returns the mode in the value of `prompt_cache_options`. `null` leaves OpenAI's default, since the gateway could set
-/// another mode only by writing the field again.
+/// Returns the caching mode that `options`, the value of `prompt_cache_options`, selects. Every value other than
+/// `explicit`, even `null`, means [`Mode::Implicit`], not [`Mode::Unsaid`]: the field exists, so the gateway could set
+/// a mode only by writing the field a second time.
 fn mode(options: &str) -> Mode {
     let mode = scan::fields(options, ["mode"]);
     match mode.ok().and_then(|[mode]| inner_of(mode?)) {

@@ -45,7 +45,7 @@ crate::named! {
         OtherEngine = "other-engine",
         /// The prompt is the same, for another model.
         ModelChanged = "model-changed",
-        /// A field differs that a chat template renders, or by which an engine separates caches.
+        /// A field differs that a chat template renders into the prompt, or that makes an engine use another cache.
         Parameters = "parameters",
         /// The engine evicted tokens that an earlier prompt held, and computed them again.
         Evicted = "evicted",

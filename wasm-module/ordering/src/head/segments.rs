@@ -238,7 +238,7 @@ impl Reading<'_, '_> {
         self.text(kind, message, at, range, hash);
     }
 
-    /// Adds the text of `range` of a message, given the hash of its bytes.
+    /// Adds a segment: the text of `range` in the message with index `at`. `hash` identifies the text without its role.
     fn text(
         &mut self,
         kind: SegmentKind,

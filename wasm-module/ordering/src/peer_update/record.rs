@@ -48,7 +48,7 @@ pub struct OrderingRecord {
     pub(crate) runs: Vec<SentRun>,
     /// The chat's new messages; `None` if there are none to share.
     pub(crate) chat: Option<ChatContinuation>,
-    /// The orders of tools' keys, and of tools in sets, that this orderer has chosen since its last record.
+    /// The orders that this orderer has chosen since its last record: of the keys in a tool, and of the tools in a set.
     pub(crate) forms: Vec<Form>,
     /// The continuations after messages whose contexts this request restored.
     pub(crate) claims: Vec<Claim>,

@@ -1,8 +1,9 @@
 //! Decides how to forward one group's documents when no arrangement is recorded: which ones location hints replace, the
 //! order of the others, and whether an order hint follows.
 //!
-//! References stay at their ranks, and only new documents are ordered (RAGBoost's layout): text after a chat's history
-//! is not shared with other chats anyway.
+//! A document that a location hint replaces (a reference) keeps its rank; the policy orders only the others, in the
+//! places that are left (RAGBoost's layout). So a hint may precede documents. That costs no sharing between chats,
+//! since the documents follow a chat's history anyway.
 
 use super::{OrderingMode, Request};
 use crate::arrangement::{Arrangement, DistinctDocuments, Slot, keeps_repeats, narrowed};

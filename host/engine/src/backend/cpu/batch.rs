@@ -48,7 +48,7 @@ pub(super) struct Row {
     /// Index of the first item with this token's queries; items with its further query heads are `next_heads` apart.
     pub(super) item: u32,
     pub(super) next_heads: u32,
-    /// Index of the token among the tokens of each of its items.
+    /// Index of the token within its item. It is the same in all items with this token, one for each part of the heads.
     pub(super) within: u32,
 }
 

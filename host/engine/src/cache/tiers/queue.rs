@@ -63,7 +63,7 @@ impl Queue {
         self.ranks.first().map(|rank| rank.node)
     }
 
-    /// Returns the page to evict now and advances the clock to its priority.
+    /// Returns the page to evict next and advances the clock to its priority; the page stays in the queue.
     pub(in crate::cache) fn victim(&mut self) -> Option<NodeId> {
         let rank = self.ranks.first()?;
         self.clock = self.clock.max(f64::from_bits(rank.priority));

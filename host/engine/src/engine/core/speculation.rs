@@ -32,7 +32,8 @@ impl HeldPrefill {
     }
 }
 
-/// Maximum number of computed guesses that keep their pages; a further one ends when its prompt is computed.
+/// Maximum number of speculative prefills (guesses) that are complete and keep their pages for the expected request.
+/// A further one ends when its prompt is computed; its pages stay cached, but can be evicted.
 const MAX_HELD: usize = 8;
 
 impl Core {

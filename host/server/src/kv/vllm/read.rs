@@ -55,7 +55,8 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// Adds keys of the first block; `None` if the engine does not report them.
+    /// Adds inputs of the first block's hash besides its tokens ([`Stored::keys`]). `None`, for inputs that the engine
+    /// does not report, changes nothing.
     fn add_keys(&mut self, keys: Option<Vec<Key>>) {
         if let Some(keys) = keys {
             self.keys.get_or_insert_default().extend(keys);
