@@ -44,9 +44,9 @@ struct Node {
     /// True if the upstream will hold the position for at least half a lifetime without a new marker.
     is_fresh: bool,
     is_live: bool,
-    /// True if the gateway may set a marker here.
+    /// True if the gateway may set a cache marker at this position.
     is_free: bool,
-    /// True if the client or the provider sets a marker here.
+    /// True if the client or the provider, not the gateway, sets a cache marker at this position.
     is_clients: bool,
 }
 

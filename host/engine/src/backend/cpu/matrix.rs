@@ -136,9 +136,9 @@ enum Data {
 }
 
 impl Panels {
-    /// Lays out matrices `[outputs, inputs]` with the same inputs for products by `kernels`. Packed ones stay packed if
-    /// all are and `kernels` multiply them; otherwise they are unpacked to bf16 first. Unpacked ones keep their type if
-    /// they share it, and are widened to f32 otherwise.
+    /// Lays out matrices `[outputs, inputs]` with the same inputs for products by `kernels`. Quantised ones
+    /// ([`Element::Packed`]) stay so if all are and `kernels` multiply them; otherwise they are widened to bf16 first.
+    /// Others keep their number type if they share it, and are widened to f32 if they do not.
     pub(super) fn pack(parts: &[&Tensor<'_>], kernels: Kernels) -> Self {
         let inputs = parts[0].columns;
         assert!(
