@@ -187,9 +187,18 @@ fn vocabularies(models: &Path) -> Result<()> {
         };
         let tokens = std::fs::read_to_string(file.with_extension("gguf.out"))?;
         let texts = std::fs::read_to_string(&texts)?;
-        let texts: Vec<&str> = texts.split("\n__ggml_vocab_test__\n").collect();
+        let mut texts: Vec<&str> = texts.split("\n__ggml_vocab_test__\n").collect();
+        // The last text is followed by a separator too.
+        texts.pop();
+        let tokens: Vec<&str> = tokens.lines().collect();
+        ensure!(
+            texts.len() == tokens.len(),
+            "{name}: {} texts and tokens of {}",
+            texts.len(),
+            tokens.len()
+        );
         let mut equal = 0;
-        for (text, expected) in texts.iter().zip(tokens.lines()) {
+        for (text, expected) in texts.iter().zip(tokens) {
             let expected: Vec<u32> = expected
                 .split_whitespace()
                 .map(str::parse)

@@ -89,7 +89,10 @@ impl Metrics {
                 "refused_streams",
                 "Streams refused because too many were open",
             ),
-            failed_streams: own.metric("failed_streams", "Streams that ended with an error"),
+            failed_streams: own.metric(
+                "failed_streams",
+                "Streams that ended with an error, other than those that the gateway cancelled",
+            ),
             held_bytes: own.metric("held_bytes", "Bytes of requests' bodies that are held"),
             reloads: own.metric("reloads", "Configurations reloaded"),
             refused_configurations: own.metric("refused_configurations", "Configurations refused"),

@@ -110,9 +110,9 @@ impl Conversation {
             }
             if let Err(status) = result {
                 self.has_failed = true;
-                self.processor.metrics.failed_streams.inc();
-                // The gateway has cancelled the stream, so it does not receive the status.
+                // The gateway cancels a stream when its client leaves; that is no failure.
                 if status.code() != tonic::Code::Cancelled {
+                    self.processor.metrics.failed_streams.inc();
                     tracing::warn!(code = ?status.code(), "a stream failed: {}", status.message());
                 }
                 return Some(Err(status));

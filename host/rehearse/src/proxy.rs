@@ -7,7 +7,7 @@ use crate::module::Module;
 use crate::request::{Answer, Outcome, Request};
 use crate::shared::{MetricKind, Shared};
 use crate::state::{LEVELS, State};
-use crate::stream::{self, Around};
+use crate::stream::{self, ProxyBehaviour};
 use crate::vm::{CallbackUse, StartError, Vm};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -124,7 +124,7 @@ impl<'m> Proxy<'m> {
         self.turn += 1;
         let answers = &self.setup.answers;
         let answer = |cluster: &str| answers.get(cluster).cloned().unwrap_or_default();
-        let around = Around {
+        let around = ProxyBehaviour {
             answer: &answer,
             holds_all: self.setup.headers_hold_all,
         };
@@ -145,7 +145,7 @@ impl<'m> Proxy<'m> {
         self.now_ns = self.now_ns.saturating_add(interval);
         let now_ns = self.now_ns;
         for index in 0..self.vms.len() {
-            self.beside(index, |vm| vm.moment(now_ns).map(|_| ()))?;
+            self.run_outside_requests(index, |vm| vm.advance_clock(now_ns).map(|_| ()))?;
         }
         Ok(())
     }
@@ -154,14 +154,14 @@ impl<'m> Proxy<'m> {
         for _ in 0..QUEUES_IN_A_ROW {
             let ready = self.shared.borrow_mut().next_ready();
             let Some((vm, queue)) = ready else { break };
-            self.beside(vm, |vm| vm.queue_ready(queue))?;
+            self.run_outside_requests(vm, |vm| vm.queue_ready(queue))?;
         }
         Ok(())
     }
 
     /// Runs callbacks outside of requests on a VM, and answers the HTTP calls that they make. If a callback fails,
     /// records its fault and replaces the VM.
-    fn beside(
+    fn run_outside_requests(
         &mut self,
         index: usize,
         work: impl FnOnce(&mut Vm) -> Result<(), Fault>,
@@ -203,7 +203,7 @@ impl<'m> Proxy<'m> {
     /// Returns an error if a VM cannot be replaced.
     pub fn finish(mut self) -> Result<Totals, StartError> {
         for index in 0..self.vms.len() {
-            self.beside(index, |vm| {
+            self.run_outside_requests(index, |vm| {
                 vm.tick()?;
                 vm.end()
             })?;

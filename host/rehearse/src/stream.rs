@@ -15,7 +15,7 @@ use crate::state::Stream;
 use crate::vm::{Action, Vm, length};
 
 /// The behaviour of the proxy around the module: responses to HTTP calls, and whether a pause at the headers holds all.
-pub(crate) struct Around<'a> {
+pub(crate) struct ProxyBehaviour<'a> {
     /// Returns the response to an HTTP call to the cluster of this name.
     pub(crate) answer: &'a dyn Fn(&str) -> Answer,
     /// True for a proxy without `allow_on_headers_stop_iteration`: a pause at the headers also pauses the body.
@@ -23,7 +23,7 @@ pub(crate) struct Around<'a> {
 }
 
 /// Plays a request. If its outcome has a fault, the VM must not be used again.
-pub(crate) fn play(vm: &mut Vm, request: &Request, around: &Around<'_>) -> Outcome {
+pub(crate) fn play(vm: &mut Vm, request: &Request, around: &ProxyBehaviour<'_>) -> Outcome {
     let before = (vm.fuel, vm.store.data().call_count);
     *vm.stream() = Stream {
         request_headers: Some(request.headers.clone()),
@@ -45,7 +45,7 @@ pub(crate) fn play(vm: &mut Vm, request: &Request, around: &Around<'_>) -> Outco
 fn way(
     vm: &mut Vm,
     request: &Request,
-    around: &Around<'_>,
+    around: &ProxyBehaviour<'_>,
     outcome: &mut Outcome,
 ) -> Result<(), Fault> {
     let context = vm.create()?;
@@ -75,7 +75,7 @@ fn request(
     vm: &mut Vm,
     context: i32,
     request: &Request,
-    around: &Around<'_>,
+    around: &ProxyBehaviour<'_>,
     sent: &mut Forwarded,
 ) -> Result<bool, Fault> {
     let is_body_empty = request.body.is_empty() && request.piece_bytes.is_none();
@@ -149,7 +149,7 @@ fn forward_headers(vm: &mut Vm, sent: &mut Forwarded) {
 fn is_held(
     vm: &mut Vm,
     action: Action,
-    around: &Around<'_>,
+    around: &ProxyBehaviour<'_>,
     resumed: fn(&mut Stream) -> &mut bool,
 ) -> Result<bool, Fault> {
     vm.answer_calls(around.answer)?;
@@ -167,7 +167,7 @@ fn response(
     vm: &mut Vm,
     context: i32,
     request: &Request,
-    around: &Around<'_>,
+    around: &ProxyBehaviour<'_>,
     outcome: &mut Outcome,
 ) -> Result<(), Fault> {
     let (headers, body) = match &outcome.local {

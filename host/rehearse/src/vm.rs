@@ -235,7 +235,7 @@ impl Vm {
     }
 
     /// Sets the clock, and runs a tick if one is due. Returns whether one ran.
-    pub(crate) fn moment(&mut self, now_ns: u64) -> Result<bool, Fault> {
+    pub(crate) fn advance_clock(&mut self, now_ns: u64) -> Result<bool, Fault> {
         let state = self.store.data_mut();
         state.now_ns = state.now_ns.max(now_ns);
         let period_ns = u64::from(state.tick_ms) * 1_000_000;

@@ -1169,6 +1169,44 @@ mod tests {
         }
     }
 
+    #[test]
+    fn texts_of_sentencepiece_begin_with_a_space_unless_the_file_says_no() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("model.gguf");
+        let tokenizer = |prefix: Option<u8>| {
+            let mut file = writer("gemma3", GEMMA);
+            let field = "tokenizer.ggml.add_space_prefix";
+            file.fields.retain(|(name, _)| name != field);
+            if let Some(prefix) = prefix {
+                file.field(field, 7, &[prefix]);
+            }
+            std::fs::write(&path, file.write()).unwrap();
+            Tokenizer::load(&path).unwrap()
+        };
+        let (plain, set, unset) = (tokenizer(Some(0)), tokenizer(Some(1)), tokenizer(None));
+        for said in [
+            "The ferry leaves at 08:15.",
+            " Why?",
+            "",
+            "naïve 😀",
+            "<bos>Why?",
+        ] {
+            let tokens = set.encode(said, false).unwrap();
+            assert_eq!(unset.encode(said, false).unwrap(), tokens);
+            // The text behind a special token begins with a space too.
+            let spaced = match said.strip_prefix("<bos>") {
+                Some(rest) => format!("<bos> {rest}"),
+                None if said.is_empty() => String::new(),
+                None => format!(" {said}"),
+            };
+            assert_eq!(plain.encode(&spaced, false).unwrap(), tokens, "{said:?}");
+            let mut decoder = set.decoder();
+            let mut decoded: String = tokens.iter().map(|&token| decoder.push(token)).collect();
+            decoded += &decoder.finish();
+            assert_eq!(decoded, said.trim_start_matches("<bos>"));
+        }
+    }
+
     /// Returns values as blocks of [`Packing::Q8_0`].
     fn packed(values: &[f32]) -> Vec<u8> {
         let blocks = values.chunks_exact(32).flat_map(|block| {

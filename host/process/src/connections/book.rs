@@ -379,7 +379,7 @@ impl Place {
 
     /// Polls `work`, which serves the connection, until it completes, a deadline passes, the client is too slow, or the
     /// connection is closed for another.
-    pub(super) async fn lend(self, work: impl Future<Output = ()>) {
+    pub(super) async fn serve_until_closed(self, work: impl Future<Output = ()>) {
         let mut work = pin!(work);
         let mut clock = self.clock();
         while let Some(next) = clock.next() {

@@ -123,7 +123,7 @@ pub async fn accept_each<F: Future<Output = ()> + Send + 'static>(
             let connection = place.connection();
             let stream = WatchedStream::new(stream, connection.clone());
             let work = work(stream, connection);
-            tasks.spawn(async move { place.lend(work).await });
+            tasks.spawn(async move { place.serve_until_closed(work).await });
         }
     }
     drop(listener);

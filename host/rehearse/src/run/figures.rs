@@ -116,14 +116,18 @@ impl Figures {
                 fault: row.fault.as_deref()?,
             })
         });
-        let beside = of.played.beside.iter().map(|(place, fault)| Named {
-            at: match place {
-                Some(place) => format!("about {}", self.at(*place)),
-                None => "at the end".to_owned(),
-            },
-            place: *place,
-            fault,
-        });
+        let beside = of
+            .played
+            .faults_outside_requests
+            .iter()
+            .map(|(place, fault)| Named {
+                at: match place {
+                    Some(place) => format!("about {}", self.at(*place)),
+                    None => "at the end".to_owned(),
+                },
+                place: *place,
+                fault,
+            });
         in_requests.chain(beside).take(LISTED).collect()
     }
 

@@ -23,7 +23,7 @@ pub(super) struct Played {
     /// Number of requests by the outcome that the module reported in `x-foreword`.
     pub(super) outcomes: BTreeMap<String, u64>,
     /// Faults outside of requests, each with the place of the next request; `None` at the end.
-    pub(super) beside: Vec<(Option<Place>, Fault)>,
+    pub(super) faults_outside_requests: Vec<(Option<Place>, Fault)>,
 }
 
 /// The results of one request, as compared and reported.
@@ -149,7 +149,7 @@ pub(super) fn play(
     played.totals = proxy.finish()?;
     let last = played.totals.faults.iter().skip(known);
     let last = last.map(|fault| (None, fault.clone()));
-    played.beside.extend(last);
+    played.faults_outside_requests.extend(last);
     Ok(played)
 }
 
@@ -210,7 +210,7 @@ impl Played {
         let known = proxy.faults().len();
         let outcome = proxy.play(request)?;
         let new = proxy.faults().iter().skip(known);
-        self.beside
+        self.faults_outside_requests
             .extend(new.map(|fault| (Some(place), fault.clone())));
         if let Some(name) = outcome.response_header("x-foreword").and_then(said) {
             *self.outcomes.entry(name).or_default() += 1;
@@ -236,7 +236,7 @@ impl Played {
     /// Returns the number of faults, in requests and outside of them.
     pub(super) fn faults(&self) -> usize {
         let in_requests = self.rows.iter().filter(|row| row.fault.is_some()).count();
-        in_requests + self.beside.len()
+        in_requests + self.faults_outside_requests.len()
     }
 }
 

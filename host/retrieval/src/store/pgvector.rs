@@ -83,7 +83,11 @@ impl Pgvector {
         loop {
             let is_new = place.as_ref().is_none_or(Client::is_closed);
             if is_new {
-                *place = Some(self.config.connect(NoTls).map_err(|error| told(&error))?);
+                *place = Some(
+                    self.config
+                        .connect(NoTls)
+                        .map_err(|error| store_error(&error))?,
+                );
             }
             let Some(client) = place.as_mut() else {
                 return Err(StoreError::Unavailable("no connection".to_owned()));
@@ -92,7 +96,7 @@ impl Pgvector {
                 Err(error) if (error.is_closed() || client.is_closed()) && had && !is_new => {
                     *place = None;
                 }
-                outcome => return outcome.map_err(|error| told(&error)),
+                outcome => return outcome.map_err(|error| store_error(&error)),
             }
         }
     }
@@ -184,7 +188,7 @@ impl Pgvector {
 }
 
 /// Translates an error for the caller. SQLSTATE 22 means invalid data, such as a vector of the wrong length.
-fn told(error: &postgres::Error) -> StoreError {
+fn store_error(error: &postgres::Error) -> StoreError {
     match error.as_db_error() {
         Some(told) if told.code().code().starts_with("22") => {
             StoreError::Refused(told.message().to_owned())

@@ -122,7 +122,7 @@ impl Batch<'_> {
                 self.pace.wait_until(Instant::now() + wait);
             });
             let mut progress = lock();
-            if let Err(error) = self.keep(&mut progress, &request, answer) {
+            if let Err(error) = self.record_answer(&mut progress, &request, answer) {
                 return self.stop(progress, error);
             }
         }
@@ -200,7 +200,7 @@ impl Batch<'_> {
     }
 
     /// Writes a request's answer, or holds a failure back (see [`Progress::unanswered`]).
-    fn keep(
+    fn record_answer(
         &self,
         progress: &mut Progress,
         request: &Request,

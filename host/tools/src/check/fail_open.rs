@@ -17,7 +17,7 @@ use serde_json::Value;
 pub(super) struct Failures {
     /// True if the file has at least one such setting, whatever its value. Such a file need not contain a plugin
     /// configuration.
-    pub(super) is_told: bool,
+    pub(super) has_setting: bool,
     /// The settings that fail open, as `path: value`.
     pub(super) open: Vec<String>,
 }
@@ -46,7 +46,7 @@ fn search(place: &str, value: &Value, found: &mut Failures) {
             for (name, value) in fields {
                 let place = below(place, name);
                 if let Some(is_open) = is_open(name, value, is_processor) {
-                    found.is_told = true;
+                    found.has_setting = true;
                     let setting = is_open.then(|| format!("{place}: {value}"));
                     found.open.extend(setting);
                 } else {
@@ -57,7 +57,7 @@ fn search(place: &str, value: &Value, found: &mut Failures) {
         // A string may be a file in a ConfigMap.
         Value::String(text) if text.contains("http_filters") => {
             let inside = failures(text);
-            found.is_told |= inside.is_told;
+            found.has_setting |= inside.has_setting;
             let open = inside.open.into_iter();
             let open = open.map(|setting| format!("{place}: {setting}"));
             found.open.extend(open);
@@ -119,13 +119,13 @@ mod tests {
             ),
         ] {
             let expected = Failures {
-                is_told: true,
+                has_setting: true,
                 open: vec![open.to_owned()],
             };
             assert_eq!(failures(text), expected, "{text}");
         }
         let closed = Failures {
-            is_told: true,
+            has_setting: true,
             open: Vec::new(),
         };
         assert_eq!(failures("spec: {wasm: [{failOpen: false}]}"), closed);

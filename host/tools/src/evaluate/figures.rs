@@ -4,7 +4,7 @@
 use super::arm::Arm;
 use super::bootstrap::{Interval, MIN_CASES, RESAMPLES, Verdict};
 use super::compare::{AnswerLikelihood, Difference, Estimate, Figure};
-use super::profile::{self, RankProfile, Worth};
+use super::profile::{self, PlaceEffect, RankProfile};
 use foreword_report::words::{grouped, rounded};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -216,7 +216,7 @@ fn add_profile(table: &mut String, profile: &RankProfile) {
     let (questions, documents) = (profile.questions, profile.documents);
     let _ = writeln!(
         table,
-        "\nwhere the model reads: nats a token that a place is worth to a document, by its rank; {} questions of {documents} documents",
+        "\nwhere the model reads: nats a token that a place is worth to a document, by its rank; {} questions of up to {documents} documents",
         grouped(questions as u64)
     );
     let columns = profile.columns().map(|column| format!("{column:<26}"));
@@ -353,7 +353,7 @@ impl AnswerLikelihood {
     pub(super) fn less(&self) -> String {
         let less = self.less_retrieval.map(|(less, _)| {
             let Interval { low, high } = less.interval;
-            finely(less.value, low, high)
+            in_nats(less.value, low, high)
         });
         less.unwrap_or_default()
     }
@@ -365,13 +365,13 @@ impl AnswerLikelihood {
 }
 
 /// Formats a difference in nats with its interval: `-0.031 [-0.110, +0.047]`.
-fn finely(value: f64, low: f64, high: f64) -> String {
+fn in_nats(value: f64, low: f64, high: f64) -> String {
     format!("{value:+.3} [{low:+.3}, {high:+.3}]")
 }
 
-impl Worth {
+impl PlaceEffect {
     pub(super) fn words(&self) -> String {
-        finely(self.value, self.low, self.high)
+        in_nats(self.value, self.low, self.high)
     }
 }
 

@@ -11,7 +11,7 @@
 
 use super::data::{Case, Turn};
 use super::journal::Record;
-use super::kept::{self, Kept};
+use super::kept::{self, ResultFile};
 use super::score::without_thinking;
 use crate::client::Client;
 use anyhow::{Result, anyhow};
@@ -47,7 +47,7 @@ pub(super) fn judge(
     concurrency: usize,
     bar: &ProgressBar,
 ) -> Result<()> {
-    let mut kept = Kept::<Judgement>::open(&folder.join("judgements.jsonl"))?;
+    let mut kept = ResultFile::<Judgement>::open(&folder.join("judgements.jsonl"))?;
     let by_id: FxHashMap<&str, &Case> = cases.iter().map(|case| (&*case.id, case)).collect();
     let mut keys = Vec::with_capacity(records.len());
     let mut open: Vec<(String, Vec<u8>)> = Vec::new();

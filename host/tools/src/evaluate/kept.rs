@@ -19,7 +19,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 /// A file of results by the hash of their request, and its content in memory.
-pub(super) struct Kept<T> {
+pub(super) struct ResultFile<T> {
     file: File,
     known: FxHashMap<String, T>,
 }
@@ -38,7 +38,7 @@ pub(super) fn key(asked: &[u8]) -> String {
     format!("{:016x}", Fingerprint::of(&[asked]).0)
 }
 
-impl<T: Serialize + DeserializeOwned + Clone + Send> Kept<T> {
+impl<T: Serialize + DeserializeOwned + Clone + Send> ResultFile<T> {
     /// Opens the file, creating it if necessary.
     ///
     /// # Errors
@@ -104,7 +104,7 @@ impl<T: Serialize + DeserializeOwned + Clone + Send> Kept<T> {
 /// The state that the workers share.
 struct Work<'k, T, Q> {
     open: Vec<(String, Q)>,
-    kept: &'k mut Kept<T>,
+    kept: &'k mut ResultFile<T>,
     stop: Option<anyhow::Error>,
 }
 
@@ -155,7 +155,7 @@ mod tests {
         let asked = Mutex::new(Vec::new());
         let ask = |words: &[&str]| {
             let open = words.iter().map(|word| (key(word.as_bytes()), *word));
-            let mut kept = Kept::<Length>::open(&path).unwrap();
+            let mut kept = ResultFile::<Length>::open(&path).unwrap();
             let outcome = kept.ask(open.collect(), 2, &bar, |word| {
                 asked.lock().unwrap().push((*word).to_owned());
                 match word.len() {
@@ -183,11 +183,11 @@ mod tests {
         let path = folder.path().join("kept.jsonl");
         let line = "{\"of\":\"01\",\"bytes\":7}\n";
         std::fs::write(&path, format!("{line}{{\"of\"")).unwrap();
-        let kept = Kept::<Length>::open(&path).unwrap();
+        let kept = ResultFile::<Length>::open(&path).unwrap();
         assert_eq!(kept.get("01"), Some(&Length { bytes: Some(7) }));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), line);
         std::fs::write(&path, "x\n").unwrap();
-        let error = Kept::<Length>::open(&path).err().unwrap().to_string();
+        let error = ResultFile::<Length>::open(&path).err().unwrap().to_string();
         assert!(error.contains("kept.jsonl:1 is damaged"), "{error}");
     }
 }

@@ -328,7 +328,7 @@ pub fn run(options: &Options) -> Result<()> {
 /// # Errors
 /// Returns an error if it does not and nothing else is to be measured, or if it does not answer.
 fn can_score(options: &Options, client: &Client, prompts: &Prompts, url: &str) -> Result<bool> {
-    let Some(reason) = scores::unable(client, &prompts.probe(), url)? else {
+    let Some(reason) = scores::reason_unscored(client, &prompts.probe(), url)? else {
         return Ok(true);
     };
     ensure!(

@@ -46,7 +46,7 @@ pub(crate) struct RankProfile {
     /// The classes of places, which are the columns of the table.
     places: Vec<String>,
     /// Effect of each place on each rank, `[ranks][places]`, in nats per token; `None` for a cell that no order has.
-    table: Vec<Vec<Option<Worth>>>,
+    table: Vec<Vec<Option<PlaceEffect>>>,
     /// Costs of placements of the best documents, those with the most freedom first.
     pub(super) placements: Vec<Placed>,
     /// The placement to configure; `None` if the questions are too few to tell.
@@ -55,7 +55,7 @@ pub(crate) struct RankProfile {
 
 /// A value with its 95 % interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Worth {
+pub(super) struct PlaceEffect {
     pub(super) value: f64,
     pub(super) low: f64,
     pub(super) high: f64,
@@ -67,7 +67,7 @@ pub(super) struct Placed {
     #[serde(flatten)]
     pub(super) placement: Placement,
     #[serde(flatten)]
-    pub(super) loss: Worth,
+    pub(super) loss: PlaceEffect,
 }
 
 /// An order of a question's documents, and the log-probability of its right answer, in nats per token.
@@ -200,7 +200,7 @@ fn profile(
                 at => losses[at - CELLS - RULES] - losses[best],
             })
         });
-    let worth = |value: f64, Interval { low, high }| Worth { value, low, high };
+    let worth = |value: f64, Interval { low, high }| PlaceEffect { value, low, high };
     let exists = |rank: usize, place: usize| {
         rank < documents && (0..documents).any(|at| place_class(at, documents) == place)
     };
@@ -481,10 +481,10 @@ impl RankProfile {
 
     /// Returns the classes of ranks, each with the effects of the places; classes of places that no order has are left
     /// out.
-    pub(super) fn rows(&self) -> impl Iterator<Item = (&str, Vec<Worth>)> {
+    pub(super) fn rows(&self) -> impl Iterator<Item = (&str, Vec<PlaceEffect>)> {
         let rows = self.ranks.iter().zip(&self.table);
         rows.map(|(rank, row)| (rank.as_str(), row.iter().copied().flatten().collect()))
-            .filter(|(_, row): &(_, Vec<Worth>)| !row.is_empty())
+            .filter(|(_, row): &(_, Vec<PlaceEffect>)| !row.is_empty())
     }
 
     /// Returns the classes of places that some order has.

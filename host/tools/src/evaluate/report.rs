@@ -198,7 +198,7 @@ fn profile(figures: &Figures) -> Result<String> {
     let (questions, documents) = (profile.questions, profile.documents);
     Ok(format!(
         "<figure>\n<h2>Where the model reads</h2>\n<figcaption>What it is worth to the right answer, in nats a token, that the \
-         document of a rank stands in a place, against a document of the last row there: {} questions of {documents} documents, each in \
+         document of a rank stands in a place, against a document of the last row there: {} questions of up to {documents} documents, each in \
          several balanced orders. Filled: the 95 % interval leaves out 0.</figcaption>\n{plot}\n</figure>\n<div class=\"card\">\n\
          <h2>What placements cost</h2>\n<p class=\"soft\">Nats a token lost against retrieval order, with the documents that are free in a \
          random order. Chosen is the placement with the most freedom that is not shown to cost more than the best one.</p>\n{chosen}\

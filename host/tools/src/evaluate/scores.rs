@@ -1,6 +1,6 @@
 //! Requests the likelihoods of right answers, and stores them in the run's `scores.jsonl`.
 
-use super::kept::Kept;
+use super::kept::ResultFile;
 use super::likelihood::{Forced, Likelihood};
 use crate::client::{Client, Fault};
 use anyhow::{Result, anyhow};
@@ -26,7 +26,7 @@ fn ask(forced: &Forced, client: &Client) -> Result<Likelihood, Fault> {
 ///
 /// # Errors
 /// Returns an error if the endpoint does not answer.
-pub(super) fn unable(client: &Client, body: &[u8], url: &str) -> Result<Option<String>> {
+pub(super) fn reason_unscored(client: &Client, body: &[u8], url: &str) -> Result<Option<String>> {
     match ask(&Forced::new(body, "Four.", url)?, client) {
         Ok(_) => Ok(None),
         Err(Fault::Refused(reason)) => Ok(Some(reason)),
@@ -46,7 +46,7 @@ pub(super) fn likelihoods(
     concurrency: usize,
     bar: &ProgressBar,
 ) -> Result<Vec<Option<Likelihood>>> {
-    let mut kept = Kept::<Likelihood>::open(&folder.join("scores.jsonl"))?;
+    let mut kept = ResultFile::<Likelihood>::open(&folder.join("scores.jsonl"))?;
     // The URL belongs to the key, since a gateway may change the body.
     let key = |forced: &Forced| super::kept::key(&[forced.url.as_bytes(), &forced.body].concat());
     let keys: Vec<String> = forced.iter().map(key).collect();
