@@ -1,5 +1,6 @@
-//! How the documents of one group are sent: their order, the location hints that replace some of them, and whether an
-//! order hint follows.
+//! How the documents of one group (documents of a message that are ordered together) are sent: their order, the
+//! location hints (references to a document's earlier copy) that replace some of them, and whether an order hint, which
+//! gives the retriever's ranking, follows.
 //!
 //! Documents are given by their index in the client's list. So an arrangement is small enough to be recorded for every
 //! message of every chat, and produces the same bytes whenever the client sends the same list.
@@ -13,36 +14,39 @@ use smallvec::SmallVec;
 use std::collections::hash_map::Entry;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The order in which one group's documents are sent, and whether an order hint follows them. Documents are given by
-/// their index in the client's list.
+/// The order in which the documents of one [`Group`] are sent, and whether an order hint (a sentence with the
+/// retriever's ranking) follows them. Documents are given by their index in the client's list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Arrangement {
-    /// One slot for each distinct document of the group, in the order of the prompt.
+    /// One [`Slot`] for each distinct document of the group, in the order in which the documents are sent in the
+    /// prompt.
     pub(crate) slots: Box<[Slot]>,
-    /// True if an order hint is written.
+    /// True if an order hint, which gives the retriever's ranking, is written after the documents.
     pub(crate) hinted: bool,
 }
 
-/// A document in an arrangement: its index in the client's list, and whether a location hint replaces it.
+/// One position of an [`Arrangement`]: the index of its document in the client's list, and whether a location hint (a
+/// reference to the document's earlier copy in the chat) replaces the document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slot(u16);
 
-/// A group's distinct documents, and the indices of their repeats.
+/// The distinct documents of a [`Group`], and the indices of the documents that repeat one of them.
 #[derive(Debug)]
 pub(crate) struct DistinctDocuments {
-    /// Each document once, in the client's order: its index in the group, and a fingerprint unique in the group.
+    /// Each document once, in the client's order: its index in the group, and a fingerprint that no other distinct
+    /// document of the group has.
     pub(crate) distinct: SmallVec<[(u16, Fingerprint); 16]>,
-    /// Indices of documents that equal an earlier one byte for byte.
+    /// Indices, in the group, of documents that equal an earlier one byte for byte.
     pub(crate) repeats: SmallVec<[u16; 4]>,
 }
 
 impl Slot {
-    /// Returns a slot that sends the document itself.
+    /// Returns the slot that sends the document with this index in the client's list in full.
     pub(crate) fn document(index: u16) -> Self {
         Self(index & !Self::REFERENCE)
     }
 
-    /// Returns a slot that sends a location hint in place of the document.
+    /// Returns the slot that sends a location hint in place of the document with this index in the client's list.
     pub(crate) fn reference(index: u16) -> Self {
         Self(index | Self::REFERENCE)
     }
@@ -55,7 +59,8 @@ impl Slot {
         self.0 & Self::REFERENCE != 0
     }
 
-    /// The bit that marks a reference. Indices are below `MAX_CANDIDATES`, which leaves this bit unused.
+    /// The bit of a [`Slot`] that is set if a location hint replaces its document. Indices are below `MAX_CANDIDATES`,
+    /// which leaves this bit unused.
     const REFERENCE: u16 = 1 << 15;
 }
 
@@ -102,7 +107,7 @@ impl DistinctDocuments {
         Fingerprint::of(&[&bytes])
     }
 
-    /// Returns the fingerprint of the distinct document at an index of the group; 0 if there is none.
+    /// Returns the fingerprint of the distinct document with this index in the group; fingerprint 0 if there is none.
     pub(crate) fn fingerprint_at(&self, index: u16) -> Fingerprint {
         self.distinct
             .binary_search_by_key(&index, |&(index, _)| index)
@@ -113,23 +118,23 @@ impl DistinctDocuments {
 }
 
 impl Arrangement {
-    /// Returns whether the arrangement has each document of `listed` exactly once, in full or as a reference.
+    /// Returns whether the slots have each distinct document of `listed` exactly once, in full or as a location hint.
     pub(crate) fn is_of(&self, listed: &DistinctDocuments) -> bool {
         let mut indices: SmallVec<[u16; 16]> = self.slots.iter().map(|slot| slot.index()).collect();
         sort_by_key(&mut indices, |index| *index);
         (indices.iter()).eq(listed.distinct.iter().map(|(index, _)| index))
     }
 
-    /// Returns the number of slots whose document is not the one at that position of the client's list without its
-    /// repeats.
+    /// Returns the number of slots whose document is not the one at that position of the client's list without repeated
+    /// documents.
     pub(crate) fn moved(&self, listed: &DistinctDocuments) -> usize {
         (self.slots.iter().zip(&listed.distinct))
             .filter(|(slot, (index, _))| slot.index() != *index)
             .count()
     }
 
-    /// Returns a hash, never 0, of the documents in their order, of the choice of references and, with an order hint,
-    /// of the client's order.
+    /// Returns a hash, never 0, of the documents in the order of the slots, of which of them are location hints and,
+    /// with an order hint, of the client's order. `listed` are the documents that the arrangement orders.
     pub(crate) fn digest(&self, listed: &DistinctDocuments) -> u64 {
         let mut bytes: SmallVec<[u8; 320]> = SmallVec::new();
         for slot in &self.slots {
@@ -143,7 +148,8 @@ impl Arrangement {
         nonzero(xxh3_64_with_seed(&bytes, 1))
     }
 
-    /// Returns a hash of the referenced documents and their positions; 0 if there are none.
+    /// Returns a hash of the documents that location hints replace and of their positions among the slots; 0 if there
+    /// are none. `listed` are the documents that the arrangement orders.
     pub(crate) fn references(&self, listed: &DistinctDocuments) -> u64 {
         let mut bytes: SmallVec<[u8; 160]> = SmallVec::new();
         for (slot, place) in self.slots.iter().zip(0_u16..) {
@@ -159,14 +165,14 @@ impl Arrangement {
         }
     }
 
-    /// Estimated bytes in memory, the same on every platform.
+    /// Returns the estimated bytes that this order of documents occupies in memory, the same on every platform.
     pub(crate) fn bytes(&self) -> usize {
         32 + 2 * self.slots.len()
     }
 }
 
-/// Returns the scope of documents that follow replaced text: `scope` combined with the [`digest`](Arrangement::digest)
-/// of the replacements before them. A digest of 0 leaves it unchanged.
+/// Returns the scope (hash of the prompt before documents) of documents that follow replaced text: `scope` combined
+/// with the [`digest`](Arrangement::digest) of the replacements before them. A digest of 0 leaves it unchanged.
 pub(crate) fn narrowed(scope: Scope, digest: u64) -> Scope {
     if digest == 0 {
         scope
@@ -175,7 +181,8 @@ pub(crate) fn narrowed(scope: Scope, digest: u64) -> Scope {
     }
 }
 
-/// Returns whether a group's repeats are sent too, because every one of its slots must hold a document.
+/// Returns whether documents of a group that repeat an earlier one are sent too, because every range of the body that
+/// holds a document of this group must remain filled.
 pub(crate) fn keeps_repeats(group: &Group<'_>) -> bool {
     matches!(
         group.place,

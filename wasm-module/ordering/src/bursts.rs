@@ -20,15 +20,17 @@ use crate::feed::TenantKey;
 use crate::peer_update::OrderingRecord;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The limits of [`Bursts`], in time, in number and in tokens.
+/// The limits of [`Bursts`]: of waiting times, of the number of waiting requests, and of document tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BurstLimits {
-    /// The maximum time that a request is held, and the maximum time that requests wait for one leader, in
-    /// milliseconds.
+    /// The maximum time in milliseconds that a request is held, and the maximum time after a leader is forwarded during
+    /// which requests wait for it.
     pub max_wait_ms: u32,
-    /// The maximum number of requests held at once, over all leaders.
+    /// The maximum number of requests that are held at once, over all tenants and leaders (requests for which others
+    /// wait).
     pub max_held: u32,
-    /// The minimum number of document tokens that a leader computes, and the minimum that a follower saves by waiting.
+    /// The minimum number of document tokens that a leader computes, and the minimum number that a follower saves by
+    /// waiting.
     pub min_tokens: u32,
 }
 
@@ -42,24 +44,25 @@ impl Default for BurstLimits {
     }
 }
 
-/// The first documents of a forwarded prompt, to compare with those of other prompts.
+/// The documents with which a forwarded prompt begins, to compare with those of other prompts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opening {
     tenant: Box<str>,
-    /// The key of the salt. Engines share no KV state between salts.
+    /// The key of the request's `cache_salt`. Engines share no KV state between salts.
     key: TenantKey,
     model: Box<str>,
     engine: EngineId,
-    /// For each document: a hash of all scopes and documents up to and including it, and the estimated tokens of these
-    /// documents.
+    /// For each document: a hash of all documents up to and including it, with the text before them, and the estimated
+    /// tokens of these documents.
     links: Vec<(u64, u64)>,
-    /// Estimated tokens at the beginning that are believed resident; [`Bursts::enter`] excludes those that a leader
-    /// computes.
+    /// Estimated tokens of the documents at the prompt's beginning that are believed resident in the engine's cache;
+    /// [`Bursts::enter`] excludes those that a leader (the request for which others wait) is still computing.
     resident: u64,
 }
 
 impl Opening {
-    /// Returns the opening of a request that is about to be forwarded; documents after the 32nd are ignored.
+    /// Returns the documents with which the prompt of a request that is about to be forwarded begins; those after the
+    /// 32nd are ignored.
     #[must_use]
     pub fn of(record: &OrderingRecord) -> Self {
         let (mut chain, mut tokens, mut resident) = (0, 0_u64, 0);
@@ -88,7 +91,7 @@ impl Opening {
         }
     }
 
-    /// Returns the estimated tokens of the documents with which both openings begin; 0 for different engines, tenants,
+    /// Returns the estimated tokens of the documents with which both prompts begin; 0 for different engines, tenants,
     /// salts or models.
     fn shared(&self, other: &Self) -> u64 {
         let whose = |opening: &Self| (opening.engine, opening.key);
@@ -100,40 +103,41 @@ impl Opening {
         last.map_or(0, |((_, tokens), _)| *tokens)
     }
 
-    /// Returns the estimated tokens of the documents that the engine computes for this request: those that are not
-    /// resident.
+    /// Returns the estimated tokens of those documents of this request that the engine must compute because they are
+    /// not resident in its cache.
     fn computed(&self) -> u64 {
         let tokens = self.links.last().map_or(0, |(_, tokens)| *tokens);
         tokens.saturating_sub(self.resident)
     }
 }
 
-/// Identifies a request in [`Bursts`].
+/// Identifies a request that leads or is held in [`Bursts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BurstTicket(u64);
 
-/// The decision of [`Bursts::enter`] on a request.
+/// The decision of [`Bursts::enter`] on whether to forward a request now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// The request is forwarded, and no other request waits for it.
+    /// The request is forwarded, and [`Bursts`] lets no other request wait for it.
     Free,
-    /// The request is forwarded, and others may wait for it: call [`Bursts::answered`] or [`Bursts::gone`].
+    /// The request is forwarded, and others may wait for it: call [`Bursts::answered`] when its response begins, or
+    /// [`Bursts::gone`] if it ends without one.
     Leads(BurstTicket),
-    /// The request is held until [`Bursts`] releases it.
+    /// The request is held until a method of [`Bursts`] returns it as [`Released`].
     Held(BurstTicket),
-    /// The request would wait, but is forwarded: [`BurstLimits::max_held`] requests are held, or there is no `waiter`
-    /// for it.
+    /// The request would wait, but is forwarded: [`BurstLimits::max_held`] requests are held, or the caller could not
+    /// provide a handle to resume it.
     Unheld,
 }
 
 /// The reason why a held request is forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Release {
-    /// The leader's response began, so the shared documents are resident.
+    /// The response of the leader (the request for which it waited) began, so the shared documents are resident.
     Answered,
-    /// The leader failed or its client disconnected.
+    /// The leader (the request for which it waited) failed, or its client disconnected.
     Failed,
-    /// The request has waited, or its leader has been in flight, for [`BurstLimits::max_wait_ms`].
+    /// The request has waited, or the leader for which it waited has been in flight, for [`BurstLimits::max_wait_ms`].
     Expired,
 }
 
@@ -142,19 +146,20 @@ pub enum Release {
 pub struct Released<W> {
     /// The handle that the `waiter` of [`Bursts::enter`] returned for the request, with which the caller resumes it.
     pub waiter: W,
-    /// The reason for the release.
+    /// The reason why the request is forwarded now.
     pub why: Release,
-    /// Time from the request's arrival to its release, in milliseconds.
+    /// Time from the arrival of the request to its release, in milliseconds.
     pub held_ms: u64,
 }
 
-/// The requests in flight that lead or are held. A `W` is the caller's handle to resume a held request.
+/// The requests in flight that lead (compute documents for which others wait) or are held (wait for a leader). A `W` is
+/// the caller's handle to resume a held request.
 #[derive(Debug)]
 pub struct Bursts<W> {
     limits: BurstLimits,
     last: u64,
     leaders: Vec<Flight>,
-    /// Held requests, in order of arrival.
+    /// The requests that are held (wait for a leader), in order of arrival.
     held: Vec<Held<W>>,
 }
 
@@ -173,7 +178,7 @@ struct Held<W> {
 }
 
 impl<W> Bursts<W> {
-    /// Returns an empty state: no request leads or is held.
+    /// Returns a state without leaders (requests for which others wait) and without held requests.
     #[must_use]
     pub fn new(limits: BurstLimits) -> Self {
         Self {
@@ -184,8 +189,8 @@ impl<W> Bursts<W> {
         }
     }
 
-    /// Decides whether a request is forwarded now or held. To hold it, calls `waiter` for the handle that resumes it;
-    /// if that returns `None`, the request is forwarded.
+    /// Decides whether a request whose prompt begins with `opening` is forwarded now or held. To hold it, calls
+    /// `waiter` for the handle that resumes it; if that returns `None`, the request is forwarded.
     pub fn enter(
         &mut self,
         now_ms: u64,
@@ -223,26 +228,28 @@ impl<W> Bursts<W> {
         Entry::Held(ticket)
     }
 
-    /// Returns whether the request is held at the moment.
+    /// Returns whether the request with this ticket is held (waits for a leader) at the moment.
     #[must_use]
     pub fn is_held(&self, ticket: BurstTicket) -> bool {
         self.held.iter().any(|it| it.flight.ticket == ticket)
     }
 
-    /// Handles the beginning of a leader's response: its documents are resident. Returns the requests to forward now.
+    /// Handles the beginning of the response of a leader (the request for which others wait): the documents that it
+    /// computed are resident in the engine's cache. Returns the held requests to forward now.
     pub fn answered(&mut self, now_ms: u64, ticket: BurstTicket) -> Vec<Released<W>> {
         self.end(now_ms, ticket, Release::Answered)
     }
 
-    /// Handles the end of a request without a response: a leader that failed, or a held request whose client
-    /// disconnected. Returns the requests to forward now. No effect on a leader after [`Bursts::answered`].
+    /// Handles the end of a request without a response: a leader (the request for which others wait) that failed, or a
+    /// held request whose client disconnected. Returns the held requests to forward now. No effect on a leader after
+    /// [`Bursts::answered`].
     pub fn gone(&mut self, now_ms: u64, ticket: BurstTicket) -> Vec<Released<W>> {
         self.held.retain(|it| it.flight.ticket != ticket);
         self.end(now_ms, ticket, Release::Failed)
     }
 
-    /// Releases requests that have waited for [`BurstLimits::max_wait_ms`], and those whose leader has been in flight
-    /// that long.
+    /// Removes and returns the held requests that have waited for [`BurstLimits::max_wait_ms`], and those whose leader
+    /// has been in flight that long. Also removes these leaders (requests for which others wait).
     pub fn expire(&mut self, now_ms: u64) -> Vec<Released<W>> {
         let limit = u64::from(self.limits.max_wait_ms);
         let is_late = |flight: &mut Flight| {
@@ -259,7 +266,8 @@ impl<W> Bursts<W> {
             .collect()
     }
 
-    /// Removes all leaders and held requests, and returns the handles of the held requests instead of releasing them.
+    /// Removes all leaders (requests for which others wait) and held requests, and returns the handles of the held
+    /// requests instead of releasing them as [`Released`].
     pub fn abandon(&mut self) -> impl Iterator<Item = W> {
         self.leaders.clear();
         std::mem::take(&mut self.held)
@@ -268,7 +276,7 @@ impl<W> Bursts<W> {
     }
 
     /// Removes a leader; without effect if `ticket` is not a leader's. Each of its followers waits for another leader,
-    /// or is returned for release and becomes a leader if it computes enough.
+    /// or is returned for release with the reason `why` and becomes a leader if it computes enough.
     fn end(&mut self, now_ms: u64, ticket: BurstTicket, why: Release) -> Vec<Released<W>> {
         let Some(at) = self.leaders.iter().position(|it| it.ticket == ticket) else {
             return Vec::new();
@@ -297,9 +305,9 @@ impl<W> Bursts<W> {
         out
     }
 
-    /// Returns the leader that computes the largest number of the tokens that an opening lacks; on a tie, the earliest
-    /// one. `None` if no leader computes at least `min_tokens` of them, or if they are less than half of all that it
-    /// computes: its response would begin too late.
+    /// Returns the leader that computes the largest number of the document tokens which the request with this opening
+    /// needs and which are not resident; on a tie, the earliest one. `None` if no leader computes at least `min_tokens`
+    /// of them, or if they are less than half of all that it computes: its response would begin too late.
     fn leader_of(&self, opening: &Opening) -> Option<BurstTicket> {
         let saved = |leader: &Flight| {
             let shared = opening.shared(&leader.opening);
@@ -313,8 +321,8 @@ impl<W> Bursts<W> {
         most.map(|(_, leader)| leader)
     }
 
-    /// Makes a request a leader and returns true if it computes at least `min_tokens` and fewer than [`MAX_LEADERS`]
-    /// requests lead.
+    /// Makes a request a leader, for which requests with the same text wait, if it computes at least `min_tokens` and
+    /// fewer than [`MAX_LEADERS`] requests lead. Returns whether it leads.
     fn lead(&mut self, flight: Flight) -> bool {
         let leads = flight.opening.computed() >= u64::from(self.limits.min_tokens)
             && self.leaders.len() < MAX_LEADERS;
@@ -339,10 +347,10 @@ fn link(chain: u64, next: u64) -> u64 {
     xxh3_64_with_seed(&next.to_le_bytes(), chain)
 }
 
-/// The maximum number of leaders at a time, over all tenants. Beyond it, a request is forwarded without becoming a
-/// leader, so no other one waits for it.
+/// The maximum number of leaders (requests for which others may wait) at a time, over all tenants. Beyond it, a request
+/// is forwarded without becoming a leader, so no other one waits for it.
 const MAX_LEADERS: usize = 256;
-/// The maximum number of documents of a prompt that are compared; later ones are ignored.
+/// The maximum number of documents at the beginning of a prompt that are compared; later ones are ignored.
 const MAX_LINKS: usize = 32;
 
 #[cfg(test)]

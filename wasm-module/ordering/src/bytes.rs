@@ -4,7 +4,7 @@
 //! Input is untrusted: the reader compares every length with the number of bytes left before it allocates. Invalid
 //! bytes are an error with their position.
 
-/// A decoding error: the expected item, and the position of the byte at which it was expected.
+/// An error of [`Reader`]: what was expected, and the offset in the input at which it was expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected {what} at byte {at}")]
 pub struct BadBytes {
@@ -12,7 +12,7 @@ pub struct BadBytes {
     at: usize,
 }
 
-/// An output buffer; each method appends one encoded value.
+/// An output buffer; each method appends one value in the encoding that workers use.
 pub(crate) struct Writer(pub(crate) Vec<u8>);
 
 impl Writer {
@@ -52,7 +52,7 @@ impl Writer {
     }
 }
 
-/// Input bytes and the position of the next byte to read.
+/// Input bytes, and the offset of the next byte to read.
 pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -63,7 +63,7 @@ impl<'a> Reader<'a> {
         Self { bytes, at: 0 }
     }
 
-    /// Returns an error if bytes are left.
+    /// Returns an error if bytes are left to read.
     pub(crate) fn end(&self) -> Result<(), BadBytes> {
         if self.at == self.bytes.len() {
             Ok(())
@@ -117,7 +117,8 @@ impl<'a> Reader<'a> {
         T::try_from(number).map_err(|_| self.bad(what))
     }
 
-    /// Reads a list's length; an error if it exceeds the number of bytes left, since an item takes at least one.
+    /// Reads the length of a list or a text; an error if it exceeds the number of bytes left, since each element takes
+    /// at least one.
     pub(crate) fn length(&mut self) -> Result<usize, BadBytes> {
         let length = self.number()?;
         let left = self.bytes.len().saturating_sub(self.at);
@@ -128,7 +129,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads a length and that many bytes.
+    /// Reads a length and that many bytes; an error if fewer are left.
     pub(crate) fn blob(&mut self) -> Result<Vec<u8>, BadBytes> {
         let length = self.length()?;
         let bytes = self.bytes.get(self.at..self.at + length);

@@ -7,8 +7,9 @@
 
 use crate::body::scan::Scan;
 
-/// Returns the first field of a JSON body through which a client could reach KV state of others in the engine (see
-/// `CACHE_FIELDS`). `None` if there is none or the body is not a JSON object. A `null` field counts as absent.
+/// Returns the name or pattern of the first field of a JSON body through which a client could reach KV state of others
+/// in the engine (see `CACHE_FIELDS`). `None` if there is none or the body is not a JSON object. A `null` field counts
+/// as absent.
 #[must_use]
 pub fn cache_field(body: &[u8]) -> Option<&'static str> {
     let mut scan = Scan::new(str::from_utf8(body).ok()?);

@@ -1,26 +1,29 @@
 //! Estimates how many document tokens the engine's cache would have held if documents had been sent in their clients'
 //! order. The difference to the sent order is what ordering saves, measured without an experiment.
 //!
-//! For each run of documents in rank order, hashes of all its beginnings are recorded; a later run matches its longest
-//! recorded beginning. There are two sets of hashes. When the newer one reaches the size of the engine's cache, it
-//! replaces the older one. So the clients' order is measured against a cache of one to two times the engine's size that
-//! is never cleared, and with one engine the saving is rather understated. With several engines whose caches are full
-//! it may be overstated, since the sent order is matched with each engine's own tree.
+//! For each run of adjacent documents in the client's order (its ranking), hashes of all its beginnings are recorded; a
+//! later run matches its longest recorded beginning. There are two sets of hashes. When the newer one reaches the size
+//! of the engine's cache, it replaces the older one. So the clients' order is measured against a cache of one to two
+//! times the engine's size that is never cleared, and with one engine the saving is rather understated. With several
+//! engines whose caches are full it may be overstated, since the sent order is matched with each engine's own knowledge
+//! tree.
 //!
-//! Limits: updates from other workers hold the clients' order of new messages, but not of replayed ones; and documents
-//! of a chat's later turns are found only by chats whose earlier documents were sent in the same order.
+//! Limits: updates from other workers hold the clients' order of new messages, but not of replayed ones (messages of
+//! earlier turns that are forwarded as before); and documents of a chat's later turns are found only by chats whose
+//! earlier documents were sent in the same order.
 
 use crate::document::Fingerprint;
 use crate::tree::{Bounds, Scope};
 use fxhash::FxHashSet;
 
-/// The beginnings of document runs that a cache would hold if one tenant's requests kept their clients' order.
+/// Hashes of the sequences of documents that an engine's cache would hold if one tenant's requests kept their clients'
+/// order.
 #[derive(Debug)]
 pub(crate) struct ClientOrder {
     bounds: Bounds,
     newer: FxHashSet<u64>,
     older: FxHashSet<u64>,
-    /// Estimated tokens of the documents whose hashes are in `newer`.
+    /// Estimated tokens of the documents whose hashes are in `newer`, the more recent of the two sets.
     tokens: u64,
 }
 
@@ -34,8 +37,9 @@ impl ClientOrder {
         }
     }
 
-    /// Records documents in rank order. Returns the estimated tokens at their beginning that the cache would have held
-    /// if all requests had been sent in their clients' order.
+    /// Records documents that follow each other in the prompt, given with their tokens in the client's order; `scope`
+    /// is the hash of the prompt before them. Returns the estimated tokens, from the first document on, that the cache
+    /// would have held if all requests had been sent in their clients' order.
     pub(crate) fn send(&mut self, scope: Scope, ranked: &[(Fingerprint, u32)]) -> u64 {
         let mut matched = 0;
         let mut is_known = true;

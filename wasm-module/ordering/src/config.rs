@@ -11,20 +11,21 @@ use crate::tree::Bounds;
 use serde::Deserialize;
 
 object! {
-    /// Configuration as written. Every field is optional; an unknown field is an error.
+    /// The configuration of ordering as written. Every field is optional; an unknown field is an error.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawConfig in "" {
-        /// Name of the [policy](PolicyKind).
+        /// Name of the [policy](PolicyKind) that orders the documents of a request.
         pub policy: String = "foresight".into(),
-        /// The policy's options.
+        /// The options of the policies; each reads only those that it uses.
         pub policy_options: RawPolicyOptions = RawPolicyOptions::default(),
-        /// The place of the retriever's best documents, which the policy does not order.
+        /// Where the retriever's best documents, which the policy does not order, are placed in the prompt.
         pub rank: RawRank = RawRank::default(),
-        /// The wording of hints, and whether order hints are written.
+        /// The wording of order hints (the retriever's ranking) and location hints (references to earlier copies), and
+        /// whether order hints are written.
         pub hint: RawHint = RawHint::default(),
-        /// The options for finding documents in a body.
+        /// The options for finding documents in a request's body.
         pub documents: RawDocuments = RawDocuments::default(),
-        /// The knowledge trees' bounds.
+        /// The bounds of the knowledge trees, which predict the contents of the engines' caches.
         pub tree: RawTree = RawTree::default(),
         /// The options for recording and forwarding a chat's earlier turns.
         pub conversation: RawConversation = RawConversation::default(),
@@ -34,46 +35,53 @@ object! {
 }
 
 object! {
-    /// The options of all policies, as written; each policy reads those that it uses and ignores the others.
+    /// The options of all policies (rules that order documents), as written; each policy reads those that it uses and
+    /// ignores the others.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawPolicyOptions in "policy_options." {
-        /// The seed of the `random` policy.
+        /// The seed of the pseudorandom order that the `random` policy applies.
         pub seed: u64 = 0,
-        /// Number of recent requests that `foresight` learns from; each takes about 250 bytes at 15 documents.
+        /// Number of recent requests of a tenant and model that `foresight` learns from; each takes about 250 bytes at
+        /// 15 documents.
         pub window: u32 = 1024; 1..=u16::MAX.into(),
         /// The maximum number of positions by which `foresight` moves a document, up or down; unlimited if absent.
         pub max_displacement: Option<u32> = None; 0..=MAX_CANDIDATES.into(),
-        /// The maximum number of contexts that `context-index` keeps.
+        /// The maximum number of contexts (document sets of requests) that `context-index` keeps for one tenant and
+        /// model.
         pub max_contexts: u32 = 4096; 1..=1_000_000,
-        /// Tokens in a block of the engine's cache. A match shorter than a block counts as none. With 1, any match
-        /// counts.
+        /// Number of tokens in a block of the engine's prefix cache. A cached prefix shorter than a block counts as no
+        /// match. With 1, any match counts.
         pub block_tokens: u32 = 1; 1..=MAX_BLOCK_TOKENS,
-        /// Contexts from a log, which `context-index` loads as its initial state: for each request the fingerprints of
-        /// its documents, best first, as 16 hexadecimal digits each. `foreword index` writes them.
+        /// Contexts from a log, with which `context-index` begins: for each request the fingerprints of its documents,
+        /// best first, as 16 hexadecimal digits each. `foreword index` writes them.
         pub history: Vec<String> = Vec::new(),
-        /// True if `context-index` removes contexts that the engine evicted, as RAGBoost does. If off, it keeps them,
-        /// up to `max_contexts`, so that recurring contexts are sent in the same order again.
+        /// True if `context-index` removes contexts (document sets of requests) that the engine evicted, as RAGBoost
+        /// does. If false, it keeps them, up to `max_contexts`, so that recurring contexts are sent in the same order
+        /// again.
         pub forget_evicted: bool = false,
     }
 }
 
 object! {
-    /// The place of the retriever's best documents, as written. The policy orders the other documents for reuse.
+    /// Where the retriever's best documents are placed in the prompt, as written. The policy orders the other documents
+    /// for reuse.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawRank in "rank." {
-        /// Name of the [place](Place): `auto` (like `last`, but rank order is kept if it matches some cached tokens and
-        /// no fewer, or if recent requests share more in rank order), `last` (next to a question that follows the
-        /// documents), `first`, `ends` (the best last, the second best first), or `free` (no document is favoured).
+        /// Name of the [place](Place): `auto` (like `last`, but rank order, the client's, is kept if it matches some
+        /// cached tokens and at least as many, or if recent requests share more documents in rank order), `last` (next
+        /// to a question that follows the documents), `first`, `ends` (the best last, the second best first), or `free`
+        /// (no document is favoured).
         pub place: String = Place::Auto.name().into(),
-        /// Number of the retriever's best documents that are favoured, that is, keep this place.
+        /// Number of the retriever's best documents that are favoured, that is, placed as `place` says instead of being
+        /// ordered for reuse.
         pub documents: u32 = 1; 1..=MAX_CANDIDATES.into(),
-        /// Formats in which the client's order does not express ranks, such as a tool's results by date. Documents in
-        /// these formats are never favoured.
+        /// Formats in which the client's order does not express a ranking, such as a tool's results by date. Documents
+        /// in these formats are never favoured (placed as `place` says).
         pub unranked: Vec<DocumentFormat> = vec![DocumentFormat::Results, DocumentFormat::Headings],
     }
 }
 
-/// The form in which documents are found in a body. Each has an option of its name in [`RawDocuments`].
+/// The forms in which documents are found in a body. [`RawDocuments`] has an option of the same name for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DocumentFormat {
@@ -85,111 +93,115 @@ pub enum DocumentFormat {
     Blocks,
     /// Elements of the JSON array `results` in a tool's result.
     Results,
-    /// Contexts that AnythingLLM, Dify, LlamaIndex and RAGFlow write into a message.
+    /// Contexts (retrieved documents) that AnythingLLM, Dify, LlamaIndex and RAGFlow write into a message.
     Clients,
-    /// Items of a numbered list.
+    /// Items of a numbered list in a text, `[1] …`.
     Numbered,
-    /// Texts between lines of dashes.
+    /// Texts between lines of dashes, `---`.
     Rules,
     /// Sections under headings in a tool's result.
     Headings,
-    /// A tool's whole result. It is never ordered; location hints replace lines of it that an earlier result holds.
+    /// A tool's whole result. It is never ordered; location hints (references to an earlier copy) replace lines of it
+    /// that an earlier result has.
     #[serde(skip_deserializing)]
     Outputs,
 }
 
 object! {
-    /// The configuration of hints, as written. The default template is RAGBoost's (its sections 5.3 and 6); the default
-    /// short hint takes 15 tokens for five documents instead of 30 to 50.
+    /// The configuration of hints, sentences about the documents that the gateway writes into a message, as written.
+    /// The default template is RAGBoost's (its sections 5.3 and 6); the default short hint takes 15 tokens for five
+    /// documents instead of 30 to 50.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawHint in "hint." {
-        /// True if an order hint after the documents gives the retriever's ranking if documents were moved.
+        /// True if an order hint after the documents gives the retriever's ranking whenever documents were moved.
         pub enabled: bool = true,
-        /// The order hint where `short` does not apply; `{order}` stands for the documents' labels, best first.
+        /// The order hint that is written when `short` does not apply; `{order}` stands for the documents' labels, best
+        /// first.
         pub template: String = "Please read the context in the following priority order: {order} and answer the question."
             .into(),
-        /// The form of a label; `{label}` stands for the document's id.
+        /// The form of a document's label in order and location hints; `{label}` stands for the document's id.
         pub label: String = "[{label}]".into(),
-        /// The text between two labels.
+        /// The text between two labels in an order hint.
         pub separator: String = " > ".into(),
         /// The order hint for documents with short names. `{order}` stands for their labels if all have up to three
-        /// letters or digits, otherwise for their places in the prompt, best first. `template` is used instead if this
-        /// is empty, or if a longer set of labels includes a number, which would read as a place. No hint is written if
-        /// a location hint replaces a document.
+        /// letters or digits, otherwise for their ordinal numbers in the prompt, best document first. `template` is
+        /// used instead if this is empty, or if a longer set of labels includes a number, which would read as an
+        /// ordinal number. No hint is written if a location hint replaces a document.
         pub short: String = "Best documents first: {order}.".into(),
-        /// The location hint, sent in place of a document that an earlier turn holds; `{document}` stands for its
-        /// label.
+        /// The location hint, sent in place of a document that an earlier turn of the chat holds; `{document}` stands
+        /// for the document's label.
         pub location: String = "Please refer to {document} in the previous conversation.".into(),
     }
 }
 
 object! {
-    /// The options for finding documents in a body, as written.
+    /// The options for finding documents in a request's body, as written.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawDocuments in "documents." {
-        /// The treatment of a `documents` array in the body.
+        /// What happens to the documents of the body's `documents` array.
         pub field: DocumentsField = DocumentsField::Render,
         /// Names of the tags that enclose a document in a message.
         pub tags: Vec<String> = ["document", "doc", "passage", "source", "contextItem"]
             .map(String::from)
             .to_vec(),
-        /// Names of tags that enclose documents only if a text has two or more of them and none of `tags`, since they
-        /// have other uses too.
+        /// Names of tags that enclose documents only if a text has two or more elements with this tag and none with one
+        /// of `tags`, since they have other uses too.
         pub loose_tags: Vec<String> = ["context", "reference", "file"].map(String::from).to_vec(),
         /// True if `document` and `search_result` blocks of a message's content are ordered (Anthropic). On by default,
         /// since these blocks hold nothing else. Blocks with citations stay in place, since citations count blocks.
         pub blocks: bool = true,
         /// True if the elements of a tool result's JSON array `results` are ordered, if each has a `url`, `path`,
-        /// `file`, `filename`, `uri` or `href`. On by default: these are search results. No hint is written into JSON.
+        /// `file`, `filename`, `uri` or `href`. On by default: these are search results. No order hint is written into
+        /// JSON.
         pub results: bool = true,
-        /// True if contexts that AnythingLLM, Dify, LlamaIndex and RAGFlow write into texts without tags are documents.
-        /// On by default: each is recognised by phrases that no other text contains.
+        /// True if contexts (retrieved documents) that AnythingLLM, Dify, LlamaIndex and RAGFlow write into texts
+        /// without tags are documents. On by default: each is recognised by phrases that no other text contains.
         pub clients: bool = true,
         /// True if the items of a numbered list, `[1] …` and so on, are documents. Off by default, since they may be
-        /// steps. Items keep their numbers, so that citations hold; a document is therefore recognised again only under
-        /// the same number.
+        /// steps. Items keep their numbers, so that answers' citations hold; a document is therefore recognised again
+        /// only under the same number.
         pub numbered: bool = false,
         /// True if the text between lines of dashes, `---`, is a document. Off by default, since it may be anything.
-        /// Such documents have no names, so no hint gives the retriever's order.
+        /// Such documents have no names, so no order hint gives the retriever's ranking.
         pub rules: bool = false,
         /// True if sections of a tool's result under headings, `# …`, are documents. Off by default, since most results
         /// with headings are one document.
         pub headings: bool = false,
-        /// True if a location hint replaces lines of a tool's result that the result of an earlier turn contains byte
-        /// for byte, such as those of a file that an agent reads again. Requires `conversation.deduplicate`, runs of
-        /// lines of 480 bytes or more, and a result in which no other format is found. The hint quotes the first and
-        /// the last of the lines. Nothing is moved, and results do not count for `max`. Off by default.
+        /// True if a location hint replaces lines of a tool's result that a result in an earlier turn contains byte for
+        /// byte, such as those of a file that an agent reads again. Requires `conversation.deduplicate`, at least 480
+        /// bytes of adjacent repeated lines, and a result in which no other format is found. The hint quotes the first
+        /// and the last of the lines. Nothing is moved, and such results do not count for `max`. Off by default.
         pub outputs: bool = false,
         /// The maximum number of documents in a request; a request with more is forwarded unchanged.
         pub max: u32 = 512; 1..=MAX_CANDIDATES.into(),
     }
 }
 
-/// The treatment of a `documents` array in the body.
+/// What happens to the documents of the body's `documents` array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DocumentsField {
     /// The documents are written into the last user message, before its text, and the array becomes `null`. Most
     /// engines ignore the array unless the model's chat template supports it.
     Render,
-    /// The array's elements are ordered, and the engine's chat template renders them.
+    /// The array's elements are ordered in place, and the engine's chat template renders them.
     Reorder,
-    /// The array is not changed.
+    /// The array is forwarded unchanged.
     Ignore,
 }
 
 object! {
-    /// The knowledge trees' bounds, as written.
+    /// The bounds of the knowledge trees, which predict the contents of the engines' caches, as written.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawTree in "tree." {
-        /// The maximum number of nodes in one tree; each takes about 150 bytes. The least recently used leaves are
-        /// evicted.
+        /// The maximum number of nodes (documents in the context of all before them) in the tree of one tenant, model
+        /// and engine; each takes about 150 bytes. The least recently used leaves are evicted.
         pub max_nodes: u32 = 65_536; 1..=10_000_000,
-        /// The maximum number of tokens in one tree: set it to the engine's KV capacity. With 0, only `max_nodes`
-        /// limits a tree.
+        /// The maximum number of estimated document tokens in the tree of one tenant, model and engine: set it to the
+        /// engine's KV capacity. With 0, only `max_nodes` limits a tree.
         pub max_tokens: u64 = 0,
-        /// The maximum number of pairs of tenant and model that have trees (one tree for each engine). Beyond it, a
-        /// pair of the tenant with the most pairs is evicted.
+        /// The maximum number of pairs of tenant and model that have trees (one tree for each engine) in a worker.
+        /// Beyond it, a pair of the tenant with the most pairs is evicted.
         pub max_trees: u32 = 16; 1..=10_000,
     }
 }
@@ -202,43 +214,48 @@ object! {
     /// beginning starts another chat.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawConversation in "conversation." {
-        /// True if a location hint replaces a document that an earlier turn holds byte for byte. The document needs a
-        /// label that no other document of the chat has, and a block longer than the hint.
+        /// True if a location hint replaces a document that an earlier turn of the chat holds byte for byte. The
+        /// document needs a label that no other document of the chat has, and a block longer than the hint.
         pub deduplicate: bool = true,
-        /// True if the favoured documents (`rank`) are sent again even if an earlier turn holds them, next to the
-        /// question for instance, where small models read best. The others become location hints.
+        /// True if the favoured documents (the retriever's best ones, see `rank`) are sent again even if an earlier
+        /// turn holds them, next to the question for instance, where small models read best. The others become location
+        /// hints.
         pub repeat_favoured: bool = false,
-        /// True if documents of a `documents` array stay where they were first written (`documents.field: render`) when
-        /// the chat continues. The client's history does not contain them; without this they vanish from the prompt
-        /// with their turn, and the engine's KV state of everything after them is lost.
+        /// True if documents of a `documents` array stay in the message into which they were first written
+        /// (`documents.field: render`) when the chat continues. The client's history does not contain them; if they are
+        /// not pinned, they vanish from the prompt at the next turn, and the engine's KV state of everything after them
+        /// is lost.
         ///
-        /// With it, **the model sees the documents of earlier turns too**, and prompts grow by them, up to
+        /// If true, **the model sees the documents of earlier turns too**, and prompts grow by them, up to
         /// `max_pinned_tokens`. Pinned documents are found by the text of the chat, so any client of the tenant that
         /// sends a chat's beginning gets answers from its documents. Chats that begin with the same text but other
         /// documents cannot be distinguished, and nothing is pinned in their common part. If users of one tenant must
         /// not see each other's documents, let `user`, `safety_identifier` or `prompt_cache_key` name the user (clients
         /// must not be able to choose it), or leave this off, which is the default.
         pub pin: bool = false,
-        /// The maximum number of estimated tokens of the documents pinned in one chat. The documents of a turn that
-        /// would exceed it are not pinned; those of earlier turns stay pinned. Leave room for these tokens in the
-        /// engine's context length.
+        /// The maximum number of estimated tokens of the documents pinned (repeated at later turns) in one chat. The
+        /// documents of a turn that would exceed it are not pinned; those of earlier turns stay pinned. Leave room for
+        /// these tokens in the engine's context length.
         pub max_pinned_tokens: u32 = 8_192,
         /// The maximum number of messages recorded for one tenant and model; the least recently used are evicted first.
-        /// With 0, none are recorded, and every request is decided without history.
+        /// With 0, none are recorded, and every request is ordered without regard to its chat's earlier turns.
         pub max_entries: u32 = 16_384; 0..=10_000_000,
-        /// The maximum size of these records, pinned documents included, in estimated bytes.
+        /// The maximum size of the records of one tenant's and model's messages, including documents that later turns
+        /// repeat, in estimated bytes.
         pub max_bytes: u64 = 8 << 20,
         /// The parts of a model's answers that gateways keep, and restore if the client changed them when the chat
         /// continues (OpenAI's chat API). If these parts are not restored, the engine renders the earlier turn
-        /// differently from the tokens that it computed. `none` by default, since the gateway otherwise keeps **words
-        /// of answers** (512 chats).
+        /// differently from the tokens that it computed. `none` by default, since a gateway that keeps answers has
+        /// **words of answers** in memory (of up to 512 chats).
         pub answers: KeptAnswers = KeptAnswers::None,
-        /// The maximum number of bytes kept of one chat's answers; later answers of the chat are not kept.
+        /// The maximum number of bytes that a gateway keeps of the model's answers in one chat; later answers of the
+        /// chat are not kept.
         pub max_answers_bytes: u32 = 131_072; 1..=1_048_576,
     }
 }
 
-/// The parts of a model's answers that gateways keep and restore.
+/// The parts of a model's answers that gateways keep, to restore them if the client changed them when the chat
+/// continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum KeptAnswers {
@@ -246,54 +263,57 @@ pub enum KeptAnswers {
     None,
     /// The arguments of tool calls as the model wrote them.
     Arguments,
-    /// Arguments and the model's reasoning.
+    /// The arguments of tool calls and the model's reasoning.
     All,
 }
 
-/// Validated configuration.
+/// The validated configuration of ordering.
 #[derive(Clone)]
 pub struct Config {
     pub(crate) policy: PolicyKind,
     pub(crate) policy_options: PolicyOptions,
-    /// The index of the contexts in `policy_options.history`, for `context-index`; `None` if there are none.
+    /// The index of the contexts (document sets of requests) in `policy_options.history`, with which the
+    /// `context-index` policy begins; `None` if there are none.
     pub(crate) history: Option<std::sync::Arc<ContextIndex>>,
-    /// Formats in which the client's order does not express ranks.
+    /// Formats in which the client's order of documents does not express a ranking.
     pub(crate) unranked: Vec<DocumentFormat>,
     pub(crate) hint: Option<HintTemplate>,
     /// The validated options for finding documents in a body.
     pub(crate) documents: RawDocuments,
     pub(crate) tree: Bounds,
     pub(crate) max_trees: u32,
-    /// The template of location hints; `None` if `conversation.deduplicate` is off.
+    /// The template of location hints (references to a document's earlier copy); `None` if `conversation.deduplicate`
+    /// is off.
     pub(crate) deduplicate: Option<LocationTemplate>,
-    /// True if no location hint replaces a favoured document.
+    /// True if no location hint replaces a favoured document (one of the retriever's best, placed by `rank`).
     pub(crate) repeats_favoured: bool,
-    /// The maximum number of estimated tokens of documents pinned in one chat; `None` if pinning is off.
+    /// The maximum number of estimated tokens of documents pinned (repeated at later turns) in one chat; `None` if
+    /// pinning is off.
     pub(crate) pin: Option<u32>,
     pub(crate) memory: memory::Bounds,
-    /// The parts of answers that are kept, and the maximum number of bytes kept for one chat.
+    /// The parts of a model's answers that are kept, and the maximum number of bytes kept for one chat.
     pub(crate) answers: (KeptAnswers, u32),
     pub(crate) head: Head,
 }
 
-/// The reason why a configuration is invalid.
+/// The reason why a configuration of ordering is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The text is not JSON of the right shape: serde's message, with line and column.
     #[error(transparent)]
     Shape(#[from] serde_json::Error),
-    /// A field has a value that is not allowed.
+    /// A field of the configuration has a value that is not allowed.
     #[error("{field}: {reason}")]
     Value {
-        /// The path of the field.
+        /// The path of the field in the configuration, such as `rank.place`.
         field: &'static str,
-        /// The value found, and the values allowed.
+        /// The value found, and the values allowed, as text.
         reason: String,
     },
 }
 
 impl RawRank {
-    /// Returns the configuration in which no document is favoured.
+    /// Returns the configuration in which no document is favoured: the policy orders all documents.
     #[must_use]
     pub fn free() -> Self {
         Self {
@@ -310,7 +330,7 @@ impl Default for PolicyOptions {
 }
 
 impl PolicyOptions {
-    /// Returns the options as configured, with no document favoured.
+    /// Returns the policies' options as configured, with no document favoured: the placement is set separately.
     fn of(raw: &RawPolicyOptions) -> Self {
         Self {
             seed: raw.seed,
@@ -351,7 +371,8 @@ impl RawConfig {
         Ok(raw)
     }
 
-    /// Overwrites the fields that a JSON configuration has, without validating their values; others stay unchanged.
+    /// Overwrites the fields of this configuration that a JSON configuration names, without validating their values;
+    /// the other fields stay unchanged.
     ///
     /// # Errors
     /// Returns [`ConfigError::Shape`] as [`RawConfig::from_json`] does; fields read before the error are overwritten.
@@ -363,7 +384,7 @@ impl RawConfig {
 }
 
 impl Config {
-    /// Reads and validates a JSON configuration; an empty text gives the defaults.
+    /// Parses and validates a JSON configuration; an empty text gives the defaults.
     ///
     /// # Errors
     /// Returns [`ConfigError`] for a wrong shape or a value that is not allowed.
@@ -371,14 +392,15 @@ impl Config {
         RawConfig::from_json(text)?.try_into()
     }
 
-    /// Returns the configuration with the largest possible `documents.max`, for tools that analyse recorded requests.
+    /// Returns this configuration with the largest possible `documents.max`, for tools that analyse recorded requests.
     #[must_use]
     pub fn with_most_documents(mut self) -> Self {
         self.documents.max = MAX_CANDIDATES;
         self
     }
 
-    /// Returns a new policy as configured. It has learnt nothing, except the configured history for `context-index`.
+    /// Returns a new policy as configured. It has learnt nothing from requests; `context-index` begins with the
+    /// configured history.
     #[must_use]
     pub fn policy(&self) -> Box<dyn Policy> {
         if self.policy == PolicyKind::ContextIndex
@@ -397,14 +419,14 @@ impl Config {
         self.policy_options
     }
 
-    /// Returns the configuration with another placement of favoured documents.
+    /// Returns this configuration with another placement of favoured documents (the retriever's best).
     #[must_use]
     pub fn with_placement(mut self, placement: Placement) -> Self {
         self.policy_options.placement = placement;
         self
     }
 
-    /// Returns the configuration with another `policy_options.block_tokens`.
+    /// Returns this configuration with another `policy_options.block_tokens`.
     #[must_use]
     pub fn with_block_tokens(mut self, block_tokens: u32) -> Self {
         self.policy_options.block_tokens = block_tokens;
@@ -417,24 +439,26 @@ impl Config {
         self.policy_options.block_tokens
     }
 
-    /// Returns the validated configuration of the prompt's head.
+    /// Returns the validated configuration of stabilising the prompt's head (tools, system text).
     #[must_use]
     pub fn head(&self) -> &Head {
         &self.head
     }
 
-    /// Returns the parts of answers that gateways keep, and the maximum number of bytes kept for one chat.
+    /// Returns the parts of a model's answers that gateways keep, and the maximum number of bytes kept for one chat.
     #[must_use]
     pub fn answers(&self) -> (KeptAnswers, u32) {
         self.answers
     }
 
-    /// Returns whether earlier user messages get back the contexts that their client has removed from the history.
+    /// Returns whether earlier user messages get back the contexts (retrieved documents) that their client has removed
+    /// from the chat's history.
     pub(crate) fn keeps_contexts(&self) -> bool {
         self.pin.is_some() && self.head.keeps_contexts()
     }
 
-    /// Returns whether documents of a `documents` array are written into messages and pinned there.
+    /// Returns whether documents of a `documents` array are written into messages and pinned there, that is, repeated
+    /// in the chat's later requests.
     pub(crate) fn pins(&self) -> bool {
         self.pin.is_some() && self.documents.field == DocumentsField::Render
     }

@@ -7,15 +7,17 @@
 use crate::slots::Slots;
 use fxhash::FxHashMap;
 
-/// 64-bit fingerprint of a document's block (XXH3). The same on every platform, since workers of different builds
-/// and offline replay must agree.
+/// 64-bit fingerprint (XXH3) of a document's block, that is, of the document with its tags. The same on every platform,
+/// since workers of different builds and offline replay must agree.
 ///
-/// A collision makes the tree expect a match that the engine does not have: reuse is lost, no content is changed.
+/// A collision makes the knowledge tree expect a match that the engine does not have: reuse is lost, no content is
+/// changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint(pub u64);
 
 impl Fingerprint {
-    /// Returns the fingerprint of `parts`. The boundaries between parts count: `["ab", "c"]` and `["a", "bc"]` differ.
+    /// Returns the fingerprint of the concatenated `parts`. The boundaries between parts count: `["ab", "c"]` and
+    /// `["a", "bc"]` differ.
     #[must_use]
     pub fn of(parts: &[&[u8]]) -> Self {
         Self(parts.iter().fold(0, |seed, part| {
@@ -23,27 +25,29 @@ impl Fingerprint {
         }))
     }
 
-    /// Returns the hash of a sequence of documents that ends with this one; `before` is the hash of the documents
-    /// before it. Cheaper than [`Fingerprint::of`], since a fingerprint is a hash already.
+    /// Returns the hash of a sequence of documents that ends with the one that has this fingerprint; `before` is the
+    /// hash of the documents before it. Cheaper than [`Fingerprint::of`], since a fingerprint is a hash already.
     pub(crate) fn behind(self, before: u64) -> u64 {
         (before.rotate_left(23) ^ self.0).wrapping_mul(0x9E37_79B9_7F4A_7C15)
     }
 }
 
-/// A document's id within one [`Catalog`]: small and dense, so that paths are cheap to store and compare.
+/// A document's id within one [`Catalog`]: small and dense, so that sequences of documents are cheap to store and
+/// compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DocumentId(u32);
 
 /// A document of a request, as input to a policy.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate<'a> {
-    /// The document's id in the tree's catalog.
+    /// The document's id in the [`Catalog`] of the knowledge tree.
     pub id: DocumentId,
-    /// The document's identity, which outlives its id.
+    /// The document's fingerprint, which stays the same when its id is freed.
     pub fingerprint: Fingerprint,
     /// The client's name for the document; empty when it has no id.
     pub label: &'a str,
-    /// Estimated tokens of the document's block: what the engine need not compute if the document is cached.
+    /// Estimated tokens of the document's block, its text with tags: what the engine need not compute if the document
+    /// is cached.
     pub tokens: u32,
 }
 
@@ -53,7 +57,8 @@ pub fn estimate_tokens(bytes: usize) -> u32 {
     u32::try_from(bytes.div_ceil(4)).unwrap_or(u32::MAX)
 }
 
-/// The documents of a tree: maps fingerprints to ids and back, and counts the tree nodes that hold each document.
+/// The documents of one knowledge tree: maps fingerprints to ids and back, and counts the tree nodes that hold each
+/// document.
 ///
 /// An id is freed when its last tree node releases it, and may then be given to another document.
 #[derive(Debug, Default)]
@@ -70,7 +75,8 @@ struct Entry {
 }
 
 impl Catalog {
-    /// Returns the document's id; for an unknown document, assigns a new id that no tree node holds yet.
+    /// Returns the id of the document with this fingerprint; for an unknown document, assigns a new id that no tree
+    /// node holds yet.
     pub fn intern(&mut self, fingerprint: Fingerprint) -> DocumentId {
         if let Some(&id) = self.ids.get(&fingerprint) {
             return id;
@@ -84,13 +90,14 @@ impl Catalog {
         id
     }
 
-    /// Returns the document's id; `None` if the catalog does not have the document.
+    /// Returns the id of the document with this fingerprint; `None` if the catalog does not have the document.
     #[must_use]
     pub fn find(&self, fingerprint: Fingerprint) -> Option<DocumentId> {
         self.ids.get(&fingerprint).copied()
     }
 
-    /// Returns the time of the last insertion of a path with the document, by the tree's clock; 0 if never.
+    /// Returns the number of the insertion into the tree that last used the document, counted from 1; 0 if there was
+    /// none.
     #[must_use]
     pub fn last_used(&self, id: DocumentId) -> u64 {
         self.entries.get(id.0).map_or(0, |entry| entry.last_used)
@@ -102,7 +109,7 @@ impl Catalog {
         self.ids.len()
     }
 
-    /// Returns whether the catalog has no document.
+    /// Returns whether there is no document in the catalog.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ids.is_empty()
@@ -114,7 +121,7 @@ impl Catalog {
         self.entries.get(id.0).map(|entry| entry.fingerprint)
     }
 
-    /// Returns the number of tree nodes that hold the document; 0 for an unknown id.
+    /// Returns the number of tree nodes that hold the document with this id; 0 for an unknown id.
     pub(crate) fn holders(&self, id: DocumentId) -> u32 {
         self.entries.get(id.0).map_or(0, |entry| entry.holders)
     }
@@ -139,7 +146,7 @@ impl Catalog {
         self.forget_unheld(id);
     }
 
-    /// Frees the id of a document that was interned, unless a tree node holds the document.
+    /// Frees the id of a document that was interned, unless a tree node holds the document; no effect on an unknown id.
     pub(crate) fn forget_unheld(&mut self, id: DocumentId) {
         let Some(entry) = self.entries.get(id.0) else {
             return;

@@ -27,38 +27,39 @@
 
 use smallvec::SmallVec;
 
-/// One of the engines behind a gateway, by its index in the configuration.
+/// Identifies one of the engines behind a gateway, by its index in the configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EngineId(pub u16);
 
-/// An engine that a request may go to. The candidate with the lowest cost is chosen, where cost is its outstanding
+/// An engine that may receive a request. The candidate with the lowest cost is chosen, where cost is its outstanding
 /// tokens plus a multiple of the tokens of this request that it has to compute. Chats stay with their engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineCandidate {
-    /// The engine's id.
+    /// The id of the engine.
     pub engine: EngineId,
     /// Estimated tokens that the engine has yet to compute for other requests.
     pub outstanding: u64,
 }
 
-/// The maximum number of engines with a knowledge tree; ids are below this number.
+/// The maximum number of engines of a gateway that have knowledge trees; their ids are below this number.
 pub const MAX_ENGINES: u16 = 256;
 
-/// The cost of computing a token while no request waits, in halves of a token: the request's own waiting time (1), and
-/// the cached token that it evicts (1.5).
+/// The cost of computing a token while no request waits at the engines, in halves of a token: the request's own waiting
+/// time (1), and the cached token that it evicts (1.5).
 const IDLE_HALVES: u64 = 5;
-/// The highest cost of computing a token, in halves of a token, however many requests wait.
+/// The highest cost of computing a token, in halves of a token, however many requests wait at the engines.
 const MAX_HALVES: u64 = 12;
 
-/// The cost function that chooses among engines; see the module's documentation.
+/// The cost function by which an engine is chosen for a request; see the module's documentation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RoutingCost {
-    /// The outstanding tokens of the median engine; of an even number, the lower middle one.
+    /// The tokens that the median one of the candidate engines has yet to compute; of an even number, the lower middle
+    /// one.
     median_outstanding: u64,
 }
 
 impl RoutingCost {
-    /// Returns the cost function for a choice among these candidates.
+    /// Returns the cost function for a choice among these candidate engines.
     pub(crate) fn among(choices: &[EngineCandidate]) -> Self {
         let loads = choices.iter().map(|choice| choice.outstanding);
         let mut loads: SmallVec<[u64; 8]> = loads.collect();
@@ -70,7 +71,7 @@ impl RoutingCost {
     }
 
     /// Returns the cost, in tokens, of sending a request to an engine that has `outstanding` tokens to compute before
-    /// it, and has to compute `uncached` of the request's `documents` tokens.
+    /// it, and has to compute `uncached` of the request's `documents` document tokens.
     pub(crate) fn of(self, outstanding: u64, uncached: u64, documents: u64) -> u64 {
         let own = uncached.saturating_mul(IDLE_HALVES) / 2;
         let behind = uncached
@@ -82,8 +83,8 @@ impl RoutingCost {
     }
 }
 
-/// Returns the engines to choose from: only the chat's engine `home` if it is in `choices`, otherwise all with an id
-/// below [`MAX_ENGINES`], or engine 0 if there are none.
+/// Returns the engines to choose from for a request: only `home`, the engine of the chat's earlier turns, if it is in
+/// `choices`, otherwise all with an id below [`MAX_ENGINES`], or engine 0 if there are none.
 pub(crate) fn choices(
     choices: &[EngineCandidate],
     home: Option<EngineId>,

@@ -18,19 +18,20 @@ pub struct Experiment {
 }
 
 crate::named! {
-    /// The arm of a request in an experiment.
+    /// The arm of an A/B test of ordering to which a request belongs.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Arm {
-        /// Documents are sent in the policy's order, with hints.
+        /// Documents are sent in the policy's order, with hints (sentences about their ranking and earlier copies).
         Ordered = "ordered",
-        /// Documents are sent, and recorded, in the client's order. A `documents` array is still rendered, so that the
-        /// arms differ in the order alone.
+        /// Documents are sent, and recorded in the knowledge tree, in the client's order. A `documents` array is still
+        /// rendered into a message, so that the arms differ in the order alone.
         Control = "control",
     }
 }
 
 impl Experiment {
-    /// Returns an experiment with this share of chats in the control arm; `None` unless the share is from 0 to 1.
+    /// Returns an experiment with this name and share of chats in the control arm; `None` unless the share is from 0 to
+    /// 1.
     #[must_use]
     pub fn new(name: &str, control_share: f64) -> Option<Self> {
         (0.0..=1.0).contains(&control_share).then(|| Self {
@@ -39,7 +40,7 @@ impl Experiment {
         })
     }
 
-    /// Returns the arm of a tenant's chat, given the hash of the messages that it begins with.
+    /// Returns the arm of a tenant's chat, given `start`, the hash of the messages with which the chat begins.
     pub(crate) fn arm(&self, tenant: &str, start: Chain) -> Arm {
         let mut bytes = Vec::with_capacity(self.name.len() + tenant.len() + 24);
         bytes.extend_from_slice(&(self.name.len() as u64).to_le_bytes());

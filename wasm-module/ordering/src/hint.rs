@@ -24,17 +24,18 @@ use crate::body::escape::is_control;
 use crate::body::{inner_of, unescaped};
 use crate::sort::sort_by_key;
 
-/// A validated template of order hints. All texts except `mark` are escaped as in a JSON string.
+/// A validated template of order hints (the sentence with the retriever's ranking). All texts except `mark` are escaped
+/// as in a JSON string.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HintTemplate {
-    /// The texts of the short hint; `None` if the configuration has no short hint.
+    /// The texts of the short order hint; `None` if the configuration has no short hint.
     short: Option<Words>,
     long: Words,
-    /// The text that follows a label in the template, unescaped. A label that contains it is unsafe.
+    /// The text that follows a label in the template, unescaped. A label that contains this text is unsafe.
     mark: String,
 }
 
-/// The texts of an order hint around the names of documents.
+/// The texts of an order hint before, between and after the names of documents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Words {
     before: String,
@@ -44,40 +45,42 @@ struct Words {
     separator: String,
 }
 
-/// A validated template of location hints. All texts except `mark` are escaped as in a JSON string.
+/// A validated template of location hints (the sentence that refers to a document's earlier copy). All texts except
+/// `mark` are escaped as in a JSON string.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocationTemplate {
     before: String,
     after: String,
-    /// The text before and after a label.
+    /// The texts before and after a label.
     label: [String; 2],
-    /// The text that follows a label in the template, unescaped. A label that contains it is unsafe.
+    /// The text that follows a label in the template, unescaped. A label that contains this text is unsafe.
     mark: String,
 }
 
-/// A rendered order hint.
+/// An order hint (the sentence with the retriever's ranking) for the documents of one group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrderHint {
-    /// The hint, escaped as in a JSON string.
+    /// The sentence, escaped as in a JSON string.
     pub words: String,
-    /// True if a label is unsafe in a hint, so the hint names all documents by their places in the prompt.
+    /// True if the label of a document is unsafe in a hint, so that the hint names all documents by their positions in
+    /// the prompt.
     pub numbered: bool,
 }
 
-/// A template lacks a placeholder, or has it more than once.
+/// The error that a template of order or location hints lacks a placeholder, or has it more than once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TemplateError {
-    /// `{order}` does not occur exactly once in the long template.
+    /// `{order}` does not occur exactly once in `hint.template`, the long order hint.
     NoOrder,
-    /// `{label}` does not occur exactly once in the form of a label.
+    /// `{label}` does not occur exactly once in `hint.label`, the form of a label.
     NoLabel,
-    /// `{order}` does not occur exactly once in the short template.
+    /// `{order}` does not occur exactly once in `hint.short`, the short order hint.
     NoShortOrder,
-    /// `{document}` does not occur exactly once in the template of location hints.
+    /// `{document}` does not occur exactly once in `hint.location`, the location hint.
     NoDocument,
 }
 
-/// The maximum length of a label in a hint, in bytes without escapes.
+/// The maximum length of a document's label in a hint, in bytes without escapes.
 pub const MAX_LABEL_BYTES: usize = 64;
 
 impl HintTemplate {
@@ -119,11 +122,11 @@ impl HintTemplate {
         })
     }
 
-    /// Returns the hint for documents with these labels, best first. `labels` are escaped as in a JSON string, since
-    /// they are copied from the body. `places` are the documents' places in the prompt, from 1 on; `None` for a
-    /// document that a location hint replaces. If a label is unsafe, the hint uses places for all documents.
+    /// Returns the order hint for documents with these labels, best first. `labels` are escaped as in a JSON string,
+    /// since they are copied from the body. `places` are the documents' positions in the prompt, counted from 1; `None`
+    /// for a document that a location hint replaces. If a label is unsafe, the hint uses positions for all documents.
     ///
-    /// Returns `None` if a label is empty, if two labels are equal and all are safe, or if a document lacks a place
+    /// Returns `None` if a label is empty, if two labels are equal and all are safe, or if a document lacks a position
     /// where the hint needs it: a hint that cannot name every document would mislead.
     #[must_use]
     pub fn render(&self, labels: &[&str], places: &[Option<u32>]) -> Option<OrderHint> {
@@ -164,7 +167,7 @@ impl HintTemplate {
 }
 
 impl Words {
-    /// Returns the hint with these names of documents.
+    /// Returns the order hint with these names of documents, in this order.
     fn with(&self, names: impl Iterator<Item = impl AsRef<str>>) -> String {
         let mut hint = self.before.clone();
         for (at, name) in names.enumerate() {
@@ -180,12 +183,12 @@ impl Words {
     }
 }
 
-/// The text between two names in a short hint: one token with the usual tokenizers; with a space it would be two.
+/// The text between two names in a short order hint: one token with the usual tokenizers; with a space it would be two.
 const BRIEF_SEPARATOR: &str = ">";
 
 impl HintTemplate {
-    /// Returns the length in bytes in bytes of the order hint at the beginning of `words`, which are escaped as in a
-    /// JSON string. `None` if they do not begin with one, or if the template has no text after `{order}`.
+    /// Returns the length in bytes of the order hint with which `words` begins; `words` is escaped as in a JSON string.
+    /// `None` if it does not begin with one, or if the template has no text after `{order}`.
     pub(crate) fn length(&self, words: &str) -> Option<usize> {
         if let Some(length) = self.brief_length(words) {
             return Some(length);
@@ -200,7 +203,8 @@ impl HintTemplate {
         Some(words.len() - labels.len() + at + end.len())
     }
 
-    /// Returns the length of the short order hint at the beginning of `words`; `None` as in [`HintTemplate::length`].
+    /// Returns the length in bytes of the short order hint with which `words` begins; `None` as in
+    /// [`HintTemplate::length`].
     fn brief_length(&self, words: &str) -> Option<usize> {
         let short = (self.short.as_ref()).filter(|short| !short.after.is_empty())?;
         let mut rest = words.strip_prefix(&*short.before)?;
@@ -215,16 +219,17 @@ impl HintTemplate {
     }
 }
 
-/// Returns whether a label has at most three letters or digits, so that a place would not be shorter.
+/// Returns whether a label has at most three ASCII letters or digits, so that a position would not be shorter.
 fn is_short(label: &str) -> bool {
     label.len() <= SHORT_LABEL_BYTES && label.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }
 
-/// The maximum length of a short label, in bytes.
+/// The maximum length in bytes of a label that counts as short.
 const SHORT_LABEL_BYTES: usize = 3;
 
 impl LocationTemplate {
-    /// Validates the template of location hints: `{document}` occurs once in `template`, and `{label}` once in `label`.
+    /// Validates the template of location hints: `{document}` occurs once in `template`, and `{label}` once in `label`,
+    /// the form of a label.
     ///
     /// # Errors
     /// Returns a [`TemplateError`] for another number of occurrences.
@@ -239,8 +244,8 @@ impl LocationTemplate {
         })
     }
 
-    /// Returns the hint for the document with this label; both are escaped as in a JSON string. `None` if the label is
-    /// empty or unsafe in a hint.
+    /// Returns the location hint for the document with this label; both are escaped as in a JSON string. `None` if the
+    /// label is empty or unsafe in a hint.
     #[must_use]
     pub fn render(&self, label: &str) -> Option<String> {
         let [open, close] = &self.label;
@@ -248,8 +253,8 @@ impl LocationTemplate {
         is_name(label, &self.mark).then(|| pieces.concat())
     }
 
-    /// Returns the hint that stands for lines of a tool's result. `first` and `last` are words quoted from the first
-    /// and the last line; `last` is `None` for a single line. `None` if the words are unsafe in a hint.
+    /// Returns the location hint that stands for lines of a tool's result. `first` and `last` are words quoted from the
+    /// first and the last line; `last` is `None` for a single line. `None` if the words are unsafe in a hint.
     pub(crate) fn lines(&self, first: &str, last: Option<&str>) -> Option<String> {
         let [open, close] = &self.label;
         let words = |words| is_name(words, &self.mark).then(|| [open, words, close].concat());
@@ -295,7 +300,7 @@ fn is_quote(character: char) -> bool {
     )
 }
 
-/// Returns the text before and after `mark`; `None` unless it occurs exactly once.
+/// Returns the parts of `text` before and after `mark`; `None` unless `mark` occurs in it exactly once.
 fn once<'a>(text: &'a str, mark: &str) -> Option<(&'a str, &'a str)> {
     let (before, after) = text.split_once(mark)?;
     (!after.contains(mark)).then_some((before, after))

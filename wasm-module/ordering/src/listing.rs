@@ -1,4 +1,4 @@
-//! Lists the documents of a body, for tools that analyse requests instead of rewriting them.
+//! Lists the documents of a request's body, for tools that analyse requests instead of rewriting them.
 
 use crate::arrangement::DistinctDocuments;
 use crate::body::{self, Group, Message, Skip};
@@ -8,19 +8,19 @@ use crate::policy::{Placement, Split, Start};
 use crate::tree::{KnowledgeTree, Scope};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// One group of documents of a recorded request, as input to simulations.
+/// One group of documents (ordered together) of a recorded request, as input to simulations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Hash of everything before the documents in the prompt, and of the model.
+    /// Hash of the model and of everything before the documents in the prompt.
     pub scope: Scope,
-    /// The distinct documents, in rank order.
+    /// The distinct documents of the group, in the client's order, best first.
     pub documents: Vec<Retrieved>,
-    /// True if the documents are in rank order. If not, none is favoured.
+    /// True if the client's order of the documents is a ranking. If not, no document is favoured.
     pub is_ranked: bool,
 }
 
 impl Request {
-    /// Returns the place in `tree` at which the documents begin, directly after their scope.
+    /// Returns the position in `tree` from which the documents are matched, directly after the prompt before them.
     #[must_use]
     pub fn start<'t>(&self, tree: &'t KnowledgeTree) -> Start<'t> {
         let start = Start::behind(tree, self.scope);
@@ -30,7 +30,8 @@ impl Request {
         }
     }
 
-    /// Returns the documents divided by `placement`; if they are not in rank order, none is favoured.
+    /// Returns the documents divided into those that `placement` favours (the best ones) and the others; if the
+    /// client's order is no ranking, none is favoured.
     #[must_use]
     pub fn split(&self, placement: Placement) -> Split {
         let placement = match self.is_ranked {
@@ -46,14 +47,14 @@ impl Request {
 pub struct Retrieved {
     /// The document's label, by which the policy `sorted` sorts.
     pub label: String,
-    /// The document's identity: a hash of its block.
+    /// The document's fingerprint: a hash of its block (the document with its tags).
     pub fingerprint: Fingerprint,
-    /// Estimated tokens of the document's block.
+    /// Estimated tokens of the document's block (the document with its tags).
     pub tokens: u32,
 }
 
 impl Retrieved {
-    /// Returns document `number` of a generated corpus, with its number as label and fingerprint.
+    /// Returns document `number` of a generated corpus, with its number as fingerprint and, in six digits, as label.
     #[must_use]
     pub fn numbered(number: u64, tokens: u32) -> Self {
         Self {
@@ -64,7 +65,8 @@ impl Retrieved {
         }
     }
 
-    /// Returns a piece of a prompt in the form of a document without a label. Its fingerprint is a hash of its bytes.
+    /// Returns a piece of a prompt, such as a sentence, in the form of a document without a label; `hash` is the hash
+    /// of its bytes.
     #[must_use]
     pub fn piece(hash: u64, tokens: u32) -> Self {
         Self {
@@ -76,8 +78,8 @@ impl Retrieved {
 }
 
 /// Returns the documents that an [`Orderer`](crate::Orderer) would find in `body`, without repeats: one [`Request`] for
-/// each group that it would order separately; most bodies have one group. The model's name is part of the scope, since
-/// models share nothing.
+/// each group that it would order separately; most bodies have one group. The model's name is part of the
+/// [`Request::scope`], since models share no cached state.
 ///
 /// # Errors
 /// Returns [`Skip`], the reason why the body would be forwarded unchanged.
@@ -94,7 +96,7 @@ pub fn documents_of(body: &[u8], config: &Config) -> Result<Vec<Request>, Skip> 
         .collect())
 }
 
-/// Returns one group's documents without repeats.
+/// Returns the documents of one group without repeats, as a request to `model`.
 fn listed(group: &Group<'_>, model: &str, config: &Config) -> Request {
     let documents = DistinctDocuments::of(group).distinct.into_iter();
     let documents = documents.filter_map(|(index, fingerprint)| {

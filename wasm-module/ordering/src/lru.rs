@@ -1,11 +1,12 @@
-//! A map that evicts the least recently used values.
+//! A map that evicts the least recently used of its values.
 
 use crate::recency::Recency;
 use crate::slots::Slots;
 use fxhash::FxHashMap;
 use std::hash::Hash;
 
-/// Values by key, in the order of their last use. The caller of [`Lru::insert`] gives the maximum number of values.
+/// A map that knows the order in which its values were last used. The caller of [`Lru::insert`] gives the maximum
+/// number of values.
 #[derive(Debug)]
 pub(crate) struct Lru<K, T> {
     places: FxHashMap<K, u32>,
@@ -24,18 +25,18 @@ impl<K, T> Default for Lru<K, T> {
 }
 
 impl<K: Clone + Eq + Hash, T> Lru<K, T> {
-    /// Returns the number of values.
+    /// Returns the number of values in the map.
     pub(crate) fn len(&self) -> usize {
         self.places.len()
     }
 
-    /// Returns the value with this key, without marking it as used.
+    /// Returns the value with this key, without marking it as used; `None` if there is none.
     pub(crate) fn peek(&self, key: &K) -> Option<&T> {
         let entry = self.entries.get(*self.places.get(key)?)?;
         entry.as_ref().map(|(_, value)| value)
     }
 
-    /// Returns the value with this key, and marks it as used.
+    /// Returns the value with this key, and marks it as used; `None` if there is none.
     pub(crate) fn get(&mut self, key: &K) -> Option<&mut T> {
         let place = *self.places.get(key)?;
         self.recency.touch(place);
@@ -43,8 +44,8 @@ impl<K: Clone + Eq + Hash, T> Lru<K, T> {
         entry.as_mut().map(|(_, value)| value)
     }
 
-    /// Sets the value with this key and marks it as used. A new key first evicts the least recently used values until
-    /// fewer than `max` are left (at least one value is stored even if `max` is 0).
+    /// Sets the value with this key and marks it as used. For a new key, first evicts the least recently used values
+    /// until fewer than `max` are left (the new value is stored even if `max` is 0).
     pub(crate) fn insert(&mut self, key: K, value: T, max: usize) {
         if let Some(known) = self.get(&key) {
             *known = value;
@@ -56,7 +57,7 @@ impl<K: Clone + Eq + Hash, T> Lru<K, T> {
         self.recency.add(place);
     }
 
-    /// Removes and returns the least recently used value; `None` if there is no value.
+    /// Removes and returns the least recently used value with its key; `None` if there is no value.
     pub(crate) fn pop(&mut self) -> Option<(K, T)> {
         let place = self.recency.oldest()?;
         self.recency.remove(place);
@@ -66,7 +67,7 @@ impl<K: Clone + Eq + Hash, T> Lru<K, T> {
         Some((key, value))
     }
 
-    /// Iterates over the values, in no particular order.
+    /// Iterates over the values of the map, in no particular order.
     #[cfg(test)]
     pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
         self.entries.iter().flatten().map(|(_, value)| value)

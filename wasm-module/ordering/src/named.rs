@@ -1,6 +1,7 @@
 //! Enums whose variants have names in configurations, reports and metrics.
 
-/// Declares an enum as a table of variants and their names, with `ALL`, `name` and `by_name`.
+/// Declares an enum as a table of variants and their names, with the constant `ALL` and the functions `name` and
+/// `by_name`.
 ///
 /// ```
 /// foreword_ordering::named! {
@@ -32,10 +33,10 @@ macro_rules! named {
 
         #[allow(dead_code, reason = "a private enum may need only some of these")]
         impl $type {
-            /// All values, in the order of their declaration.
+            /// All values of the enum, in the order of their declaration.
             $vis const ALL: [Self; [$($name),+].len()] = [$(Self::$variant),+];
 
-            /// Returns the name used in configurations, reports and metrics.
+            /// Returns the name of the value as used in configurations, reports and metrics.
             #[must_use]
             $vis fn name(self) -> &'static str {
                 match self {

@@ -24,8 +24,8 @@ use std::ops::RangeInclusive;
 /// assert!(serde_json::from_str::<Shape>(r#"{"size": 1}"#).is_err());
 /// ```
 ///
-/// A configuration is a table of fields, each with its default; numbers have a range that [`Ranges::check`] enforces. The
-/// text after `in` is the prefix of field names in errors.
+/// A configuration is a table of fields, each with its default; numbers have a range that [`Ranges::check`] enforces.
+/// The text after `in` is the prefix of field names in errors.
 ///
 /// ```
 /// use foreword_ordering::object::Ranges;
@@ -130,25 +130,25 @@ macro_rules! object {
     (@name $field:ident) => { stringify!($field) };
 }
 
-/// A configuration whose numbers have allowed ranges.
+/// A configuration struct whose numbers have allowed ranges.
 pub trait Ranges {
-    /// Checks the numbers in the order of their fields.
+    /// Checks the numbers of the configuration in the order of the fields.
     ///
     /// # Errors
-    /// Returns the first number that is out of its range.
+    /// Returns an error for the first number that is out of its range.
     fn check(&self) -> Result<(), BadValue>;
 }
 
-/// A field's value is not allowed.
+/// The error that a field of a configuration has a value that is not allowed.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BadValue {
-    /// The path of the field in the configuration.
+    /// The path of the field in the configuration, such as `tree.max_nodes`.
     pub field: &'static str,
-    /// The value found, and the values allowed.
+    /// The value found, and the values allowed, as text.
     pub reason: String,
 }
 
-/// A number that may be absent, for range checks; used by [`object!`](crate::object).
+/// A number, possibly absent, of a configuration, for range checks; used by [`object!`](crate::object).
 #[doc(hidden)]
 pub trait Number {
     fn number(&self) -> Option<u64>;
@@ -172,7 +172,8 @@ impl<T: Number> Number for Option<T> {
     }
 }
 
-/// Checks that a number is in `range` or absent; used by [`object!`](crate::object).
+/// Returns an error unless a number is in `range` or absent; `field` is its path for the error. Used by
+/// [`object!`](crate::object).
 #[doc(hidden)]
 pub fn within(
     field: &'static str,
@@ -189,7 +190,7 @@ pub fn within(
     }
 }
 
-/// Deserialises into an existing value; used by [`object!`](crate::object).
+/// A seed that deserialises into an existing value; used by [`object!`](crate::object).
 #[doc(hidden)]
 pub struct InPlace<'p, T>(pub &'p mut T);
 
@@ -201,11 +202,11 @@ impl<'de, T: Deserialize<'de>> DeserializeSeed<'de> for InPlace<'_, T> {
     }
 }
 
-/// Maps an object's keys to the indices of its fields; used by [`object!`](crate::object).
+/// A seed that maps an object's keys to the indices of their fields; used by [`object!`](crate::object).
 #[doc(hidden)]
 pub struct Keys {
     names: &'static [&'static str],
-    /// A bit for each name that has occurred; a second occurrence is an error.
+    /// A bit for each name that has occurred in this object; a second occurrence is an error.
     seen: u32,
 }
 
@@ -216,7 +217,7 @@ impl Keys {
     }
 }
 
-/// Returns the index of the key's name; an error for an unknown or a duplicate key.
+/// Deserialises a key to the index of its name; an error for an unknown or a duplicate key.
 impl<'de> DeserializeSeed<'de> for &mut Keys {
     type Value = u32;
 

@@ -5,13 +5,13 @@
 pub struct Random(u64);
 
 impl Random {
-    /// Returns a generator with this seed.
+    /// Returns a generator whose numbers this seed determines.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Returns the next 64 random bits.
+    /// Returns 64 random bits, the next ones of the generator's sequence.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut bits = self.0;
@@ -30,7 +30,7 @@ impl Random {
         (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Shuffles `items` (Fisher and Yates).
+    /// Shuffles `items` in place (Fisher and Yates); every order is equally likely.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             let other = self.below(last as u64 + 1) as usize;

@@ -1,12 +1,13 @@
-//! A list of an arena's slots ordered by last use. The arena decides which slots exist and which values are in them.
+//! A list of the numbered slots of an arena, ordered by last use. The arena decides which slots exist and which values
+//! are in them.
 //!
-//! If a caller touches a path from the leaf up, parents stay more recent than their children, so the oldest slot is always
-//! a leaf.
+//! If a caller touches the nodes of a tree's path from the leaf up, parents stay more recent than their children, so
+//! the oldest slot is always a leaf.
 
-/// The slots in the list, ordered by last use. Every operation except iteration is O(1).
+/// Numbered slots of an arena as a list ordered by last use. Every operation except iteration is O(1).
 #[derive(Debug, Default)]
 pub struct Recency {
-    /// The neighbours of each slot; a slot that is not in the list has none.
+    /// The neighbours of each slot in the list; a slot that is not in the list has none.
     links: Vec<Links>,
     newest: Option<u32>,
     oldest: Option<u32>,
@@ -19,15 +20,15 @@ struct Links {
 }
 
 impl Recency {
-    /// Bytes of memory for each slot; up to twice that while the list grows.
+    /// Bytes of memory that the list takes for each slot; up to twice that while it grows.
     pub const SLOT_BYTES: usize = size_of::<Links>();
 
-    /// Returns the slot that was used least recently; `None` if the list is empty.
+    /// Returns the number of the slot that was used least recently; `None` if the list is empty.
     pub fn oldest(&self) -> Option<u32> {
         self.oldest
     }
 
-    /// Returns the slot that was used last; `None` if the list is empty.
+    /// Returns the number of the slot that was used last; `None` if the list is empty.
     pub fn newest(&self) -> Option<u32> {
         self.newest
     }
@@ -54,7 +55,7 @@ impl Recency {
         self.add(slot);
     }
 
-    /// Removes `slot`, which must be in the list.
+    /// Removes `slot`, which must be in the list, from it.
     pub fn remove(&mut self, slot: u32) {
         let Some(links) = self.links_mut(slot) else {
             return;
@@ -70,14 +71,14 @@ impl Recency {
         }
     }
 
-    /// Iterates over the slots in the list, least recently used first.
+    /// Iterates over the numbers of the slots in the list, least recently used first.
     pub fn iter(&self) -> impl Iterator<Item = u32> {
         std::iter::successors(self.oldest, |&slot| {
             self.links.get(slot as usize).and_then(|links| links.newer)
         })
     }
 
-    /// Iterates over the slots in the list, most recently used first.
+    /// Iterates over the numbers of the slots in the list, most recently used first.
     pub fn iter_newest(&self) -> impl Iterator<Item = u32> {
         std::iter::successors(self.newest, |&slot| {
             self.links.get(slot as usize).and_then(|links| links.older)

@@ -1,6 +1,6 @@
-//! An arena of values in numbered slots.
+//! An arena: values in numbered slots.
 
-/// Values in numbered slots. The number of a released slot is given to a later value.
+/// Values in numbered slots, found by number. The number of a released slot is given to a later value.
 #[derive(Debug)]
 pub(crate) struct Slots<T> {
     all: Vec<T>,
@@ -17,7 +17,7 @@ impl<T> Default for Slots<T> {
 }
 
 impl<T> Slots<T> {
-    /// Stores a value and returns the number of its slot. Callers' bounds are far below 2^32 values.
+    /// Stores a value in an unused slot and returns the slot's number. Callers' bounds are far below 2^32 values.
     pub(crate) fn put(&mut self, value: T) -> u32 {
         match self.free.pop() {
             Some(number) => {
@@ -33,7 +33,8 @@ impl<T> Slots<T> {
         }
     }
 
-    /// Releases a slot, which must be in use. Its value remains until another one takes its place.
+    /// Releases the slot with this number, which must be in use. The slot's value remains until another one takes its
+    /// place.
     pub(crate) fn release(&mut self, number: u32) {
         self.free.push(number);
     }
@@ -51,7 +52,7 @@ impl<T> Slots<T> {
         self.all.len() - self.free.len()
     }
 
-    /// Iterates over the values of the slots in use. O(values · released slots).
+    /// Iterates over the values whose slots were not released. O(values · released slots).
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         let all = (0_u32..).zip(&self.all);
         let used = all.filter(|(number, _)| !self.free.contains(number));

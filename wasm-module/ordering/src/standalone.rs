@@ -9,35 +9,38 @@ use crate::tree::{KnowledgeTree, Scope};
 use fxhash::FxHashSet;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// A document of a caller that writes its own prompt; a missing part is empty.
+/// A document of a caller that writes its own prompts; a part that it does not have is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StandaloneDocument<'a> {
-    /// The document's name in hints; if it is empty, the title is used.
+    /// The document's name in order hints; if it is empty, the title is used.
     pub id: &'a str,
-    /// The document's title.
+    /// The document's title, which may be empty.
     pub title: &'a str,
     /// The document's text.
     pub text: &'a str,
 }
 
-/// The order in which a caller should send its documents.
+/// The order in which a caller should send its documents, and the order hint (the retriever's ranking) to send after
+/// them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StandaloneOrder {
-    /// Indices of the documents in the caller's list, in the order to send; repeats are left out.
+    /// Indices of the documents in the caller's list, in the order in which to send them; documents that repeat an
+    /// earlier one are left out.
     pub order: Vec<u16>,
-    /// Number of documents at the beginning of `order` that the engine is believed to hold.
+    /// Number of documents at the beginning of `order` that the engine is believed to have cached.
     pub matched: u32,
-    /// Estimated tokens of the `matched` documents.
+    /// Estimated tokens of the documents that `matched` counts.
     pub matched_tokens: u64,
-    /// Estimated tokens of all documents, without repeats.
+    /// Estimated tokens of all documents in `order`.
     pub document_tokens: u64,
-    /// Number of documents at another position than in the caller's list without its repeats.
+    /// Number of documents at another position than in the caller's list without its repeated documents.
     pub moved: u32,
-    /// Number of documents left out because they equal an earlier one.
+    /// Number of documents left out because they equal an earlier one of the list.
     pub dropped: u32,
-    /// The order hint with the caller's ranking; `None` unless the order changed and the names allow a hint.
+    /// The order hint (a sentence with the caller's ranking); `None` unless the order changed and the names allow a
+    /// hint.
     pub hint: Option<String>,
-    /// True if the hint uses places instead of names because a name is unsafe in a hint.
+    /// True if the order hint uses positions in the prompt instead of names because a name is unsafe in a hint.
     pub numbered: bool,
 }
 
@@ -65,8 +68,8 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// Orders documents that [`check`] has accepted, and records the order in the tree and the policy. `before` is the text
-/// of the prompt before the documents.
+/// Returns the order of documents that [`check`] has accepted, and records it in the tree and the policy. `before` is
+/// the text of the prompt before the documents.
 pub(crate) fn order(
     config: &Config,
     tree: &mut KnowledgeTree,
@@ -122,13 +125,15 @@ pub(crate) fn order(
     }
 }
 
-/// Converts indices among the distinct documents into indices in the caller's list.
+/// Converts indices among the distinct documents into indices in the caller's list; `ranks` are the distinct documents'
+/// indices there.
 fn in_the_callers_list(order: &Order, ranks: &[u16]) -> Vec<u16> {
     let ranks = order.iter().filter_map(|&at| ranks.get(usize::from(at)));
     ranks.copied().collect()
 }
 
-/// Returns the order hint as plain text. Templates are escaped for JSON, so the result is unescaped.
+/// Returns the order hint as plain text; `None` if hints are off or the names do not allow one. Templates are escaped
+/// for JSON, so the result is unescaped.
 fn hint(config: &Config, candidates: &[Candidate<'_>], order: &Order) -> Option<OrderHint> {
     let quoted = |label: &str| serde_json::to_string(label).unwrap_or_default();
     let labels: Vec<String> = candidates.iter().map(|found| quoted(found.label)).collect();

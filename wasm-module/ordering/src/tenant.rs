@@ -1,22 +1,22 @@
-//! The tenant of a request, by the gateway's name for it and by the salt that the engine gets.
+//! The tenant of a request, identified by the gateway's name for it and by the salt that is sent to the engine.
 
 use crate::feed::TenantKey;
 
-/// The tenant of a request. Each tenant and model has its own trees, policy and memory of chats.
+/// The tenant of a request. Each pair of tenant and model has its own knowledge trees, policy and memory of chats.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tenant<'a> {
     /// The gateway's name for the tenant; empty, the default, for all requests if tenants are not distinguished.
     pub name: &'a str,
-    /// The key of the salt that is sent to the engine with the request (see [`TenantKey::of`]); the default key stands
-    /// for no salt.
+    /// The key of the `cache_salt` that is sent to the engine with the request (see [`TenantKey::of`]); the default key
+    /// stands for no salt.
     ///
-    /// Engines share no KV state between salts, so trees do not either. An engine's feed identifies tenants by this
-    /// key.
+    /// Engines share no KV state between salts, so knowledge trees do not either. An engine's feed of cache events
+    /// identifies tenants by this key.
     pub key: TenantKey,
 }
 
 impl<'a> Tenant<'a> {
-    /// Returns the tenant with this name, whose requests are sent without a salt.
+    /// Returns the tenant with this name, whose requests are sent to the engine without a `cache_salt`.
     #[must_use]
     pub fn named(name: &'a str) -> Self {
         Self {
@@ -26,7 +26,7 @@ impl<'a> Tenant<'a> {
     }
 }
 
-/// Returns a string key for a tenant and a model, framed so that no two pairs have the same one.
+/// Returns a string that identifies a tenant and a model, framed so that no two pairs have the same one.
 pub(crate) fn key_of(tenant: Tenant<'_>, model: &str) -> String {
     let Tenant { name, key } = tenant;
     format!("{}:{name}{key};{model}", name.len())

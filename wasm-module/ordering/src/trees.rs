@@ -3,12 +3,13 @@
 use crate::engines::{EngineId, MAX_ENGINES};
 use crate::tree::{Bounds, KnowledgeTree};
 
-/// The knowledge trees of one tenant and model, one for each engine. Trees after the first are created when needed.
+/// The knowledge trees (documents believed to be cached) of one tenant and model, one for each engine. Trees after the
+/// first engine's are created when needed.
 #[derive(Debug)]
 pub(crate) struct Trees {
     bounds: Bounds,
     first: KnowledgeTree,
-    /// The trees of all engines but the first, by id.
+    /// The trees of all engines but the first one, by id less 1.
     others: Vec<KnowledgeTree>,
 }
 
@@ -21,7 +22,8 @@ impl Trees {
         }
     }
 
-    /// Returns the tree of an engine. Ids from [`MAX_ENGINES`] on share the first one's tree, which loses reuse.
+    /// Returns the tree of an engine, creating it if necessary. Ids from [`MAX_ENGINES`] on share the first engine's
+    /// tree, which loses reuse.
     pub(crate) fn of(&mut self, engine: EngineId) -> &mut KnowledgeTree {
         let other = usize::from(engine.0).checked_sub(1);
         if let Some(at) = other.filter(|_| engine.0 < MAX_ENGINES)
@@ -37,12 +39,12 @@ impl Trees {
         }
     }
 
-    /// Returns the tree of the first engine.
+    /// Returns the tree of the first engine, which always exists.
     pub(crate) fn first(&self) -> &KnowledgeTree {
         &self.first
     }
 
-    /// Returns the number of nodes in all trees.
+    /// Returns the number of nodes in all trees of this tenant and model.
     pub(crate) fn nodes(&self) -> usize {
         let others = self.others.iter().map(KnowledgeTree::len);
         self.first.len() + others.sum::<usize>()

@@ -5,27 +5,28 @@
 //! a body's bytes uses `body::search` or `body::scan`, which count here; the lint `disallowed_methods` forbids the
 //! standard library's own searches in that module.
 
-/// Counts of the bytes that parsing has looked at, and of those that it has hashed.
+/// Numbers of bytes of a body that parsing has looked at and hashed.
 #[cfg(any(test, feature = "count-work"))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Bytes looked at by scanners and searches; a byte counts each time one of them passes over it.
+    /// Number of bytes looked at by scanners and searches; a byte counts each time one of them passes over it.
     pub looked: u64,
-    /// Bytes hashed; a byte counts each time.
+    /// Number of bytes hashed; a byte counts each time.
     pub hashed: u64,
 }
 
-/// The maximum number of looks at each byte of a body, by all steps of parsing together.
+/// The maximum average number of times that each byte of a body is looked at, by all steps of parsing together.
 #[cfg(any(test, feature = "count-work"))]
 pub const MAX_LOOKS: u64 = 12;
 
-/// The maximum number of times that each byte of a body is hashed.
+/// The maximum average number of times that each byte of a body is hashed, by all steps of parsing together.
 #[cfg(any(test, feature = "count-work"))]
 pub const MAX_HASHES: u64 = 6;
 
 #[cfg(any(test, feature = "count-work"))]
 impl Work {
-    /// Checks the work of parsing `bytes` bytes; a small constant is allowed in addition.
+    /// Checks that the work of parsing a body of `bytes` bytes is within [`MAX_LOOKS`] and [`MAX_HASHES`]; a small
+    /// constant is allowed in addition.
     ///
     /// # Errors
     /// Returns the work itself if it exceeds the bounds.
@@ -45,7 +46,7 @@ thread_local! {
     static SO_FAR: std::cell::Cell<Work> = const { std::cell::Cell::new(Work { looked: 0, hashed: 0 }) };
 }
 
-/// Returns the result of `read`, and the work that it did on this thread.
+/// Returns the result of `read`, and the numbers of bytes that it looked at and hashed on this thread.
 #[cfg(any(test, feature = "count-work"))]
 pub fn counted<T>(read: impl FnOnce() -> T) -> (T, Work) {
     let before = SO_FAR.get();
@@ -58,7 +59,7 @@ pub fn counted<T>(read: impl FnOnce() -> T) -> (T, Work) {
     (value, work)
 }
 
-/// Counts `bytes` bytes as looked at.
+/// Adds `bytes` to the number of bytes looked at on this thread.
 #[inline(always)]
 pub(crate) fn looked(bytes: usize) {
     #[cfg(any(test, feature = "count-work"))]
@@ -70,7 +71,7 @@ pub(crate) fn looked(bytes: usize) {
     let _ = bytes;
 }
 
-/// Counts `bytes` bytes as hashed.
+/// Adds `bytes` to the number of bytes hashed on this thread.
 #[inline(always)]
 pub(crate) fn hashed(bytes: usize) {
     #[cfg(any(test, feature = "count-work"))]

@@ -21,38 +21,39 @@ use crate::work::hashed;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Documents that the gateway's retriever found for a body. They are written into its last user message, before its
-/// text, and are [pinned](crate::config::RawConversation::pin) there if the configuration says so.
+/// Documents that the gateway's retriever found for a request. They are written into the body's last user message,
+/// before its text, and are [pinned](crate::config::RawConversation::pin) there (repeated in the chat's later requests)
+/// if the configuration says so.
 #[derive(Clone, Copy, Debug)]
 pub struct Retrieved<'a> {
-    /// A JSON array, best first, in the form of a body's `documents`.
+    /// A JSON array of documents, best first, in the form of a body's `documents` field.
     pub documents: &'a str,
-    /// Text before and after the documents, escaped as in a JSON string. It must be the same for every request, since
-    /// the tree does not record it.
+    /// Text before and after all the documents, escaped as in a JSON string. It must be the same for every request,
+    /// since the knowledge tree, which predicts what the engine's cache holds, does not record it.
     pub around: [&'a str; 2],
 }
 
-/// The documents of a body's array: the group whose documents stay in the array, or the index of a message with the
-/// group to write into it. At most one of them is present.
+/// The documents of a body's `documents` array: the group whose documents stay in the array, or the index of a message
+/// with the group to write into it. At most one of them is present.
 pub(super) type FromArray<'a> = (Option<Group<'a>>, Option<(usize, Group<'a>)>);
 
-/// The fields of an element, as JSON; `None` if absent or `null`.
+/// The fields of an element of the `documents` array, as JSON; `None` if absent or `null`.
 struct RawDocument<'a> {
     id: Option<&'a str>,
     title: Option<&'a str>,
     text: Option<&'a str>,
-    /// The object in which Cohere puts the document's fields.
+    /// The object in which Cohere's API puts the document's fields.
     data: Option<&'a str>,
 }
 
-/// The strings of an element of `documents`, without quotes; empty if absent.
+/// The strings of an element of the `documents` array, without quotes; empty if absent.
 struct Parts<'a> {
     id: &'a str,
     title: &'a str,
     text: &'a str,
-    /// True if the fields are in an object `data` (Cohere).
+    /// True if the fields of the element are in an object `data` (Cohere).
     in_data: bool,
-    /// True if the object `data` has other fields too, which would be lost in a rendering.
+    /// True if the object `data` has other fields too, which would be lost if the gateway rendered the document.
     has_more: bool,
 }
 
@@ -70,7 +71,7 @@ impl<'a> RawDocument<'a> {
     }
 }
 
-/// Returns the unescaped text of an element of a `documents` array; `None` if it has none.
+/// Returns the unescaped text of an element of a `documents` array; `None` if the element has no text.
 pub(crate) fn element_text(element: &str) -> Option<Cow<'_, str>> {
     if let Some(text) = inner(element) {
         return Some(unescaped(text, None));
@@ -88,7 +89,9 @@ pub(crate) fn element_text(element: &str) -> Option<Cow<'_, str>> {
 }
 
 impl<'a> Finder<'a, '_> {
-    /// Finds the documents of the chat's array; `(None, None)` if the array is empty or must not be changed.
+    /// Finds the documents of `array`, the body's `documents` field; `(None, None)` if the array is empty or must not
+    /// be changed. Returns an error if the array is malformed, has too many documents, or has to be written into a
+    /// message and the chat has no user message.
     pub(super) fn array(&mut self, array: &'a str, chat: &Chat<'a>) -> Result<FromArray<'a>, Skip> {
         let messages = &chat.messages;
         let elements = elements(self.body, array)?;
@@ -146,8 +149,8 @@ impl<'a> Finder<'a, '_> {
         ))
     }
 
-    /// Finds the documents that a retriever returned; `None` if it returned none. `array` is the body's own `documents`
-    /// array, which is empty; `None` if the body has none.
+    /// Finds the documents that a retriever returned, with the index of the message into which they are written; `None`
+    /// if it returned none. `array` is the body's own `documents` array, which is empty; `None` if the body has none.
     pub(super) fn retrieved(
         &mut self,
         retrieved: &Retrieved<'a>,
@@ -167,7 +170,8 @@ impl<'a> Finder<'a, '_> {
         Ok(Some(rendered(documents, target, array, retrieved.around)))
     }
 
-    /// Reads the strings of a `documents` element.
+    /// Reads the strings of the `documents` element with this index; an error if it is not a string or an object with a
+    /// text.
     fn document(&self, index: usize, element: &'a str) -> Result<Parts<'a>, Skip> {
         if let Some(text) = inner(element) {
             return Ok(Parts {
@@ -207,7 +211,7 @@ impl<'a> Finder<'a, '_> {
     }
 }
 
-/// Returns whether an object has fields that are not read.
+/// Returns whether an object has other fields than [`RawDocument::NAMES`], which are the ones read.
 fn has_more(object: &str) -> bool {
     let mut is_more = false;
     // The object was already read, so it is valid.
@@ -218,14 +222,16 @@ fn has_more(object: &str) -> bool {
     is_more
 }
 
-/// Returns the index of the last user message into which documents can be written (not a tool's result), with the place
-/// in it and the scope there; `None` if there is no such message.
+/// Returns the index of the last user message into which documents can be written (not a tool's result), with the
+/// position in the body at which to write them and the scope there (hash of the prompt before them); `None` if there is
+/// no such message.
 fn target(messages: &[ParsedMessage<'_>]) -> Option<(usize, (Entry, Scope))> {
     let mut messages = messages.iter().enumerate().rev();
     messages.find_map(|(at, parsed)| Some((at, parsed.message.entry?)))
 }
 
-/// Returns the index of the target message, with the group whose documents are written into it.
+/// Returns the index of the target message, as given, with a group of `documents` that the gateway writes into it.
+/// `array` is the range of the body's `documents` field, `around` the text before and after all documents.
 fn rendered<'a>(
     documents: Vec<Parts<'a>>,
     (index, (entry, scope)): (usize, (Entry, Scope)),

@@ -30,34 +30,36 @@ use smallvec::SmallVec;
 use std::borrow::Cow;
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 
-/// The messages of a chat request, and its fields outside of them.
+/// The messages of a chat request, and the fields of the body outside of them that affect the prompt.
 pub(super) struct Chat<'a> {
-    /// The model's name; empty if the body has none.
+    /// The model's name; empty if the body does not name one.
     pub(super) model: Cow<'a, str>,
     pub(super) salt: SaltField<'a>,
     pub(super) messages: Vec<ParsedMessage<'a>>,
-    /// The `documents` field, if it is a list.
+    /// The value of the `documents` field, as JSON; `None` if absent or `null`.
     pub(super) documents: Option<&'a str>,
-    /// The JSON of the field `retrieval`; `None` if absent.
+    /// The JSON of the field `retrieval`, the client's instructions on finding documents; `None` if absent.
     pub(super) retrieval: Option<&'a str>,
-    /// True for a body of Cohere's v1 API.
+    /// True if the body is in the format of Cohere's v1 API.
     pub(super) is_cohere: bool,
-    /// True for the formats whose messages are in `messages`, such as a chat completion.
+    /// True if the body's messages are in the field `messages` (OpenAI chat, Anthropic, Converse, Cohere v2), or if it
+    /// has none.
     pub(super) is_chat: bool,
-    /// The elements of `tools`, or of `functions` if there are no tools.
+    /// The JSON of each element of `tools`, or of `functions` if there are no tools.
     pub(super) tools: Vec<&'a str>,
     pub(super) start: Start<'a>,
-    /// The JSON of the fields [`PARAMETERS`]; `None` if absent or `null`.
+    /// The JSON of the fields [`PARAMETERS`], which a chat template may render; `None` if absent or `null`.
     pub(super) parameters: [Option<&'a str>; PARAMETERS.len()],
 }
 
-/// A message in which documents have not been searched yet.
+/// A message of a chat, in which documents have not been searched yet.
 pub(super) struct ParsedMessage<'a> {
-    /// The message, with an empty list of groups of documents.
+    /// The message; its list of groups of documents is still empty.
     pub(super) message: Message<'a>,
-    /// Hash of the prompt before the message: of the tools and of all earlier messages.
+    /// Hash of the prompt before the message: of the tools, of stored context to which the body refers, and of all
+    /// earlier messages.
     pub(super) before: u64,
-    /// The parts of the content that may contain documents, in the order of the prompt.
+    /// The parts of the message's content that may contain documents, in the order of the prompt.
     pub(super) pieces: SmallVec<[Piece<'a>; 1]>,
 }
 
@@ -65,11 +67,12 @@ pub(super) struct ParsedMessage<'a> {
 /// `parameters` and `preceding` are in the order of [`FIELDS`], [`PARAMETERS`] and [`PRECEDING`].
 #[derive(Default)]
 struct RawChat<'a> {
-    /// Message lists, in the order of [`FORMATS`].
+    /// The lists of messages found in the body, one for each format, in the order of [`FORMATS`]; `None` if absent.
     lists: [Option<RawMessages<'a>>; FORMAT_COUNT],
-    /// System texts, in the order of [`FORMATS`].
+    /// The JSON of the system texts found in the body, one for each format, in the order of [`FORMATS`]; `None` if
+    /// absent.
     systems: [Option<&'a str>; FORMAT_COUNT],
-    /// The elements of `tools` and `functions`, collected while the body is read.
+    /// The JSON of each element of `tools`; those of `functions` follow in a field of their own.
     tools: Vec<&'a str>,
     functions: Vec<&'a str>,
     fields: [Option<&'a str>; FIELDS.len()],
@@ -77,7 +80,7 @@ struct RawChat<'a> {
     preceding: [Option<&'a str>; PRECEDING.len()],
 }
 
-/// Fields, other than messages and tools, that a chat template may render or that change how it renders.
+/// Names of fields, other than messages and tools, that a chat template may render or that change how it renders.
 pub(crate) const PARAMETERS: [&str; 6] = [
     "tool_choice",
     "response_format",
@@ -152,7 +155,8 @@ impl<'a> RawChat<'a> {
         scan.place(name, value, &FIELDS, &mut self.fields)
     }
 
-    /// Reads a parameter under another format's name for it. Ignored if the field was already read under its own name.
+    /// Reads a parameter of the prompt under another format's name for it; `name` is its own name in [`PARAMETERS`].
+    /// Ignored if the field was already read under its own name.
     fn parameter(&mut self, scan: &mut Scan<'a>, name: &str) -> Result<(), Bad> {
         let value = scan.value()?;
         let place = PARAMETERS.iter().position(|known| *known == name);
@@ -162,7 +166,8 @@ impl<'a> RawChat<'a> {
         Ok(())
     }
 
-    /// Returns the index in [`FORMATS`] of the format whose messages are used.
+    /// Returns the index in [`FORMATS`] of the format of this body: the first whose list of messages is not empty, then
+    /// Cohere's v1 if the body has a `message`, otherwise 0.
     fn format(&self) -> usize {
         let holds =
             |list: &Option<RawMessages<'_>>| list.as_ref().is_some_and(|list| list.count > 0);
@@ -176,11 +181,11 @@ impl<'a> RawChat<'a> {
     }
 }
 
-/// A list of messages. All are counted, but at most [`MAX_MESSAGES`] are stored.
+/// A list of messages from the body. All are counted, but at most [`MAX_MESSAGES`] are stored.
 #[derive(Default)]
 struct RawMessages<'a> {
     kept: Vec<RawMessage<'a>>,
-    /// The only message, a user's, if the field is a string instead of a list.
+    /// The JSON of the only message, a user's, if the field is a string instead of a list.
     only: Option<&'a str>,
     count: usize,
 }
@@ -226,7 +231,8 @@ impl<'a> RawMessages<'a> {
     }
 }
 
-/// Returns the client's user id in `metadata`, whose other fields may change between requests; `None` if absent.
+/// Returns the JSON of the client's `user_id` in `metadata`, whose other fields may change between requests; `None` if
+/// absent.
 fn user_id(metadata: &str) -> Option<&str> {
     let [id] = fields(metadata, ["user_id"]).ok()?;
     id
@@ -350,7 +356,7 @@ impl<'a> Chat<'a> {
     }
 }
 
-/// Returns an error if the model's name is too long.
+/// Returns an error if the model's name is longer than [`MAX_MODEL_BYTES`].
 pub(super) fn named(model: &str) -> Result<(), Skip> {
     match model.len() {
         bytes if bytes > MAX_MODEL_BYTES => Err(Skip::LongModelName {
@@ -370,7 +376,8 @@ fn functions_in<'a>(body: &str, tool: &'a str) -> Option<(&'a str, Vec<&'a str>)
     (!functions.is_empty()).then_some((field, functions))
 }
 
-/// Returns the content of a system text: for Gemini the list of parts in the object, otherwise the value itself.
+/// Returns the JSON of the content of a system text: for Gemini the list of parts in the object, otherwise the value
+/// itself.
 fn parts_of<'a>(body: &str, system: &'a str) -> Result<&'a str, Skip> {
     if !system.starts_with('{') {
         return Ok(system);
@@ -379,7 +386,7 @@ fn parts_of<'a>(body: &str, system: &'a str) -> Result<&'a str, Skip> {
     Ok(parts.unwrap_or(system))
 }
 
-/// Extends the hash `before` with the values of the fields [`PRECEDING`].
+/// Returns the hash `before` extended with those of the fields [`PRECEDING`] that are present.
 fn behind(before: u64, preceding: &[Option<&str>]) -> u64 {
     let named = (1_u8..).zip(preceding);
     named.fold(before, |before, (at, value)| match value {
@@ -388,20 +395,21 @@ fn behind(before: u64, preceding: &[Option<&str>]) -> u64 {
     })
 }
 
-/// The state of the reader between two messages.
+/// The state of the reader between two messages: the hashes over all earlier messages, the turn and the counts.
 struct MessageReader {
     chain: Chain,
     before: u64,
     turn: u32,
-    /// Number of messages and of their content parts so far.
+    /// Number of messages and of their content parts read so far, which [`MAX_MESSAGES`] limits.
     count: usize,
     style: PartStyle,
-    /// True if the previous message was an assistant's.
+    /// True if the previous message or input item was an assistant's.
     is_in_run: bool,
 }
 
 impl MessageReader {
-    /// Reads the message `raw`, given the interpretation of its fields.
+    /// Reads the message `raw`, given the interpretation of its fields, and advances the state past it. Returns an
+    /// error if its content is malformed or the chat has too many messages and parts.
     fn message<'a>(
         &mut self,
         body: &'a str,
@@ -467,7 +475,8 @@ impl MessageReader {
     }
 }
 
-/// Returns the bytes of a message before and after its content. If it has no content, all bytes are before it.
+/// Returns the bytes of a message before and after its content. If it has no content, returns all bytes as those
+/// before.
 pub(crate) fn around<'a>(raw: &'a str, content: &str) -> (&'a str, &'a str) {
     if content.is_empty() {
         return (raw, "");
@@ -479,16 +488,17 @@ pub(crate) fn around<'a>(raw: &'a str, content: &str) -> (&'a str, &'a str) {
     )
 }
 
-/// The state of the hashes before a chat's first message.
+/// The two hashes of a chat before its first message, and the fields from which they were computed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Start<'a> {
     pub(crate) chain: Chain,
-    /// Hash of the prompt before the first message: of the tools, and of context that the body only refers to.
+    /// Hash of the prompt before the first message: of the tools, and of context that is stored at the server and to
+    /// which the body only refers.
     pub(crate) before: u64,
     /// The JSON of the field with the tools; `None` if it is absent or empty.
     pub(crate) field: Option<&'a str>,
     pub(crate) is_functions: bool,
-    /// The JSON of the fields [`PRECEDING`]; `None` if absent or `null`.
+    /// The JSON of the fields [`PRECEDING`], which refer to context stored at the server; `None` if absent or `null`.
     pub(super) preceding: [Option<&'a str>; PRECEDING.len()],
 }
 
@@ -498,7 +508,7 @@ impl<'a> Start<'a> {
         super::string(id?)
     }
 
-    /// Returns the value of [`Start::before`] for another value of the field with the tools.
+    /// Returns the value that [`Start::before`] would have if the field with the tools had the JSON `field`.
     pub(crate) fn before_with(&self, field: &str) -> u64 {
         let before = if self.is_functions {
             xxh3_64_with_seed(b"", 0)
@@ -509,12 +519,13 @@ impl<'a> Start<'a> {
     }
 }
 
-/// Hashes `parts` in order; each hash is the seed for the next part.
+/// Returns the hash of `parts` in order; the hash of each part is the seed for the next one.
 pub(super) fn folded(parts: &[&[u8]], seed: u64) -> u64 {
     (parts.iter()).fold(seed, |seed, part| xxh3_64_with_seed(part, seed))
 }
 
-/// Returns the scope of documents that the gateway writes into a message, given the hash of the prompt before it.
+/// Returns the scope (hash of the prompt before documents) of documents that the gateway writes into a message, given
+/// the hash of the prompt before that message.
 pub(super) fn rendered_scope(before: u64) -> Scope {
     Scope(xxh3_64_with_seed(b"rendered", before))
 }

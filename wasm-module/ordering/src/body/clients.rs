@@ -23,7 +23,8 @@ use super::tags::Span;
 use crate::work::looked;
 use std::ops::Range;
 
-/// Returns the documents in `text` of the client that wrote it; empty if it is in no known client's format.
+/// Returns the spans of the documents in `text`, if one of the known clients (AnythingLLM, RAGFlow, LlamaIndex, Dify)
+/// wrote it; empty otherwise.
 pub(super) fn spans(text: &str) -> Vec<Span> {
     [anything_llm, ragflow, llama_index, dify]
         .iter()
@@ -32,8 +33,9 @@ pub(super) fn spans(text: &str) -> Vec<Span> {
         .unwrap_or_default()
 }
 
-/// Returns the range of `text` with a client's documents and the phrases around them: from the first phrase to the end
-/// of the last one. `None` if the client has no such phrases around all documents, or if they are missing.
+/// Returns the range of `text` that has a known client's documents and the phrases that the client writes around them:
+/// from the first phrase to the end of the last one. `None` if the client has no such phrases around all documents, or
+/// if they are missing.
 pub(super) fn frame(text: &str) -> Option<Range<usize>> {
     if !anything_llm(text).is_empty() {
         return None;
@@ -55,8 +57,9 @@ pub(super) fn frame(text: &str) -> Option<Range<usize>> {
     (start < last.whole.start).then_some(start..last.whole.end)
 }
 
-/// Returns whether a text, escaped as in a JSON string, may contain documents in a known client's format. Most bytes
-/// are read only once, since each of the phrases begins with a byte that is rare in ordinary text.
+/// Returns whether a text, escaped as in a JSON string, may contain documents in the format of a known client
+/// (AnythingLLM, RAGFlow, LlamaIndex, Dify). Most bytes are read only once, since each of the phrases begins with a
+/// byte that is rare in ordinary text.
 pub(super) fn may_hold(source: &str) -> bool {
     let mut from = 0;
     while let Some(at) = find_any(source, from, FIRST_BYTES) {
@@ -176,7 +179,7 @@ fn dify(text: &str) -> Vec<Span> {
     }]
 }
 
-/// Returns the range of the digits at `at`, at most nine; empty if there are none.
+/// Returns the range of the decimal digits from offset `at` on, at most nine; empty if there are none.
 fn digits(text: &str, at: usize) -> Range<usize> {
     let bytes = text.as_bytes().get(at..).unwrap_or_default().iter();
     at..at
@@ -186,7 +189,8 @@ fn digits(text: &str, at: usize) -> Range<usize> {
             .count()
 }
 
-/// Returns the key of the line `key: value` at `at`; `None` if the line has another form.
+/// Returns the key (letters, digits, `_` and `-`, at most 64) of the line `key: value` that begins at offset `at`;
+/// `None` if the line has another form.
 fn key_at(text: &str, at: usize) -> Option<&str> {
     let end = find(text, at, b'\n').unwrap_or(text.len());
     let key = text.get(at..find_words(text, at, ": ").filter(|colon| *colon < end)?)?;
@@ -199,7 +203,8 @@ fn follows(text: &str, at: usize, words: &str) -> bool {
 }
 
 const ANYTHING_LLM: &str = "[CONTEXT ";
-/// Phrases that occur in these clients' texts and in few others, each from its first rare byte on.
+/// Phrases that occur in texts of AnythingLLM, RAGFlow, LlamaIndex or Dify and in few others, each from its first rare
+/// byte on.
 const MARKS: [&str; 5] = [
     ANYTHING_LLM,
     "Content:",
@@ -213,7 +218,7 @@ const RAGFLOW_FIRST: &str = "------\n\nID: ";
 const RAGFLOW_NEXT: &str = "------\n\n\nID: ";
 const RAGFLOW_ID: &str = "ID: ";
 const RAGFLOW_CONTENT: &str = "└── Content:";
-/// The text that follows `{knowledge}` in RAGFlow's template.
+/// The text that follows `{knowledge}`, the placeholder of the documents, in RAGFlow's template.
 const RAGFLOW_END: &str = "\nThe above is the knowledge base";
 const LLAMA_INDEX: [&str; 2] = [
     "Context information is below.",

@@ -17,14 +17,14 @@ use super::results::results_and_texts;
 use super::scan::{self, Bad, Scan, drop_nulls};
 use smallvec::SmallVec;
 
-/// A part of a message's content that may contain documents.
+/// A part of a message's content that may contain documents: a text, or adjacent document blocks.
 #[derive(Debug)]
 pub(super) enum Piece<'a> {
-    /// The text of a string, without quotes, and its author.
+    /// The text of a JSON string, without quotes, and its author.
     Text(&'a str, Author),
-    /// Adjacent document blocks, and the style of text parts in the same content.
+    /// Adjacent document blocks, and the form of text parts in the same content.
     Blocks(Vec<Block<'a>>, PartStyle),
-    /// Adjacent documents in a list of results, into which no text may be inserted.
+    /// Adjacent documents in a tool's or a search's list of results, into which no text may be inserted.
     Results(Vec<Block<'a>>),
 }
 
@@ -33,33 +33,34 @@ pub(super) enum Piece<'a> {
 pub(super) struct Pieces<'a> {
     /// The parts that may contain documents, in the order of the prompt.
     pub(super) pieces: SmallVec<[Piece<'a>; 1]>,
-    /// The form of a text part in this content.
+    /// The form of the text parts in this content.
     pub(super) style: PartStyle,
     /// True if the content has a tool's result, which providers require to come first: the gateway writes no documents
     /// into it.
     pub(super) is_result: bool,
-    /// Number of parts, including those in tools' results.
+    /// Number of content parts, including those in tools' results.
     pub(super) parts: usize,
 }
 
-/// The inner content of a block that is a tool's result.
+/// What a content block that is a tool's result has inside.
 enum Nested<'a> {
     /// The result's own content: a string or a list.
     Content(&'a str),
-    /// An object, with the result in its fields.
+    /// An object, in whose fields the result's texts and documents are.
     Object(&'a str),
 }
 
-/// A document block of a content, or a document in a list of results.
+/// A document block of a message's content, or a document in a list of results.
 #[derive(Debug)]
 pub(super) struct Block<'a> {
-    /// The whole block, as JSON.
+    /// The whole block or document, as JSON.
     pub(super) raw: &'a str,
-    /// The document's name: for a block its title or else its source; empty if it has none.
+    /// The document's name, used in order and location hints: for a block its title or else its source; empty if it has
+    /// none.
     pub(super) label: &'a str,
 }
 
-/// The fields of a part or a block, as JSON; `None` if absent or `null`.
+/// The fields of a content part or block, as JSON; `None` if absent or `null`.
 #[derive(Default)]
 struct RawPart<'a> {
     kind: Option<&'a str>,
@@ -67,19 +68,20 @@ struct RawPart<'a> {
     title: Option<&'a str>,
     source: Option<&'a str>,
     content: Option<&'a str>,
-    /// A document in a tool's result (Cohere).
+    /// The field with a document in a tool's result (Cohere).
     document: Option<&'a str>,
     citations: Option<&'a str>,
     cache_control: Option<&'a str>,
-    /// A tool's result (Converse).
+    /// The field with a tool's result (Converse).
     result: Option<&'a str>,
-    /// The `response` of a `functionResponse` (Gemini).
+    /// The value of `response` in the field `functionResponse` (Gemini).
     response: Option<&'a str>,
-    /// A JSON block of a tool's result (Converse).
+    /// The JSON of a block of a tool's result (Converse).
     json: Option<&'a str>,
 }
 
-/// Divides a message's `content`. `style` is the form of its text parts, unless the first part has another form.
+/// Divides a message's `content` into parts that may contain documents; `holds` says which kinds it may have. `style`
+/// is the form of text parts, unless the content's first part has another form.
 pub(super) fn pieces<'a>(
     body: &'a str,
     content: &'a str,
@@ -181,7 +183,7 @@ fn parts<'a>(
     Ok(found)
 }
 
-/// Adds the pieces of a tool's result that is an object: its texts, and the documents in its array `results`.
+/// Appends to `pieces` those of a tool's result that is an object: its texts, and the documents in its array `results`.
 fn add_result_pieces<'a>(object: &'a str, pieces: &mut SmallVec<[Piece<'a>; 1]>) {
     let (spans, texts) = results_and_texts(object, &formats::TEXTS_OF_RESULT);
     let documents = spans.into_iter().filter_map(|span| {
@@ -210,7 +212,7 @@ fn add_result_pieces<'a>(object: &'a str, pieces: &mut SmallVec<[Piece<'a>; 1]>)
     );
 }
 
-/// Returns the passages of a search result, in groups of adjacent ones.
+/// Returns the passages of a search result with a text; each piece has adjacent ones. Empty if `content` is not a list.
 fn passages<'a>(body: &'a str, content: &'a str) -> Result<SmallVec<[Piece<'a>; 1]>, Skip> {
     let mut pieces = SmallVec::new();
     if !content.starts_with('[') {
@@ -285,8 +287,8 @@ impl<'a> RawPart<'a> {
         self.kind.and_then(inner) == Some(kind)
     }
 
-    /// Returns the inner content if this is a tool's result. Results inside a result are not entered, so nesting is one
-    /// level deep.
+    /// Returns the inner content if this part is a tool's result, otherwise `None`. Results inside a result are not
+    /// entered, so nesting is one level deep.
     fn nested(&self, author: Author) -> Option<Nested<'a>> {
         let object = |value: Option<&'a str>| value.filter(|value| value.starts_with('{'));
         if author == Author::Other && self.is("tool_result") {
@@ -305,7 +307,8 @@ impl<'a> RawPart<'a> {
         object(self.response).map(Nested::Object)
     }
 
-    /// Returns the label (empty if it has no name) if the block is a document that may move, otherwise `None`.
+    /// Returns the document's label (empty if it has no name) if the part is a document block that may move, otherwise
+    /// `None`.
     fn label(&self) -> Option<&'a str> {
         if self.kind.is_none() {
             let document = self.document.filter(|document| document.starts_with('{'))?;

@@ -1,5 +1,5 @@
-//! Locates contexts in a message's content, for the code that restores or moves them: the text with the question, and
-//! the range of the documents with the markup around them.
+//! Locates contexts (documents with the markup around them) and the text with the question in a message's content, for
+//! the code that restores or moves contexts of earlier turns.
 
 use super::clients;
 use super::json::{inner, offset_in, range_in};
@@ -9,31 +9,34 @@ use super::text::Text;
 use std::cell::OnceCell;
 use std::ops::Range;
 
-/// Returns the range in `body` of the content's last text, without quotes; `None` if it has no text.
+/// Returns the range in `body` of the last text in a message's `content`, without quotes; `None` if the content has no
+/// text.
 pub(crate) fn last_text(body: &str, content: &str) -> Option<Range<usize>> {
     Some(ContextTexts::new(body, content).texts.pop()?.range)
 }
 
-/// The texts of a message's content. Each is read once, however many documents are located in it.
+/// The texts of a message's content, in which the surroundings of documents are located. Each is searched once, however
+/// many documents are located in it.
 pub(crate) struct ContextTexts<'a> {
     body: &'a str,
     texts: Vec<ContextText<'a>>,
 }
 
 struct ContextText<'a> {
-    /// The range in the body, without quotes.
+    /// The range of the text in the body, without quotes.
     range: Range<usize>,
     /// The element of the content's array that has the text; `None` if the content is a string.
     part: Option<&'a str>,
-    /// The range in the body of a known client's documents with its phrases around them, located at its first use;
-    /// `None` if there is none.
+    /// The range in the body of a known client's documents with the phrases that it writes around them; `None` if there
+    /// is none. Located at its first use.
     frame: OnceCell<Option<Range<usize>>>,
 }
 
-/// A range of the body with documents and the tags, phrases or heading that belong to them.
+/// A range of the body with documents and the tags, phrases or heading that surround them.
 pub(crate) struct ContextRange<'a> {
     pub(crate) range: Range<usize>,
-    /// The element of the content's array, if its text has nothing outside the range; otherwise `None`.
+    /// The element of the content's array that has the text, if that text has nothing outside the range; otherwise
+    /// `None`.
     pub(crate) part: Option<&'a str>,
 }
 
@@ -57,8 +60,8 @@ impl<'a> ContextTexts<'a> {
         Self { body, texts }
     }
 
-    /// Returns the documents at `found` in the body, with the tags around them and, if nothing follows, their heading.
-    /// `None` if they are not within one text.
+    /// Returns the range of the documents at `found` in the body, extended by the tags or phrases of a client around
+    /// them and, if only white space follows, by their heading. `None` if they are not within one text.
     pub(crate) fn around(&self, found: Range<usize>) -> Option<ContextRange<'a>> {
         let body = self.body;
         let at = self
@@ -96,7 +99,8 @@ impl<'a> ContextTexts<'a> {
     }
 }
 
-/// Returns the range of a known client's documents with its phrases around them; `None` if the text has none.
+/// Returns the range in the body of a known client's documents with the phrases that it writes around them; `None` if
+/// `text`, a range of the body, has none.
 fn framed(body: &str, text: &Range<usize>) -> Option<Range<usize>> {
     let source = body.get(text.clone())?;
     if !clients::may_hold(source) {
@@ -107,8 +111,8 @@ fn framed(body: &str, text: &Range<usize>) -> Option<Range<usize>> {
     Some(text.start + frame.start..text.start + frame.end)
 }
 
-/// Returns start and end of the element whose content is `range` of the body, tags included; `None` unless `<name>`
-/// directly precedes the range and `</name>` directly follows it, apart from white space.
+/// Returns start and end offset in the body of the element whose content is `range`, tags included; `None` unless
+/// `<name>` directly precedes the range and `</name>` directly follows it within `text`, apart from white space.
 fn wrapped(body: &str, text: &Range<usize>, range: Range<usize>) -> Option<(usize, usize)> {
     let behind = trimmed_start(body.get(range.end..text.end)?);
     let tag = behind.strip_prefix("</")?;
@@ -126,7 +130,7 @@ fn wrapped(body: &str, text: &Range<usize>, range: Range<usize>) -> Option<(usiz
     Some((text.start + opening.len(), offset_in(body, rest)))
 }
 
-/// Removes white space from the end, literal or escaped as in JSON.
+/// Returns the text without white space at its end, literal or escaped as in JSON.
 fn trimmed_end(mut text: &str) -> &str {
     loop {
         let less = search::trimmed_end(text, 0..text.len());
@@ -144,7 +148,7 @@ fn trimmed_end(mut text: &str) -> &str {
     }
 }
 
-/// Removes white space from the start, literal or escaped as in JSON.
+/// Returns the text without white space at its start, literal or escaped as in JSON.
 fn trimmed_start(mut text: &str) -> &str {
     loop {
         let less = search::trimmed_start(text, 0..text.len());
@@ -160,13 +164,13 @@ fn is_blank(text: &str) -> bool {
     trimmed_start(text).is_empty()
 }
 
-/// White space as JSON escapes it.
+/// The escape sequences of white space in a JSON string.
 const SPACES: [&str; 3] = [r"\n", r"\r", r"\t"];
 
-/// Headings that clients write above their contexts (AnythingLLM).
+/// Headings that clients write above their contexts (retrieved documents), as AnythingLLM does.
 const HEADINGS: [&str; 1] = ["Context:"];
 
-/// The maximum length of a tag name, in bytes.
+/// The maximum length of the name of a tag around documents, in bytes.
 const MAX_NAME_BYTES: usize = 64;
 
 #[cfg(test)]

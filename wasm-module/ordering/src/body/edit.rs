@@ -4,23 +4,24 @@ use crate::sort::sort_by_key;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// A replacement for a range of the body.
+/// A replacement of a range of a request's body.
 #[derive(Debug)]
 pub(crate) struct Edit<'a> {
     range: Range<usize>,
     with: Pieces<'a>,
 }
 
-/// The text of a replacement: separator, text, separator. Three pieces suffice, so an edit needs no list on the heap.
+/// The text of an [`Edit`]: separator, text, separator, each possibly empty. Three pieces suffice, so an edit needs no
+/// list on the heap.
 pub(super) type Pieces<'a> = [Cow<'a, str>; 3];
 
 impl<'a> Edit<'a> {
-    /// Returns the edit that replaces a range of the body.
+    /// Returns the edit that replaces a range of the body with the text `with`.
     pub(crate) fn replace(range: Range<usize>, with: impl Into<Cow<'a, str>>) -> Self {
         Self::pieces(range, ["".into(), with.into(), "".into()])
     }
 
-    /// Returns the edit that inserts text at an offset of the body.
+    /// Returns the edit that inserts the text `with` at an offset of the body.
     pub(crate) fn insert(at: usize, with: impl Into<Cow<'a, str>>) -> Self {
         Self::replace(at..at, with)
     }
@@ -30,7 +31,8 @@ impl<'a> Edit<'a> {
     }
 }
 
-/// Returns `range` of `text` with `parts` of it replaced. These must be sorted, disjoint and inside `range`.
+/// Returns the substring `range` of `text` with each of `parts` (ranges of `text`, with the new text) replaced. They
+/// must be sorted, disjoint and inside `range`.
 pub(crate) fn replaced<'e>(
     text: &str,
     range: Range<usize>,
@@ -48,7 +50,7 @@ pub(crate) fn replaced<'e>(
     out
 }
 
-/// Returns `body` with `edits` applied, which must not overlap.
+/// Returns `body` with `edits` applied, whose ranges must not overlap.
 pub(crate) fn apply(body: &str, mut edits: Vec<Edit<'_>>) -> Vec<u8> {
     // The edits do not overlap, so no two ranges are equal.
     sort_by_key(&mut edits, |edit| (edit.range.start, edit.range.end));

@@ -12,8 +12,8 @@ use super::text::characters;
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// Escapes an id, itself escaped as in JSON, for an XML attribute inside a JSON string. The result has no quote, angle
-/// bracket, control character or line end.
+/// Escapes a document's id, which is escaped as in JSON, for use as an XML attribute inside a JSON string. The result
+/// has no quote, angle bracket, control character or line end.
 pub(super) fn attribute(id: &str) -> Cow<'_, str> {
     let mut escaped = String::new();
     let mut copied = 0;
@@ -47,7 +47,8 @@ pub(super) fn attribute(id: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// Escapes a closing `</document` in a title or a text, which are escaped as in a JSON string.
+/// Escapes the `<` of each `</document` in a title or a text, both escaped as in a JSON string, so that it cannot end
+/// the document's block.
 pub(super) fn enclosed(text: &str) -> Cow<'_, str> {
     let mut escaped = String::new();
     let mut copied = 0;
@@ -76,12 +77,12 @@ pub(super) fn enclosed(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// Returns whether the byte may begin a character that must be escaped.
+/// Returns whether the byte may begin a character that must be escaped in an attribute.
 fn is_suspect(byte: u8) -> bool {
     matches!(byte, b'<' | b'>' | b'\\' | 0..=0x1f | 0x7f..)
 }
 
-/// Returns whether a character is a control character, ends a line, or changes the direction of text.
+/// Returns whether a character is a control character, ends a line, or sets the direction of text.
 pub(crate) fn is_control(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{2028}' | '\u{2029}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

@@ -16,31 +16,32 @@ use super::role::Role;
 use super::{Skip, scan};
 use std::borrow::Cow;
 
-/// A body format: the names of its fields, and how a message is interpreted.
+/// The format of a request's body: the names of its fields, and how a message is interpreted.
 pub(super) struct Format {
-    /// The field with the messages.
+    /// The name of the body's field that has the messages.
     pub(super) messages: &'static str,
     /// The possible names of the field with the system text.
     pub(super) system: &'static [&'static str],
-    /// The fields of an entry that [`Format::said`] receives, at most [`MAX_FIELDS`].
+    /// The names of those fields of a message or item that [`Format::interpret`] receives, at most [`MAX_FIELDS`].
     pub(super) fields: &'static [&'static str],
-    /// Interprets an entry of the list of messages, given the body's text and the entry's `fields`.
+    /// Interprets an entry of the list of messages, given the body's text and the entry. Returns an error if the entry
+    /// is malformed.
     pub(super) interpret: for<'a> fn(&str, &RawMessage<'a>) -> Result<Interpreted<'a>, Skip>,
-    /// The form of text parts that are added to an empty list of parts.
+    /// The form of a text part that the gateway adds to an empty list of content parts.
     pub(super) style: PartStyle,
-    /// True if a field with messages that is not a list of objects is an error. If false, a string is the only user
+    /// True if a field of messages that is not a list of objects is an error. If false, a string is the only user
     /// message, and any other value is ignored.
     pub(super) is_strict: bool,
 }
 
-/// The maximum number of fields of an entry that a format requests.
+/// The maximum number of fields of a message or item that one format reads.
 pub(super) const MAX_FIELDS: usize = 8;
 
-/// Number of rows of [`FORMATS`].
+/// Number of formats in [`FORMATS`].
 pub(super) const FORMAT_COUNT: usize = 4;
 
-/// The formats. The first one also applies to a body without messages. Cohere's v1 comes last, since its question is in
-/// a field of its own.
+/// The known body formats. The first one also applies to a body without messages. Cohere's v1 comes last, since its
+/// question is in a field of its own.
 pub(super) static FORMATS: [Format; FORMAT_COUNT] = [CHAT, RESPONSES, GEMINI, COHERE];
 
 /// The index of Cohere's v1 format in [`FORMATS`].
@@ -89,18 +90,19 @@ const GEMINI: Format = Format {
     is_strict: false,
 };
 
-/// Fields of a chat message. In Cohere's v1 API the content is called `message`.
+/// Names of the fields of a chat message that are read. In Cohere's v1 API the content is called `message`.
 const CHAT_FIELDS: &[&str] = &["role", "content", "message"];
 
-/// Fields that refer to context which precedes the body's first message but is stored at the server.
+/// Names of fields that refer to context which precedes the body's first message but is stored at the server.
 pub(super) const PRECEDING: [&str; 3] = ["previous_response_id", "conversation", "cachedContent"];
 
-/// Returns whether the field is an object with the tools or the tool choice (Converse, Gemini).
+/// Returns whether a field of this name is the object that has the tools or the tool choice (Converse, Gemini).
 pub(super) fn is_tool_config(name: &str) -> bool {
     matches!(name, "toolConfig" | "tool_config")
 }
 
-/// Returns the name in [`PARAMETERS`](super::chat::PARAMETERS) of another format's parameter; otherwise `None`.
+/// Returns the name in [`PARAMETERS`](super::chat::PARAMETERS) of the parameter to which another format gives the name
+/// `name`; `None` if that is no such name.
 pub(super) fn parameter(name: &str) -> Option<&'static str> {
     match name {
         "text" => Some("response_format"),
@@ -110,13 +112,14 @@ pub(super) fn parameter(name: &str) -> Option<&'static str> {
     }
 }
 
-/// A message or input item as JSON, with its values of [`Format::fields`]; `None` if absent or `null`.
+/// A message or input item as JSON, with the values of the fields that [`Format::fields`] names, in that order; `None`
+/// if absent or `null`.
 pub(super) struct RawMessage<'a> {
     pub(super) raw: &'a str,
     pub(super) fields: [Option<&'a str>; MAX_FIELDS],
 }
 
-/// A message, as interpreted by its format.
+/// A message of the body, as interpreted by its [`Format`].
 pub(super) struct Interpreted<'a> {
     pub(super) role: Role,
     /// The role's name, or the type of an input item that is no message, such as `function_call`; part of the hash that
@@ -128,19 +131,19 @@ pub(super) struct Interpreted<'a> {
     pub(super) holds: Holds,
 }
 
-/// The parts of a content that may contain documents.
+/// Where documents may be in a message's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holds {
-    /// The content's texts and parts, which this author wrote.
+    /// In the content's texts and parts, which this author wrote.
     Parts(Author),
-    /// The content's elements, each a passage found by a search.
+    /// In the content's elements, each a passage that a search found.
     Passages,
-    /// No part: the content is not read.
+    /// Nowhere: the content is not read.
     Nothing,
 }
 
 impl<'a> Interpreted<'a> {
-    /// Returns a message whose role decides where documents are searched in its content.
+    /// Returns a message whose role decides where its content may have documents; content `None` counts as empty.
     pub(super) fn message(role_name: Cow<'a, str>, content: Option<&'a str>) -> Self {
         let role = Role::of(&role_name);
         Self {
@@ -156,7 +159,8 @@ impl<'a> Interpreted<'a> {
         }
     }
 
-    /// Returns an entry that an engine or a tool wrote and that must be forwarded unchanged.
+    /// Returns an input item that an engine or a tool wrote and that must be forwarded unchanged: no documents are
+    /// searched in it.
     fn sealed(role: Role, kind: &'a str, content: &'a str) -> Self {
         Self {
             role,
@@ -179,7 +183,7 @@ fn chat<'a>(body: &str, message: &RawMessage<'a>) -> Result<Interpreted<'a>, Ski
     Ok(Interpreted::message(role, content.or(message)))
 }
 
-/// Interprets an item of Responses' `input`. Items of unknown types are forwarded unchanged.
+/// Interprets an item of `input` in OpenAI's Responses API. Items of unknown types are forwarded unchanged.
 fn item<'a>(body: &str, item: &RawMessage<'a>) -> Result<Interpreted<'a>, Skip> {
     let [kind, role, content, output, results, arguments, input, id] = item.fields;
     let kind = kind.and_then(inner).unwrap_or("message");
@@ -208,7 +212,7 @@ fn item<'a>(body: &str, item: &RawMessage<'a>) -> Result<Interpreted<'a>, Skip> 
     })
 }
 
-/// Interprets an entry of Gemini's `contents`; without a role it is the user's.
+/// Interprets an entry of Gemini's `contents`; an entry without a role is the user's.
 fn content<'a>(body: &str, content: &RawMessage<'a>) -> Result<Interpreted<'a>, Skip> {
     let [role, parts, ..] = content.fields;
     let role = match role {
@@ -229,7 +233,7 @@ fn content<'a>(body: &str, content: &RawMessage<'a>) -> Result<Interpreted<'a>, 
     Ok(said)
 }
 
-/// The form of a text in a list of parts.
+/// The form of a text in a list of content parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum PartStyle {
     /// `{"type":"text","text":"…"}`: OpenAI chat, Anthropic, Cohere.
@@ -242,7 +246,8 @@ pub(crate) enum PartStyle {
 }
 
 impl PartStyle {
-    /// Returns the style of a list whose part has this `type`, given as JSON; `kind` is `None` if the part has no type.
+    /// Returns the form of text parts in a list that has a part of this `type`, given as JSON; `kind` is `None` if the
+    /// part has no type.
     pub(super) fn of(kind: Option<&str>) -> Self {
         match kind.and_then(inner) {
             None => Self::Bare,
@@ -251,7 +256,7 @@ impl PartStyle {
         }
     }
 
-    /// Returns the JSON of a text part before the text.
+    /// Returns the JSON with which a text part of this form begins, up to its text.
     pub(crate) fn open(self) -> &'static str {
         match self {
             Self::Typed => r#"{"type":"text","text":""#,
@@ -260,8 +265,8 @@ impl PartStyle {
         }
     }
 
-    /// Returns the JSON with which a text part begins, up to its text, after a comma that separates it from the
-    /// previous part.
+    /// Returns the JSON with which a text part of this form begins, up to its text, after a comma that separates it
+    /// from the previous part.
     pub(crate) fn open_behind(self) -> &'static str {
         match self {
             Self::Typed => r#",{"type":"text","text":""#,
@@ -270,12 +275,12 @@ impl PartStyle {
         }
     }
 
-    /// All styles.
+    /// All forms of a text part.
     pub(crate) const ALL: [Self; 3] = [Self::Typed, Self::Input, Self::Bare];
 }
 
-/// Returns the label of Converse's block `document`; `None` if it must not move because citations are enabled: answers
-/// cite documents by index.
+/// Returns the label of a `document` block of Bedrock's Converse API, empty if it has no name. `None` if the block has
+/// no source, or must not move because citations are enabled: answers cite documents by index.
 pub(super) fn converse_label(document: &str) -> Option<&str> {
     let [name, source, citations] = scan::fields(document, ["name", "source", "citations"]).ok()?;
     source?;
@@ -284,7 +289,8 @@ pub(super) fn converse_label(document: &str) -> Option<&str> {
     (!cites).then(|| name.and_then(inner).unwrap_or_default())
 }
 
-/// Returns the label of a passage of `file_search_call.results`; `None` if it has no text. (Answers cite files.)
+/// Returns the label of a passage of `file_search_call.results`, empty if it names no file; `None` if it has no text.
+/// Passages may move, since answers cite files.
 pub(super) fn passage_label(passage: &str) -> Option<&str> {
     if !passage.starts_with('{') {
         return None;
@@ -294,5 +300,5 @@ pub(super) fn passage_label(passage: &str) -> Option<&str> {
     Some(filename.or(file_id).and_then(inner).unwrap_or_default())
 }
 
-/// The fields with texts in a tool's result that is an object.
+/// Names of the fields that may have texts in a tool's result that is an object.
 pub(super) const TEXTS_OF_RESULT: [&str; 3] = ["result", "output", "content"];

@@ -1,4 +1,5 @@
-//! Messages and the documents found in them: groups of adjacent documents, and the place of each.
+//! Messages and the documents found in them: groups of adjacent documents, and the ranges of the body where each group
+//! is written.
 
 use super::Skip;
 use super::formats::PartStyle;
@@ -13,8 +14,9 @@ use std::borrow::Cow;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Hash of a chat's messages up to and including one: their roles and contents, byte for byte as the client sends them,
-/// and the client's own ids (`user`, `safety_identifier`, `prompt_cache_key`, `metadata.user_id`).
+/// Hash chain that identifies a chat up to and including one of its messages: over the roles and contents, byte for
+/// byte as the client sends them, and the client's own ids (`user`, `safety_identifier`, `prompt_cache_key`,
+/// `metadata.user_id`).
 ///
 /// Other fields of a message are left out: some clients drop or add them when they send an answer back. The hash is
 /// neither secret nor a proof: a record found by it is compared with the request before use, as far as the request
@@ -22,24 +24,24 @@ use xxhash_rust::xxh3::xxh3_128;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Chain(pub(crate) u128);
 
-/// A place in a user message, before its text, at which blocks can be inserted.
+/// The point in a user message, before its text, at which blocks of documents can be inserted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// Offset in the body at which to insert.
+    /// Offset in the body at which the blocks are inserted.
     pub(crate) at: usize,
     pub(crate) wrap: Wrap,
 }
 
-/// The JSON that encloses an inserted block.
+/// The JSON with which a block that is inserted into a message must be enclosed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wrap {
-    /// No JSON: the block is inserted inside a string.
+    /// No JSON: the block is inserted inside a JSON string.
     None,
     /// A text part, inserted after the `[` of a content array. `others` is true if other parts follow it.
     Part { others: bool, style: PartStyle },
 }
 
-/// A message with its groups of documents.
+/// A message of a chat, with the groups of documents found in it.
 #[derive(Debug)]
 pub(crate) struct Message<'a> {
     pub(crate) role: Role,
@@ -51,43 +53,47 @@ pub(crate) struct Message<'a> {
     pub(crate) raw: &'a str,
     /// The message's content, as JSON; empty if it has none.
     pub(crate) content: &'a str,
-    /// Hash of the whole message.
+    /// Hash of all bytes of the message.
     pub(crate) hash: u64,
     /// Hash chain of the chat up to and including this message.
     pub(crate) chain: Chain,
-    /// The chat's turn to which the message belongs, from 0.
+    /// Number of the chat's turn to which the message belongs, from 0.
     pub(crate) turn: u32,
-    /// The place at which documents can be written into the message, and their scope there; `None` if they cannot.
+    /// The point at which documents can be written into the message, and the scope there (hash of the prompt before
+    /// them); `None` if the message cannot receive documents.
     pub(crate) entry: Option<(Entry, Scope)>,
-    /// Groups of documents: one for each text of the message with documents (several if [labels](Group::is_labelled)
-    /// divide it), and one for each run of document blocks.
+    /// Groups of documents in the message: one for each text with documents (several if [labels](Group::is_labelled)
+    /// divide it), and one for each run of adjacent document blocks.
     pub(crate) groups: Vec<Group<'a>>,
 }
 
-/// Documents that are ordered together and stay in their group.
+/// Documents of one message that are ordered among each other. No document moves from one group to another.
 #[derive(Debug)]
 pub(crate) struct Group<'a> {
-    /// Hash of the prompt before the documents, as the client sent it.
+    /// Hash of the prompt before the documents, as the client sent it, without the gateway's changes.
     pub(crate) scope: Scope,
     pub(crate) format: DocumentFormat,
     /// The documents in the client's order; at least one.
     pub(crate) found: Vec<FoundDocument<'a>>,
     pub(crate) place: GroupLayout<'a>,
-    /// The place of an order hint; `None` if none can be written.
+    /// Where an order hint (a sentence with the retriever's ranking) can be written for these documents; `None` if
+    /// nowhere.
     pub(crate) hint: Option<HintSpot>,
-    /// True if labels between the documents divide their text into several groups, of which this is one.
+    /// True if labels between documents (such as "Old contract:") divide the documents of their text into several
+    /// groups, of which this is one.
     pub(crate) is_labelled: bool,
 }
 
 impl<'a> Message<'a> {
-    /// Iterates over the groups of documents that are ordered: all except a tool's whole result.
+    /// Iterates over the groups of documents in this message that are ordered: all except a tool's whole result.
     pub(crate) fn ordered(&self) -> impl Iterator<Item = &Group<'a>> {
         self.groups.iter().filter(|group| !group.is_output())
     }
 }
 
 impl GroupLayout<'_> {
-    /// Returns the ranges of the body that the documents fill; empty if the documents are rendered.
+    /// Returns the ranges of the body that the group's documents fill, one each; empty if the gateway renders the
+    /// documents.
     pub(crate) fn slots(&self) -> &[Range<usize>] {
         match self {
             Self::Slots { slots, .. } => slots,
@@ -95,13 +101,14 @@ impl GroupLayout<'_> {
         }
     }
 
-    /// Returns the range of the body from the first slot to the last; `None` without slots.
+    /// Returns the range of the body from the start of the first document to the end of the last; `None` if the gateway
+    /// renders the documents.
     pub(crate) fn hull(&self) -> Option<Range<usize>> {
         let slots = self.slots();
         Some(slots.first()?.start..slots.last()?.end)
     }
 
-    /// Returns the offset in the body at which the documents begin.
+    /// Returns the offset in the body at which the group's first document begins or, if it is rendered, is inserted.
     pub(crate) fn start(&self) -> usize {
         match self {
             Self::Slots { slots, .. } => slots.first().map_or(0, |slot| slot.start),
@@ -110,25 +117,26 @@ impl GroupLayout<'_> {
     }
 }
 
-/// One document. Its strings are bytes of the body, escapes included.
+/// One document found in a body. Its strings are bytes of the body, escapes included.
 #[derive(Debug)]
 pub(crate) struct FoundDocument<'a> {
     pub(crate) fingerprint: Fingerprint,
-    /// The document's name in hints, escaped as in the body; empty if it has none.
+    /// The document's name in order and location hints, escaped as in the body; empty if the client gave it none.
     pub(crate) label: &'a str,
     pub(crate) tokens: u32,
     pub(crate) source: Source<'a>,
-    /// The ranges of the document's number and text in its block; `None` unless the client numbers documents by place.
+    /// The ranges of the number and of the text in the document's block; `None` unless the client numbers documents by
+    /// their position in the request.
     pub(super) numbered: Option<Numbered>,
 }
 
-/// The source of a document's block.
+/// What a document's block in the forwarded prompt is made from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Source<'a> {
-    /// A block of the body, moved unchanged.
+    /// A substring of the body, moved unchanged.
     Whole(&'a str),
-    /// The strings of a `documents` element (empty if absent), from which the block is rendered. They are escaped so
-    /// that they cannot end the block.
+    /// The strings of an element of `documents` (empty if absent), from which the gateway renders the block. They are
+    /// escaped so that they cannot end the block.
     Parts {
         id: Cow<'a, str>,
         title: Cow<'a, str>,
@@ -136,26 +144,26 @@ pub(crate) enum Source<'a> {
     },
 }
 
-/// The places in the body where a group's documents are written.
+/// Where in the body a group's documents are written.
 #[derive(Debug)]
 pub(crate) enum GroupLayout<'a> {
-    /// The documents are written into these ranges of the body, one each; the text between them stays. If documents are
-    /// dropped, the last ranges become empty, unless `all_filled` forbids that.
+    /// The documents are written into these ranges of the body, one each; the text between them stays. If fewer
+    /// documents are written than there are ranges, the last ranges become empty, unless `all_filled` forbids that.
     Slots {
         slots: Vec<Range<usize>>,
         all_filled: bool,
     },
-    /// The documents are written into a message, as blocks that the gateway renders.
+    /// The documents are written into a message at `entry`, as blocks that the gateway renders.
     Render {
-        /// The `documents` array, which becomes `null`; `None` if the body has none.
+        /// The range of the `documents` field's value, which becomes `null`; `None` if the body has none.
         array: Option<Range<usize>>,
         entry: Entry,
-        /// Text before and after the rendered documents, escaped as in a JSON string.
+        /// Text before and after all the rendered documents, escaped as in a JSON string.
         around: [&'a str; 2],
     },
 }
 
-/// The place of an order hint: an offset in the body, and the separators before and after the hint.
+/// Where an order hint is written: an offset in the body, and the separators before and after the hint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HintSpot {
     pub(crate) at: usize,
@@ -164,7 +172,7 @@ pub(crate) struct HintSpot {
 }
 
 impl<'a> FoundDocument<'a> {
-    /// Returns a document whose block is a range of the body.
+    /// Returns a document whose block (the document with its tags) is the substring `whole` of the body.
     pub(super) fn whole(whole: &'a str, label: &'a str) -> Self {
         hashed(whole.len());
         Self {
@@ -176,7 +184,7 @@ impl<'a> FoundDocument<'a> {
         }
     }
 
-    /// Returns the document's text, escaped as in the body; for a block of the body, the whole block.
+    /// Returns the document's text, escaped as in the body; for a document that is moved unchanged, with its tags.
     pub(crate) fn text(&self) -> &str {
         match &self.source {
             Source::Whole(whole) => whole,
@@ -184,7 +192,8 @@ impl<'a> FoundDocument<'a> {
         }
     }
 
-    /// Returns the block with the place of its number; `None` unless the client numbers documents by place.
+    /// Returns the document's block with the range of its number; `None` unless the client numbers documents by their
+    /// position in the request.
     pub(crate) fn numbered_block(&self) -> Option<NumberedBlock<'a>> {
         let Source::Whole(whole) = self.source else {
             return None;
@@ -195,12 +204,13 @@ impl<'a> FoundDocument<'a> {
         })
     }
 
-    /// Returns whether the client numbers the document by place.
+    /// Returns whether the client numbers the document by its position in the request.
     pub(crate) fn is_numbered(&self) -> bool {
         self.numbered.is_some()
     }
 
-    /// Returns the block as it is in a message of the body; `None` if the document comes from a `documents` array.
+    /// Returns the document's block as it is in a message of the body; `None` if the document comes from a `documents`
+    /// array or a retriever.
     pub(crate) fn block_in_message(&self) -> Option<&'a str> {
         match &self.source {
             Source::Whole(whole) => Some(*whole),
@@ -210,7 +220,8 @@ impl<'a> FoundDocument<'a> {
 }
 
 impl Group<'_> {
-    /// Returns whether the group is a tool's whole result, which is not ordered but may be shortened by location hints.
+    /// Returns whether this group is a tool's whole result, which is not ordered but may be shortened by location hints
+    /// (references to an earlier copy).
     pub(crate) fn is_output(&self) -> bool {
         self.format == DocumentFormat::Outputs
     }
@@ -221,11 +232,11 @@ impl Group<'_> {
     }
 }
 
-/// Finds documents in a body and counts them.
+/// Finds documents in one body and counts them.
 pub(super) struct Finder<'a, 'c> {
     pub(super) body: &'a str,
     pub(super) config: &'c Config,
-    /// Number of documents found so far.
+    /// Number of documents found in the body so far.
     count: usize,
 }
 
@@ -238,7 +249,7 @@ impl<'a, 'c> Finder<'a, 'c> {
         }
     }
 
-    /// Adds to the number of documents found; an error if that exceeds `documents.max`.
+    /// Adds to the number of documents found in the body; an error if that exceeds `documents.max`.
     pub(super) fn add(&mut self, documents: usize) -> Result<(), Skip> {
         self.count += documents;
         if self.count > self.config.documents.max as usize {

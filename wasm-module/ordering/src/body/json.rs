@@ -11,12 +11,13 @@ pub(crate) fn inner(raw: &str) -> Option<&str> {
     raw.strip_prefix('"')?.strip_suffix('"')
 }
 
-/// Unescapes the text of a JSON string, or a part of it.
+/// Unescapes the text of a JSON string, or a part of that text.
 pub(crate) fn unescaped(piece: &str) -> Cow<'_, str> {
     super::text::unescaped(piece, None)
 }
 
-/// Returns the named fields of the object `part` of `body`; a field that is absent or `null` is `None`.
+/// Returns the JSON of the named fields of `part`, an object in `body`; `None` for a field that is absent or `null`.
+/// Returns an error if `part` is not such an object or names a field twice.
 pub(super) fn fields<'a, const N: usize>(
     body: &str,
     part: &'a str,
@@ -25,12 +26,12 @@ pub(super) fn fields<'a, const N: usize>(
     scan::fields(part, names).map_err(|Bad(at)| misplaced(body, part, at))
 }
 
-/// Returns the elements of the list `part` of `body`.
+/// Returns the JSON of each element of `part`, a list in `body`; an error if it is not a list.
 pub(super) fn elements<'a>(body: &str, part: &'a str) -> Result<Vec<&'a str>, Skip> {
     scanned(body, part, Scan::elements)
 }
 
-/// Returns the unescaped text of a field, empty if it is `None`; an error if its value is not a string.
+/// Returns the unescaped text of a field's value, empty if it is `None`; an error if the value is not a string.
 pub(super) fn text<'a>(body: &str, field: Option<&'a str>) -> Result<Cow<'a, str>, Skip> {
     let Some(value) = field else {
         return Ok(Cow::default());
@@ -38,7 +39,7 @@ pub(super) fn text<'a>(body: &str, field: Option<&'a str>) -> Result<Cow<'a, str
     super::string(value).ok_or_else(|| misplaced(body, value, 0))
 }
 
-/// Scans all of `part`, a substring of `body`, with `read`.
+/// Calls `read` with a scan of `part`, a substring of `body`; an error if it fails or leaves bytes unread.
 pub(super) fn scanned<'a, T>(
     body: &str,
     part: &'a str,
@@ -50,7 +51,7 @@ pub(super) fn scanned<'a, T>(
         .map_err(|Bad(at)| misplaced(body, part, at))
 }
 
-/// Returns the error for the byte `at` of `part`, as line and column of `body`.
+/// Returns the error for invalid JSON at byte offset `at` of `part`, with the line and column in `body`.
 pub(super) fn misplaced(body: &str, part: &str, at: usize) -> Skip {
     let before = body.get(..offset_in(body, part) + at).unwrap_or(body);
     looked(before.len());

@@ -14,9 +14,10 @@ use super::tags::{Span, name_at};
 use crate::work::looked;
 use std::ops::Range;
 
-/// Divides tagged documents into groups, and returns the number of documents in each. A label between two documents
-/// ends the group, unless the text before the first document ends with the same label and no label has ended a group
-/// yet: what recurs only between documents may relate each to the next. Linear in the text up to the last document.
+/// Divides the tagged documents at `spans` of a text into groups, and returns the number of documents in each. A label
+/// (text between two documents) ends the group, unless the text before the first document ends with the same label and
+/// no label has ended a group yet: what recurs only between documents may relate each to the next. Takes time linear in
+/// the length of the text up to the last document.
 pub(super) fn groups(text: &str, spans: &[Span]) -> Vec<usize> {
     let ends = spans.iter().map(|span| span.whole.end);
     let starts = spans.iter().skip(1).map(|span| span.whole.start);
@@ -41,10 +42,10 @@ pub(super) fn groups(text: &str, spans: &[Span]) -> Vec<usize> {
     counts
 }
 
-/// Returns the label that a range of `text` gives the document after it, which has the index `place`: the words, names
-/// of opening tags, symbols, and numbers other than `place` and `place + 1` in that range. A line break precedes a word
-/// that begins a line, a clause or an element, and a space any other word: a label that ends with `signed` is not the
-/// same as one that ends with `not signed` or `unsigned`.
+/// Returns the label (text that may say which document is which) that a range of `text` before a document gives it: the
+/// words, names of opening tags, symbols, and numbers in that range, except `place`, which is the document's index, and
+/// `place + 1`. In the result, a line break precedes a word that begins a line, a clause or an element, and a space any
+/// other word: a label that ends with `signed` is not the same as one that ends with `not signed` or `unsigned`.
 fn label(text: &str, range: Range<usize>, place: usize) -> String {
     let part = text.get(range).unwrap_or_default();
     looked(part.len());
@@ -83,8 +84,8 @@ fn label(text: &str, range: Range<usize>, place: usize) -> String {
     label
 }
 
-/// Returns whether a character that is neither letter nor digit may tell documents apart, as `✅` does and a dash, a
-/// bullet or a full-width colon does not.
+/// Returns whether a character that is neither letter nor digit may tell documents apart, as `✅` may and a dash, a
+/// bullet or a full-width colon may not.
 fn is_symbol(character: char) -> bool {
     !matches!(character, '\0'..='\u{bf}' | '\u{2000}'..='\u{206f}' | '\u{2500}'..='\u{257f}'
         | '\u{3000}'..='\u{303f}' | '\u{ff00}'..='\u{ffef}')
@@ -92,7 +93,7 @@ fn is_symbol(character: char) -> bool {
         && !character.is_whitespace()
 }
 
-/// Returns the end of a closing tag whose slash is at `at`; `None` if there is none.
+/// Returns the position after the closing tag whose slash is at `at`; `None` if there is no closing tag.
 fn tag_end(text: &str, at: usize) -> Option<usize> {
     let name = name_at(text, at + 1);
     let is_tag = !name.is_empty() && text.as_bytes().get(name.end) == Some(&b'>');

@@ -19,44 +19,46 @@ use crate::work::looked;
 use fxhash::FxHashSet;
 use std::ops::Range;
 
-/// The author of a text that may hold a list.
+/// The author of a text that may hold a list of documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Author {
-    /// A tool: the text is only its result, so the last document ends with the text.
+    /// A tool: the text is only the tool's result, so the last document ends with the text.
     Tool,
     /// Any other author, such as a user: text may follow the last document.
     Other,
 }
 
-/// The marks of documents in a text's lines, found in one pass.
+/// The lines of a text that mark documents (numbers in brackets, rules of dashes, headings), found in one pass.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     author: Option<Author>,
     end: usize,
     items: Vec<Item>,
     rules: Vec<Range<usize>>,
-    /// The start of each heading's line, and the range of its title.
+    /// For each heading, the start of its line and the range of its title.
     headings: Vec<(usize, Range<usize>)>,
 }
 
-/// An item of a numbered list.
+/// An item of a numbered list in a text: a line that begins with a number in brackets, and the lines up to the next
+/// one.
 #[derive(Debug)]
 struct Item {
     start: usize,
-    /// Range of the item's number.
+    /// Range of the digits of the item's number, without brackets.
     digits: Range<usize>,
-    /// Offset at which the text before the item's first blank line ends; `None` without a blank line.
+    /// Offset in the text at which the list item's part before its first blank line ends; `None` if it has no blank
+    /// line.
     blank: Option<usize>,
-    /// True if more text of the item follows that blank line.
+    /// True if more text of the list item follows its first blank line.
     is_parted: bool,
 }
 
 /// The maximum number of items in one list; further ones become part of the last item. A body with that many documents
-/// is refused anyway. The bound also limits the cost of numbers chosen to collide in the hash set.
+/// is forwarded unchanged anyway. The bound also limits the cost of numbers chosen to collide in the hash set.
 const MAX_ITEMS: usize = MAX_CANDIDATES as usize + 1;
 
 impl Lines {
-    /// Finds the marks in a text that `author` wrote, except in fenced code.
+    /// Finds the lines that may mark documents in a text that `author` wrote, except in fenced code.
     pub(super) fn read(text: &str, author: Author) -> Self {
         let mut lines = Self {
             author: Some(author),
@@ -82,8 +84,9 @@ impl Lines {
         lines
     }
 
-    /// Records the mark of a line, if it has one; `words` is the line without its leading white space. Returns true if
-    /// the line begins a list item.
+    /// Records a `line` that may mark a document: a line of dashes, a heading, or a number in brackets that is not in
+    /// `seen`, to which it is added. `words` is the line without its leading white space. Returns true if the line
+    /// begins a list item.
     fn mark(
         &mut self,
         text: &str,
@@ -125,7 +128,8 @@ impl Lines {
         false
     }
 
-    /// Adds the line at `start` to the last item, if there is one.
+    /// Extends the last list item, if there is one, by the line that starts at `start`. `is_blank` is true for a line
+    /// of white space, `is_ended` for one with a line break.
     fn extend_item(&mut self, is_blank: bool, start: usize, is_ended: bool) {
         let Some(item) = self.items.last_mut() else {
             return;
@@ -137,8 +141,9 @@ impl Lines {
         }
     }
 
-    /// Returns the items of a numbered list: each begins with a line that begins with a number in brackets, all numbers
-    /// are different, and the number is the item's id.
+    /// Returns the items of a numbered list as documents: each begins with a line that begins with a number in
+    /// brackets, all numbers are different, and the number is the document's id. Empty if there are fewer than two, or
+    /// if the end of the last one is unknown.
     ///
     /// Items are moved with their numbers, so that an answer's `[3]` keeps its meaning. Outside a tool's result, the
     /// last item ends at a blank line, and then no other item may contain one.
@@ -159,8 +164,8 @@ impl Lines {
         }))
     }
 
-    /// Returns the texts between lines of three or more dashes; in a tool's result also those before the first and
-    /// after the last such line.
+    /// Returns as documents the texts between lines of three or more dashes; in a tool's result also those before the
+    /// first and after the last such line. Empty if there are fewer than two.
     pub(super) fn ruled(&self, text: &str) -> Vec<Span> {
         let (Some(first), Some(last)) = (self.rules.first(), self.rules.last()) else {
             return Vec::new();
@@ -184,7 +189,8 @@ impl Lines {
         several(spans.filter(|span| !span.whole.is_empty()))
     }
 
-    /// Returns the sections of a tool's result under first-level headings, each with its title as its id.
+    /// Returns as documents the sections of a tool's result under first-level headings, each with its title as its id.
+    /// Empty if there are fewer than two, or if no tool wrote the text.
     pub(super) fn headed(&self, text: &str) -> Vec<Span> {
         if self.author != Some(Author::Tool) {
             return Vec::new();
@@ -198,13 +204,14 @@ impl Lines {
     }
 }
 
-/// Returns the spans if there are at least two, since one document alone cannot be reordered.
+/// Returns the documents if there are at least two, since one document alone cannot be reordered; otherwise an empty
+/// list.
 fn several(spans: impl Iterator<Item = Span>) -> Vec<Span> {
     let spans: Vec<Span> = spans.collect();
     if spans.len() < 2 { Vec::new() } else { spans }
 }
 
-/// Returns a line without its line break.
+/// Returns the range of a line without the line break at its end.
 fn without_end(text: &str, line: &Range<usize>) -> Range<usize> {
     let bytes = text.as_bytes().get(line.clone()).unwrap_or_default();
     let ends = bytes.iter().rev();
@@ -215,7 +222,8 @@ fn without_end(text: &str, line: &Range<usize>) -> Range<usize> {
     line.start..line.end - end
 }
 
-/// Returns the number in brackets at the beginning of a line, and the range of its digits; `None` unless text follows.
+/// Returns the number in brackets with which a line begins, and the range of its digits; `None` if there is none or no
+/// text follows it on the line.
 fn number_of(text: &str, line: &Range<usize>) -> Option<(u32, Range<usize>)> {
     let digits = line.start + 1..pass(text, line.start + 1, |byte| byte.is_ascii_digit());
     if text.as_bytes().get(digits.end) != Some(&b']') {

@@ -72,13 +72,14 @@ fn text_of(body: &[u8]) -> Result<&str, Skip> {
     })
 }
 
-/// Returns the unescaped text of a JSON string; `None` for another value, or if the string has an unpaired surrogate,
-/// or U+FFFD together with an escape.
+/// Returns the unescaped text of a JSON string; `None` if `raw` is another JSON value, or if the string has an unpaired
+/// surrogate, or U+FFFD together with an escape.
 pub fn string(raw: &str) -> Option<Cow<'_, str>> {
     json::inner(raw).and_then(scan::decoded)
 }
 
-/// The reason why a body is forwarded unchanged. Its message contains the value and the limit, never text of the body.
+/// The reason why a body is forwarded unchanged. The message of the error contains the value and the limit, never text
+/// of the body.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Skip {
     /// The body is not UTF-8.
@@ -90,9 +91,9 @@ pub enum Skip {
     /// The body is not a JSON object in the shape of a chat request.
     #[error("the body is not a chat request in JSON: error at line {line}, column {column}")]
     InvalidJson {
-        /// Line of the error, from 1.
+        /// Line of the error in the body, from 1.
         line: usize,
-        /// Column of the error, from 1.
+        /// Column of the error in the body, from 1.
         column: usize,
     },
     /// An element of `documents` is neither a string nor an object with a string `text`, `content` or `snippet`, in the
@@ -101,13 +102,13 @@ pub enum Skip {
         "documents[{index}] has no text: it must be a string or an object with a string `text`, `content` or `snippet`"
     )]
     MalformedDocument {
-        /// Index of the element.
+        /// Index of the element in the `documents` array.
         index: usize,
     },
     /// The body has no documents to order, and nothing else is to be changed.
     #[error("the request has no documents")]
     NoDocuments,
-    /// The body has a `documents` array, but no user message into which the documents can be written.
+    /// The body has a `documents` array, or a retriever found documents, but no user message can receive them.
     #[error("the request has documents but no user message with text to write them into")]
     NoUserMessage,
     /// The body has more documents than `documents.max`.
@@ -115,23 +116,23 @@ pub enum Skip {
     TooManyDocuments {
         /// Number of documents found when the limit was exceeded.
         found: usize,
-        /// The limit, `documents.max`.
+        /// The maximum number of documents, `documents.max`.
         limit: u32,
     },
-    /// The chat has more messages and parts of messages than are read.
+    /// The chat has more messages and parts of messages than `MAX_MESSAGES`, the number that is read of one request.
     #[error(
         "the request has {found} messages and parts of messages, more than the limit of {MAX_MESSAGES}"
     )]
     TooManyMessages {
-        /// Number of messages and parts counted when the limit was found to be exceeded.
+        /// Number of messages and parts of messages counted when the limit was found to be exceeded.
         found: usize,
     },
-    /// The model's name is too long.
+    /// The name of the request's model is too long.
     #[error("the model's name has {bytes} bytes, more than the limit of {limit}")]
     LongModelName {
-        /// Length of the name, in bytes.
+        /// Length of the model's name, in bytes.
         bytes: usize,
-        /// The maximum length of a name, in bytes.
+        /// The maximum length of a model's name, in bytes.
         limit: usize,
     },
 }
@@ -145,7 +146,7 @@ pub(crate) const MAX_MODEL_BYTES: usize = 512;
 pub(crate) const MAX_MESSAGES: usize = 8_192;
 
 impl Skip {
-    /// Returns the reason in one word, for headers and metrics.
+    /// Returns the reason in one word, such as `invalid-json`, for headers and metrics.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! Documents that their clients number by their places in the request.
+//! Documents that their clients number by their positions in the request.
 //!
 //! ```text
 //!   <source id="2" name="a.md">Text.</source>       [CONTEXT 1]:\nText.\n[END CONTEXT 1]
@@ -16,19 +16,20 @@ use crate::work::hashed;
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// The ranges of a document's number and text in its block. Only blocks with text have them.
+/// The ranges of a document's number and of its text, relative to the document's block (the document with its tags).
+/// Only blocks with text have them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Numbered {
-    /// Range of the number; empty if the document has none.
+    /// Range of the number in the block; empty if the document has none.
     number: Range<u32>,
-    /// Range of the number in the end tag; `None` if it is not repeated there.
+    /// Range in the block of the number's repetition in the end tag; `None` if it is not repeated there.
     again: Option<Range<u32>>,
     words: Range<u32>,
-    /// True if the text consists of passages that the client joined without separators.
+    /// True if the document's text consists of passages that the client joined without separators.
     is_joined: bool,
 }
 
-/// The block of a numbered document, with the place of its number.
+/// The block (document with its tags) of a document that its client numbers by position, with the range of the number.
 #[derive(Clone, Debug)]
 pub(crate) struct NumberedBlock<'a> {
     pub(super) whole: &'a str,
@@ -36,8 +37,8 @@ pub(crate) struct NumberedBlock<'a> {
 }
 
 impl Numbered {
-    /// Returns the ranges for each document at `spans`; `None` for all of them if one has a name that is not a number,
-    /// or no text.
+    /// Returns, for each document at `spans` of the text, the ranges of its number and text; `None` for all of them if
+    /// one has no text or a name that is not a number.
     pub(super) fn all(text: &Text<'_>, spans: &[Span]) -> Vec<Option<Self>> {
         let all: Option<Vec<Self>> = spans.iter().map(|span| Self::new(text, span)).collect();
         match all {
@@ -104,7 +105,7 @@ impl Numbered {
 }
 
 impl Numbered {
-    /// Returns the ranges of the number in the block, including its repetition; empty if there is no number.
+    /// Returns the ranges of the number in the document's block, including its repetition; empty if there is no number.
     pub(super) fn numbers(&self) -> SmallVec<[Range<usize>; 2]> {
         let numbers = [Some(self.number.clone()), self.again.clone()].into_iter();
         let numbers = numbers.flatten().filter(|number| !number.is_empty());
@@ -115,33 +116,34 @@ impl Numbered {
 }
 
 impl<'a> NumberedBlock<'a> {
-    /// Returns the document's number; empty if it has none.
+    /// Returns the document's number in this request; empty if it has none.
     pub(crate) fn number(&self) -> &'a str {
         self.part(&self.numbered.number)
     }
 
-    /// Returns a hash of the block without its number.
+    /// Returns a hash of the block without its number, which is the same wherever the client lists the document.
     pub(crate) fn identity(&self) -> Fingerprint {
         hashed(self.whole.len());
         Fingerprint::of(&self.parts().map(str::as_bytes))
     }
 
-    /// Returns whether the two blocks are equal except for their numbers.
+    /// Returns whether the two blocks (documents with their tags) are equal except for their numbers.
     pub(crate) fn is(&self, other: &NumberedBlock<'_>) -> bool {
         self.parts() == other.parts()
     }
 
-    /// Returns the document's text, escaped as in a JSON string.
+    /// Returns the document's text without its tags, escaped as in a JSON string.
     pub(crate) fn words(&self) -> &'a str {
         self.part(&self.numbered.words)
     }
 
-    /// Returns the document's text if it consists of passages that the client joined; otherwise `None`.
+    /// Returns the document's text, escaped as in a JSON string, if it consists of passages that the client joined
+    /// without separators (Dify); otherwise `None`.
     pub(crate) fn passages(&self) -> Option<&'a str> {
         self.numbered.is_joined.then_some(self.words())
     }
 
-    /// Returns the block with `words` in place of the document's text; `None` if that would not be shorter.
+    /// Returns the document's block with `words` in place of its text; `None` if that would not be shorter.
     pub(crate) fn with_words(&self, words: &str) -> Option<String> {
         let Range { start, end } = self.numbered.words;
         if words.len() >= end.saturating_sub(start) as usize {
@@ -152,8 +154,8 @@ impl<'a> NumberedBlock<'a> {
         Some([before, words, behind].concat())
     }
 
-    /// Returns the block without its number: the parts before the number, after it, and after its repetition in the end
-    /// tag. The last part is empty if the number is not repeated.
+    /// Returns the block without its number, in three parts: before the number, between it and its repetition in the
+    /// end tag, and after the repetition. If the number is not repeated, the last part is empty.
     fn parts(&self) -> [&'a str; 3] {
         let end = u32::try_from(self.whole.len()).unwrap_or(u32::MAX);
         let Numbered { number, again, .. } = &self.numbered;
@@ -171,8 +173,8 @@ impl<'a> NumberedBlock<'a> {
     }
 }
 
-/// The tag before passages that the client joins without separators (Dify).
+/// The opening tag that Dify writes before passages that it joins without separators.
 const JOINED: &str = "<context>\n";
 
-/// The maximum number of digits in a document's number.
+/// The maximum number of digits in a document's number; a longer one counts as a name.
 const MAX_DIGITS: usize = 4;

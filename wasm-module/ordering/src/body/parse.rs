@@ -30,20 +30,22 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// A parsed body: its messages with their documents, and the fields that a prompt depends on.
 #[derive(Debug)]
 pub struct Parsed<'a> {
-    /// The body, as text.
+    /// The request's body, as text.
     pub(crate) text: &'a str,
     /// The model's name; empty if neither the body nor the path has one.
     pub(crate) model: Cow<'a, str>,
     pub(crate) salt: SaltField<'a>,
-    /// The documents of an array that stays in the body: the engine's template renders them, before every message.
+    /// The documents of a `documents` array that stays in the body: the engine's chat template renders them, probably
+    /// before all messages. `None` if there is no such array.
     pub(crate) front: Option<Group<'a>>,
     pub(crate) messages: Vec<Message<'a>>,
-    /// The documents to write into the message with this index, before the message's own text.
+    /// The documents that the gateway writes into the message with this index, before the message's own text; `None` if
+    /// there are none.
     pub(crate) rendered: Option<(usize, Group<'a>)>,
     pub(super) retrieval: Option<&'a str>,
-    /// True for the formats whose messages are in `messages`, such as a chat completion.
+    /// True if the body's messages are in the field `messages`, as in a chat completion.
     pub(super) is_chat: bool,
-    /// The elements of `tools`, or of `functions` if there are no tools.
+    /// The JSON of each element of `tools`, or of `functions` if there are no tools.
     pub(crate) tools: Vec<&'a str>,
     pub(crate) start: Start<'a>,
     /// The JSON of the fields [`PARAMETERS`], which a chat template may render; `None` if absent or `null`.
@@ -51,7 +53,8 @@ pub struct Parsed<'a> {
 }
 
 impl<'a> Parsed<'a> {
-    /// Returns the chain of the chat up to and including the user's first message, which is the same at every turn.
+    /// Returns the hash chain that identifies the chat up to and including the user's first message, which is the same
+    /// at every turn. If no user message can receive documents, it is that of the first message.
     pub(crate) fn start(&self) -> Chain {
         let mut messages = self.messages.iter();
         let asked = messages.find(|message| message.entry.is_some());
@@ -60,8 +63,8 @@ impl<'a> Parsed<'a> {
             .map_or(Chain(0), |message| message.chain)
     }
 
-    /// Returns the index of the last message into which the gateway may write: a user's without a tool's result. `None`
-    /// if there is none.
+    /// Returns the index of the last message into which the gateway may write: the last user message without a tool's
+    /// result. `None` if there is none.
     pub(crate) fn writable(&self) -> Option<usize> {
         (self.messages.iter()).rposition(|message| message.entry.is_some())
     }
@@ -78,18 +81,19 @@ impl<'a> Parsed<'a> {
         Ok(())
     }
 
-    /// Returns whether the messages are in `messages`, as in a chat completion.
+    /// Returns whether the body's messages are in the field `messages`, as in a chat completion.
     pub(crate) fn is_chat_completion(&self) -> bool {
         self.is_chat
     }
 
-    /// Returns `previous_response_id`, the id of a stored response that the request continues; `None` if absent.
+    /// Returns the body's `previous_response_id`, the id of a stored response that the request continues; `None` if
+    /// absent.
     #[must_use]
     pub fn previous_response(&self) -> Option<Cow<'a, str>> {
         self.start.previous_response()
     }
 
-    /// Returns whether there are documents to order. A tool's long result in which no document was found, and which
+    /// Returns whether the body has documents to order. A tool's long result in which no document was found, and which
     /// therefore counts as one document (`documents.outputs`), is not one of them.
     #[must_use]
     pub fn has_documents(&self) -> bool {
@@ -99,7 +103,7 @@ impl<'a> Parsed<'a> {
             || messages.any(|message| message.ordered().next().is_some())
     }
 
-    /// Returns whether the body has anything to arrange: documents, or a tool's whole result.
+    /// Returns whether the body has documents to order, or a tool's whole result, lines of which may be replaced.
     pub(crate) fn has_groups(&self) -> bool {
         let mut messages = self.messages.iter();
         self.has_documents() || messages.any(|message| !message.groups.is_empty())
@@ -109,12 +113,13 @@ impl<'a> Parsed<'a> {
 /// Parses `body`, a chat request, and finds its documents as configured.
 ///
 /// # Errors
-/// Returns the reason why the body must be forwarded unchanged.
+/// Returns [`Skip`], the reason why the body must be forwarded unchanged.
 pub fn parse<'a>(body: &'a [u8], config: &Config) -> Result<Parsed<'a>, Skip> {
     read(body, None, config)
 }
 
-/// Like [`parse`]; the documents `retrieved` are added if the body has no array of its own, or an empty one.
+/// Like [`parse`], but the documents `retrieved` are added if the body has no `documents` array of its own, or an empty
+/// one.
 ///
 /// # Errors
 /// Returns the errors of [`parse`], also for documents in `retrieved`.
@@ -184,7 +189,8 @@ fn read<'a>(
 
 impl<'a> Finder<'a, '_> {
     /// Finds the documents in one text of a message. If there are none and `documents.outputs` is on, a tool's long
-    /// result becomes a group with the whole result as its document.
+    /// result becomes a group with the whole result as its document. `before` is the running hash of the prompt and
+    /// advances to the last group. Returns an error if the body has too many documents.
     fn text(
         &mut self,
         before: &mut Before<'a>,
@@ -213,7 +219,8 @@ impl<'a> Finder<'a, '_> {
         }])
     }
 
-    /// Finds the documents that one of the formats marks within a text.
+    /// Finds the documents that one of the enabled formats marks within a text. `before` is the running hash of the
+    /// prompt and advances to the last group. Returns an error if the body has too many documents.
     fn within(
         &mut self,
         before: &mut Before<'a>,
@@ -289,7 +296,8 @@ impl<'a> Finder<'a, '_> {
         Ok(groups)
     }
 
-    /// Returns whether a text may contain documents and so must be unescaped and searched.
+    /// Returns whether a text, escaped as in a JSON string, may contain documents and so must be unescaped and
+    /// searched.
     fn may_hold_documents(&self, source: &str, author: Author) -> bool {
         let formats = &self.config.documents;
         let has_tags = !(self.config.documents.tags.is_empty() && formats.loose_tags.is_empty());
@@ -298,7 +306,8 @@ impl<'a> Finder<'a, '_> {
             || self.has_lists() && may_hold_lists(source, formats)
     }
 
-    /// Returns whether a text may contain documents in a well-known client's format.
+    /// Returns whether a text may contain documents in the format of a known client (AnythingLLM, Dify, LlamaIndex,
+    /// RAGFlow) and such documents are to be found.
     fn is_clients(&self, source: &str, author: Author) -> bool {
         self.config.documents.clients && author == Author::Other && super::clients::may_hold(source)
     }
@@ -308,7 +317,8 @@ impl<'a> Finder<'a, '_> {
         formats.numbered || formats.rules || formats.headings
     }
 
-    /// Returns the documents in a text and their format; `None` if no format matches.
+    /// Returns the ranges of the documents in a text, with their format: the first enabled one that matches; `None` if
+    /// no format matches.
     fn spans(
         &self,
         plain: &str,
@@ -356,7 +366,7 @@ impl<'a> Finder<'a, '_> {
     /// Returns the group of adjacent document `blocks`; `None` if there are none or their format is disabled. `before`
     /// is the running hash of the prompt and advances to the first block. `style` is the form of the content's text
     /// parts, for an order hint after the last block; it is `None` for documents in a tool's result, where no text may
-    /// be inserted.
+    /// be inserted. Returns an error if the body has too many documents.
     fn blocks(
         &mut self,
         before: &mut Before<'a>,
@@ -398,10 +408,10 @@ impl<'a> Finder<'a, '_> {
     }
 }
 
-/// The running hash of the prompt before the documents of a message.
+/// The running hash of the prompt up to each group of documents in a message.
 struct Before<'a> {
     body: &'a str,
-    /// Offset in the body up to which `hash` covers the message.
+    /// Offset in the body up to which `hash` covers the prompt.
     at: usize,
     hash: u64,
 }
@@ -415,8 +425,8 @@ impl<'a> Before<'a> {
         }
     }
 
-    /// Returns the scope of documents that begin at byte `end`, which must not precede the `end` of an earlier call.
-    /// Each byte is hashed once, however many groups a message has.
+    /// Returns the scope (hash of the prompt before documents) of documents that begin at byte `end` of the body, which
+    /// must not precede the `end` of an earlier call. Each byte is hashed once, however many groups a message has.
     fn scope(&mut self, end: usize) -> Scope {
         let between = self.body.get(self.at..end).unwrap_or_default();
         hashed(between.len());
@@ -426,7 +436,8 @@ impl<'a> Before<'a> {
     }
 }
 
-/// Returns whether a text, escaped as in a JSON string, contains a mark of an enabled list format.
+/// Returns whether a text, escaped as in a JSON string, contains a character sequence that may mark a document in one
+/// of the enabled list formats (numbered items, rules, headings).
 fn may_hold_lists(source: &str, formats: &RawDocuments) -> bool {
     let mut at = 0;
     while let Some(found) = find_any(source, at, [b'[', b'#', b'-']) {

@@ -11,40 +11,43 @@ use super::{Parsed, Role, Skip, unescaped};
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// The question of a chat without documents, as input to a retriever.
+/// What a retriever needs to find documents for a chat that brings none.
 #[derive(Debug)]
 pub struct Question<'a> {
-    /// The text of the last user message, with its parts on separate lines; `None` if it has none.
+    /// The text of the last user message that is not a tool's result, with its parts on separate lines; `None` if it
+    /// has none.
     pub text: Option<Cow<'a, str>>,
-    /// The beginning of the prompt, which the gateway can prefill before documents are found.
+    /// The beginning of the prompt, which the engine can prefill before documents are found.
     pub opening: Opening<'a>,
 }
 
-/// The beginning of a chat's prompt, as JSON. Empty unless the body's messages are in `messages`.
+/// The beginning of a chat's prompt, as JSON. Empty unless the body's messages are in the field `messages`.
 #[derive(Debug, Default)]
 pub struct Opening<'a> {
-    /// The system messages before all other messages; empty if there is nothing to prefill.
+    /// The JSON of the system messages before all other messages; empty if there is nothing to prefill.
     pub messages: Vec<Cow<'a, str>>,
-    /// The fields `model`, `tools` and `cache_salt`, on which the prompt or its cache entry depends, with their JSON.
+    /// The names and the JSON of those of the fields `model`, `tools` and `cache_salt` that the body has: the prompt or
+    /// the use of its cache entry depends on them.
     pub fields: Vec<(&'static str, &'a str)>,
 }
 
 impl<'a> Parsed<'a> {
-    /// Returns the JSON of the field `retrieval`: the client's instructions on finding documents. `None` if absent.
+    /// Returns the JSON of the body's field `retrieval`, the client's instructions on finding documents; `None` if
+    /// absent.
     #[must_use]
     pub fn retrieval(&self) -> Option<&'a str> {
         self.retrieval
     }
 
-    /// Returns the range of the field `retrieval` in the body, with its comma, for its removal before the body is
-    /// forwarded; `None` if absent.
+    /// Returns the range of the field `retrieval` in the body, with the comma beside it, for its removal before the
+    /// body is forwarded; `None` if absent.
     #[must_use]
     pub fn place_of_retrieval(&self) -> Option<Range<usize>> {
         place_of_field(self.text, self.retrieval?)
     }
 }
 
-/// Returns a chat's question and the beginning of its prompt.
+/// Returns the question of a parsed chat and the beginning of its prompt, as input to a retriever.
 ///
 /// # Errors
 /// Returns [`Skip::InvalidJson`] if the question or the beginning cannot be read from the body.
@@ -87,7 +90,8 @@ fn opening<'a>(parsed: &Parsed<'a>) -> Result<Opening<'a>, Skip> {
     })
 }
 
-/// Returns the unescaped text of a message's content, with its parts on separate lines.
+/// Returns the unescaped text of a message's content, with its parts on separate lines. Returns an error if the content
+/// is neither a string nor a list.
 fn text_in<'a>(body: &str, content: &'a str) -> Result<Option<Cow<'a, str>>, Skip> {
     if let Some(text) = inner(content) {
         return Ok(Some(unescaped(text)));
@@ -112,7 +116,8 @@ fn text_in<'a>(body: &str, content: &'a str) -> Result<Option<Cow<'a, str>>, Ski
     Ok(Some(Cow::Owned(all)))
 }
 
-/// Returns the range in `body` of the field with this value, with the comma that would be left over without the field.
+/// Returns the range in `body` of the field with this value (a substring of `body`), with the comma that would be left
+/// over without the field. `None` if no field's name precedes the value.
 fn place_of_field(body: &str, value: &str) -> Option<Range<usize>> {
     let value = range_in(body, value);
     let name = trimmed_ascii_end(body.get(..value.start)?).strip_suffix(':')?;

@@ -16,20 +16,21 @@ use crate::work::looked;
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// The parts of a document's block that depend on the request. All ranges are ranges of the block.
+/// The parts of a document's block (the document with its tags) that depend on the request: the document's number and
+/// scores. All ranges are relative to the block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ranks<'a> {
-    /// The document's number by position; empty if it has none, or has a name that is not a number.
+    /// The document's number by position in the request; empty if it has none, or has a name that is not a number.
     pub(crate) number: &'a str,
-    /// The ranges of the number, up to two.
+    /// The ranges of the document's number in its block: none, one, or two if it is repeated.
     pub(crate) numbers: SmallVec<[Range<usize>; 2]>,
-    /// For each score: the range to remove, and the text of the score.
+    /// For each score (rank, score or distance): the range of the block to remove, and the text of the score.
     pub(crate) scores: SmallVec<[(Range<usize>, &'a str); 2]>,
 }
 
 impl<'a> Ranks<'a> {
-    /// Finds the parts of a document's block that depend on the request; `None` if the block is not in the body, cannot
-    /// be read, or has no such part. O(opening tag + first lines).
+    /// Finds the parts of a document's block that depend on the request; `None` if the gateway renders the document, or
+    /// if its block cannot be read or has no such part. O(opening tag + first lines).
     pub(crate) fn of(found: &FoundDocument<'a>) -> Option<Self> {
         let Source::Whole(block) = found.source else {
             return None;
@@ -129,7 +130,8 @@ impl<'a> Ranks<'a> {
         }
     }
 
-    /// Returns the kind of one of the first lines and records its score. `behind` is the start of the next line.
+    /// Returns the kind of a line at the beginning of the document and, if it is a score, records that. `behind` is the
+    /// start of the next line.
     fn line(&mut self, block: &'a str, line: &Range<usize>, behind: usize) -> Line {
         let words = trimmed(block, line.clone());
         let text = block.get(words).unwrap_or_default();
@@ -145,27 +147,28 @@ impl<'a> Ranks<'a> {
     }
 }
 
-/// The kind of a line in a document's metadata.
+/// The kind of a line at the beginning of a document.
 enum Line {
     Blank,
     Score,
-    /// Other metadata, such as `key: value`.
+    /// Other metadata, such as `key: value` or `<key>value</key>`.
     Field,
     Text,
 }
 
-/// An attribute of an opening tag, as ranges of the block.
+/// An attribute with a value in a document's opening tag, as ranges of the document's block.
 #[derive(Debug)]
 struct Attribute {
-    /// Start of the white space before the attribute.
+    /// Offset at which the white space before the attribute starts.
     start: usize,
     key: Range<usize>,
     value: Range<usize>,
-    /// End of the attribute, after its closing quote.
+    /// Offset at which the attribute ends, after its closing quote.
     end: usize,
 }
 
-/// Returns the attributes of a block's opening tag and the tag's end; `None` if the tag cannot be read.
+/// Returns the attributes with values of a block's opening tag, and the position after the tag; `None` if the tag
+/// cannot be read.
 fn attributes(block: &str) -> Option<(SmallVec<[Attribute; 4]>, usize)> {
     let mut found = SmallVec::new();
     let is_of_key = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
@@ -213,7 +216,8 @@ fn attributes(block: &str) -> Option<(SmallVec<[Attribute; 4]>, usize)> {
     }
 }
 
-/// Returns whether a line is just a score: `score: 0.71`, `- **Rank:** 2`, `(distance = 0.2)`, `<score>1</score>`.
+/// Returns whether a line consists of a score alone: `score: 0.71`, `- **Rank:** 2`, `(distance = 0.2)`,
+/// `<score>1</score>`.
 fn is_score_line(line: &str) -> bool {
     let line = line
         .strip_prefix('(')
@@ -223,7 +227,8 @@ fn is_score_line(line: &str) -> bool {
     pair.is_some_and(|(key, value)| is_score(key) && is_figure(value))
 }
 
-/// Returns the key and the value of a line `key: value` or `key = value`, which may be a list item or bold.
+/// Returns the key and the value of a line `key: value` or `key = value`, which may be a list item or bold; `None` if
+/// the line has another form.
 fn field(line: &str) -> Option<(&str, &str)> {
     let line = line
         .strip_prefix("- ")
@@ -248,7 +253,7 @@ fn field(line: &str) -> Option<(&str, &str)> {
     (!key.is_empty() && key.len() <= MAX_KEY_BYTES && !value.is_empty()).then_some((key, value))
 }
 
-/// Returns the name and the text of a line `<name>text</name>`.
+/// Returns the name and the text of a line `<name>text</name>`; `None` if the line has another form.
 fn element(line: &str) -> Option<(&str, &str)> {
     let rest = line.strip_prefix('<')?;
     let close = find(rest, 0, b'>')?;
@@ -261,7 +266,8 @@ fn element(line: &str) -> Option<(&str, &str)> {
     (!name.is_empty() && name.len() <= MAX_KEY_BYTES).then_some((name, text))
 }
 
-/// Returns whether a key names a score: score words and qualifiers, separated by `_`, `-` or spaces.
+/// Returns whether a key of metadata names a score: words for scores and their qualifiers, such as `vector_score`,
+/// separated by `_`, `-` or spaces.
 fn is_score(key: &str) -> bool {
     looked(key.len());
     let mut words: SmallVec<[&str; 4]> = SmallVec::new();
@@ -278,7 +284,7 @@ fn is_score(key: &str) -> bool {
         && (words.iter()).all(|word| is(SCORES, word) || is(QUALIFIERS, word))
 }
 
-/// Returns whether a value is a number: `0.71`, `-1.5e-3`, `83 %`, `2/5`.
+/// Returns whether a metadata value is a number: `0.71`, `-1.5e-3`, `83 %`, `2/5`.
 fn is_figure(value: &str) -> bool {
     looked(value.len());
     let is_of_number = |byte: u8| byte.is_ascii_digit() || b".,-+eE%/ ".contains(&byte);
@@ -294,7 +300,7 @@ fn is_number(digits: &str) -> bool {
         && (digits == "0" || !digits.starts_with('0'))
 }
 
-/// Returns the position of the first line break that is escaped as in a JSON string; `None` if there is none.
+/// Returns the position of the first line break, written as the escape `\n` of a JSON string; `None` if there is none.
 fn first_break(text: &str) -> Option<usize> {
     let mut from = 0;
     loop {
@@ -306,7 +312,7 @@ fn first_break(text: &str) -> Option<usize> {
     }
 }
 
-/// Returns the position of the last line break that is escaped as in a JSON string; `None` if there is none.
+/// Returns the position of the last line break, written as the escape `\n` of a JSON string; `None` if there is none.
 fn last_break(text: &str) -> Option<usize> {
     let mut end = text.len();
     loop {
@@ -323,7 +329,7 @@ fn pass_blanks(text: &str, at: usize) -> usize {
     pass(text, at, |byte| byte == b' ')
 }
 
-/// Returns the position after the white space at `at`, which may be escaped as in a JSON string.
+/// Returns the position after the white space that begins at `at`, literal spaces or escapes as in a JSON string.
 fn pass_breaks(text: &str, mut at: usize) -> usize {
     loop {
         at = pass_blanks(text, at);
@@ -335,7 +341,7 @@ fn pass_breaks(text: &str, mut at: usize) -> usize {
     }
 }
 
-/// Returns `range` without the white space at its end, which may be escaped.
+/// Returns `range` of `text` without the white space at its end, which may be escaped as in a JSON string.
 fn trimmed_breaks(text: &str, mut range: Range<usize>) -> Range<usize> {
     loop {
         range = trimmed(text, range);
@@ -348,10 +354,10 @@ fn trimmed_breaks(text: &str, mut range: Range<usize>) -> Range<usize> {
     }
 }
 
-/// Names of attributes, other than `id`, that may hold a document's number.
+/// Names of attributes, other than `id`, whose value may be a document's number by position.
 const NUMBERS: &[&str] = &["index", "number", "position", "idx", "n", "no"];
 
-/// Words that name a score.
+/// Words, at least one of which a key of metadata that names a score must contain.
 const SCORES: &[&str] = &[
     "score",
     "rank",
@@ -363,7 +369,7 @@ const SCORES: &[&str] = &[
     "reranker",
 ];
 
-/// Words that may accompany a word of `SCORES` in a score's name.
+/// Words that may accompany a word of `SCORES` in the name of a score.
 const QUALIFIERS: &[&str] = &[
     "vector",
     "search",
@@ -381,29 +387,30 @@ const QUALIFIERS: &[&str] = &[
     "sparse",
 ];
 
-/// Quotes in a text that is itself in a JSON string.
+/// Quotation marks as they appear in a text that is inside a JSON string.
 const QUOTES: [&str; 2] = [r#"\""#, "'"];
 
-/// A line break, escaped as in a JSON string.
+/// The escape sequence of a line break in a JSON string.
 const BREAK: &str = r"\n";
 
-/// Escaped white space in a JSON string.
+/// The escape sequences of white space in a JSON string.
 const SPACES: [&str; 3] = [BREAK, r"\r", r"\t"];
 
-/// The maximum number of attributes in an opening tag; a tag with more is not read.
+/// The maximum number of attributes in a document's opening tag; in a tag with more, neither numbers nor scores are
+/// found.
 const MAX_ATTRIBUTES: usize = 16;
 
 /// The maximum number of lines that are read as metadata before a document's text.
 const MAX_LINES: usize = 10;
 
-/// The maximum length of a line of metadata, in bytes.
+/// The maximum length of a line of metadata in a document, in bytes; a longer line ends the metadata.
 const MAX_LINE_BYTES: usize = 160;
 
-/// The maximum length of a metadata key, in bytes.
+/// The maximum length of the key of a line of metadata in a document, in bytes.
 const MAX_KEY_BYTES: usize = 32;
 
-/// The maximum length of a score's value, in bytes.
+/// The maximum length of the number in a document's score, in bytes.
 const MAX_FIGURE_BYTES: usize = 24;
 
-/// The maximum number of digits in a document's number.
+/// The maximum number of digits in a document's number by position; a longer number counts as a name.
 const MAX_DIGITS: usize = 4;

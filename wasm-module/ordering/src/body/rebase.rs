@@ -1,7 +1,9 @@
-//! Recomputes a body's hashes (messages' chains, documents' scopes) as if parts of it were absent.
+//! Recomputes a body's hashes as if parts of the body were absent: the hash chains that identify messages, and the
+//! scopes (hashes of the prompt before documents).
 //!
-//! Volatile spans of the head are left out of the chains that identify chats, and of the documents' scopes. The bytes
-//! are not changed: ranges remain those of the original body.
+//! Volatile spans (texts that change with each request, such as a date) of the prompt's head are left out of the chains
+//! that identify chats, and of the documents' scopes. The bytes are not changed: ranges remain those of the original
+//! body.
 
 use super::chat::{around, folded, rendered_scope};
 use super::edit::replaced;
@@ -13,9 +15,10 @@ use std::ops::Range;
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 
 impl Parsed<'_> {
-    /// Recomputes the hashes without the ranges `removed`, which must be sorted, and with `tools` as the value of the
-    /// field with the tools. With neither, the hashes are those of the original body. O(messages + bytes before
-    /// documents + bytes of the messages from which something is removed).
+    /// Recomputes the hash chains of messages and the scopes of documents (hashes of the prompt before them) as if the
+    /// ranges `removed` of the body, which must be sorted, were absent, and the field with the tools had the JSON
+    /// `tools` (`None`: its own value). With neither, the hashes are those of the original body. O(messages + bytes
+    /// before documents + bytes of the messages from which something is removed).
     pub(crate) fn rebase(&mut self, tools: Option<&str>, removed: &[Range<usize>]) {
         let mut chain = self.start.chain;
         let mut before = match tools {
@@ -71,7 +74,7 @@ impl Parsed<'_> {
     }
 }
 
-/// Returns a range of `text` without the ranges `removed`, which must be sorted.
+/// Returns the substring `range` of `text` without the parts in the ranges `removed`, which must be sorted.
 fn left<'a>(text: &'a str, range: Range<usize>, removed: &[Range<usize>]) -> Cow<'a, str> {
     let first = removed.partition_point(|gone| gone.end <= range.start);
     let (start, end) = (range.start, range.end);

@@ -1,4 +1,4 @@
-//! Renders what replaces a group's documents: their blocks, location hints and an order hint.
+//! Renders what replaces a group's documents in the forwarded body: their blocks, location hints and an order hint.
 
 use super::edit::Edit;
 use super::found::{FoundDocument, GroupLayout, HintSpot, Source, Wrap};
@@ -7,26 +7,26 @@ use super::search::find_words;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// The replacement of one document.
+/// What is sent in place of one document of the body.
 #[derive(Debug)]
 pub(crate) enum Sent<'g, 'a> {
     Document(&'g FoundDocument<'a>),
-    /// A location hint, which says where the document already is.
+    /// A location hint: a sentence that says where in the chat the document already is.
     Reference(String),
 }
 
-/// The text that the gateway has rendered for the documents of an array.
+/// The text that the gateway has rendered for documents of an array or a retriever.
 #[derive(Debug)]
 pub(crate) struct Rendering {
-    /// The inserted text, including the hint and the wrapping.
+    /// The text inserted into the message, including an order hint and the JSON around the text.
     pub(crate) text: String,
-    /// For each document sent in full: the ranges in `text` of its block and of its label, which is empty if it has
-    /// none.
+    /// For each document sent in full: the ranges in `text` of its block and of its label; the label's range is empty
+    /// if it has none.
     pub(crate) documents: Vec<(Range<usize>, Range<usize>)>,
 }
 
-/// Returns the edits that write `sent` and a hint in place of a group's documents. If the gateway renders the group,
-/// also returns the rendering.
+/// Returns the edits of the body that write `sent` and an order hint in place of a group's documents. If the gateway
+/// renders the group, also returns the rendering, otherwise `None`.
 pub(crate) fn edits<'a>(
     place: &GroupLayout<'a>,
     hint_place: Option<HintSpot>,
@@ -97,8 +97,8 @@ fn render(
     Rendering { text, documents }
 }
 
-/// Returns whether `text` begins and ends with the JSON of `wrap` and has the inside of a valid JSON string between.
-/// This checks text from other workers; text rendered here always passes.
+/// Returns whether `text` begins and ends with the JSON that `wrap` requires, and has the inside of a valid JSON string
+/// between. This checks text from other workers; text rendered here always passes.
 pub(crate) fn fits(wrap: Wrap, text: &str) -> bool {
     let [open, close] = wrapping(wrap);
     let inner = text.strip_prefix(open);
@@ -107,7 +107,7 @@ pub(crate) fn fits(wrap: Wrap, text: &str) -> bool {
         .is_some_and(|inner| is_value(&format!("\"{inner}\"")))
 }
 
-/// Returns the JSON before and after an inserted block.
+/// Returns the JSON to write before and after a block that is inserted into a message.
 pub(crate) fn wrapping(wrap: Wrap) -> [&'static str; 2] {
     match wrap {
         Wrap::None => ["", ""],
@@ -115,7 +115,8 @@ pub(crate) fn wrapping(wrap: Wrap) -> [&'static str; 2] {
     }
 }
 
-/// Returns a document's block. It depends on the document alone, or else prefixes would never match.
+/// Returns the text of a document's block. It depends on the document alone: otherwise prompts with the same documents
+/// would have no common prefix.
 pub(crate) fn block<'a>(document: &FoundDocument<'a>) -> Cow<'a, str> {
     match &document.source {
         Source::Whole(whole) => Cow::Borrowed(whole),
@@ -127,7 +128,8 @@ pub(crate) fn block<'a>(document: &FoundDocument<'a>) -> Cow<'a, str> {
     }
 }
 
-/// Appends a document's block; returns the ranges in `text` of the block and of its label (the id, or else the title).
+/// Appends a document's block to `text`; returns the ranges in `text` of the block and of its label (the id, or else
+/// the title; empty if it has neither).
 fn write_block(text: &mut String, source: &Source<'_>) -> (Range<usize>, Range<usize>) {
     let start = text.len();
     let mut label = start..start;
@@ -161,7 +163,7 @@ fn write_block(text: &mut String, source: &Source<'_>) -> (Range<usize>, Range<u
 }
 
 /// Returns the id, title and text from which [`write_block`] may have written `block` (without its last line break),
-/// once read without a title and once with one. `None` for a block that it cannot have written.
+/// once read without a title and once with one. `None` for a reading that is impossible.
 pub(crate) fn parts_of_block(block: &str) -> [Option<[&str; 3]>; 2] {
     let read = || {
         let rest = block.strip_prefix("<document")?;
@@ -181,7 +183,7 @@ pub(crate) fn parts_of_block(block: &str) -> [Option<[&str; 3]>; 2] {
     ]
 }
 
-/// Returns the text before and after the first `mark`; `None` if there is none.
+/// Returns the parts of `text` before and after the first `mark`; `None` if `text` does not contain it.
 fn parted<'t>(text: &'t str, mark: &str) -> Option<(&'t str, &'t str)> {
     let at = find_words(text, 0, mark)?;
     Some((text.get(..at)?, text.get(at + mark.len()..)?))

@@ -5,8 +5,8 @@ use super::scan::{Bad, Scan, drop_nulls};
 use super::tags::Span;
 use smallvec::SmallVec;
 
-/// Returns the elements of the array `results` of the object `text`; empty unless each has a string `url`, `path`,
-/// `file`, `filename`, `uri` or `href`, which is its id.
+/// Returns the elements of the array `results` of the JSON object `text` as documents; empty unless each has a string
+/// `url`, `path`, `file`, `filename`, `uri` or `href`, which is the document's id.
 pub(super) fn results(text: &str) -> Vec<Span> {
     let mut scan = Scan::new(text);
     let found = elements(text, &mut scan);
@@ -32,7 +32,7 @@ fn elements(text: &str, scan: &mut Scan<'_>) -> Result<Vec<Span>, Bad> {
 }
 
 /// For a tool's result that is an object, returns the documents in its `results`, and its texts under `names` in their
-/// order, without quotes. One pass over the object, and one more over its results.
+/// order in the object, without quotes. One pass over the object, and one more over its results.
 pub(super) fn results_and_texts<'a>(
     object: &'a str,
     names: &[&str],
@@ -66,7 +66,8 @@ pub(super) fn results_and_texts<'a>(
     (spans, texts.collect())
 }
 
-/// Returns the elements of the list `results`, a substring of `text`.
+/// Returns the elements of the JSON list `results`, a substring of `text`, as documents with ranges of `text`; an error
+/// if one does not name its source.
 fn spans_of(text: &str, results: &str) -> Result<Vec<Span>, Bad> {
     let mut scan = Scan::new(results);
     let spans = list(text, &mut scan, range_in(text, results).start)?;
@@ -74,7 +75,8 @@ fn spans_of(text: &str, results: &str) -> Result<Vec<Span>, Bad> {
     Ok(spans)
 }
 
-/// Reads a list of results; the scanned part begins at the offset `base` of `text`.
+/// Reads a list of results and returns its elements as documents with ranges of `text`; the scanned part begins at the
+/// offset `base` of `text`.
 fn list(text: &str, scan: &mut Scan<'_>, base: usize) -> Result<Vec<Span>, Bad> {
     let mut spans = Vec::new();
     scan.list(|scan| {
@@ -84,7 +86,8 @@ fn list(text: &str, scan: &mut Scan<'_>, base: usize) -> Result<Vec<Span>, Bad> 
     Ok(spans)
 }
 
-/// Reads an element; an error if it does not name its source.
+/// Reads an element of a list of results and returns it as a document; an error if it does not name its source, such as
+/// by a `url`. The scanned part begins at the offset `base` of `text`.
 fn element(text: &str, scan: &mut Scan<'_>, base: usize) -> Result<Span, Bad> {
     let start = scan.next();
     let mut fields = scan.fields(["url", "path", "file", "filename", "uri", "href"])?;

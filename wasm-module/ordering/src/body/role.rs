@@ -1,15 +1,15 @@
 //! The role of a message's author.
 
-/// The role of a message's author, across APIs.
+/// The role of a message's author, the same for all APIs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// `system`, `developer`, and the system text in a field of its own.
+    /// `system` or `developer`; also the system text in a field of its own.
     System,
-    /// `user`.
+    /// `user`: the person or program that asks the model.
     User,
-    /// `assistant`, `CHATBOT`, `model`; also for a call that the model makes.
+    /// `assistant`, `CHATBOT` or `model`; also the author of a call that the model makes.
     Assistant,
-    /// `tool`, `function`; also for the result of a search.
+    /// `tool` or `function`; also the author of a search's result.
     Tool,
     /// Any other role, or none.
     #[default]

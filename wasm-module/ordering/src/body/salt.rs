@@ -10,21 +10,22 @@ use super::search::{pass_space, trimmed_json};
 use super::{Skip, unescaped};
 use crate::feed::TenantKey;
 
-/// The place of a body's salt, or the place at which one can be inserted.
+/// The position of the `cache_salt` in a body, or the position at which one can be inserted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SaltField<'a> {
-    /// The JSON of the client's salt; `None` if it sent none.
+    /// The JSON of the client's `cache_salt`; `None` if it sent none.
     given: Option<&'a str>,
-    /// Offset in the body after its opening brace.
+    /// Offset in the body just after its opening brace.
     inside: usize,
-    /// True if the body's object is not empty, so that a comma follows an inserted field.
+    /// True if the body's object is not empty, so that an inserted field must end with a comma.
     has_fields: bool,
 }
 
 /// Returns the body with `salt` as its `cache_salt` and every other byte unchanged.
 ///
 /// # Errors
-/// Returns [`Skip::InvalidUtf8`] or [`Skip::InvalidJson`]: such a body may hold a salt that this parser does not see.
+/// Returns [`Skip::InvalidUtf8`] or [`Skip::InvalidJson`]: such a body may have a `cache_salt` that this parser does
+/// not see.
 pub fn salted(body: &[u8], salt: &str) -> Result<Vec<u8>, Skip> {
     let body = super::text_of(body)?;
     let top = trimmed_json(body);
@@ -35,7 +36,8 @@ pub fn salted(body: &[u8], salt: &str) -> Result<Vec<u8>, Skip> {
 }
 
 impl<'a> SaltField<'a> {
-    /// Locates the salt in `top`, the JSON object of `body`; `given` is the salt's JSON.
+    /// Locates the `cache_salt` in `top`, the JSON object of `body`; `given` is the JSON of its value, `None` if
+    /// absent.
     pub(super) fn new(body: &'a str, top: &'a str, given: Option<&'a str>) -> Self {
         let first = pass_space(top, 1);
         Self {
@@ -45,12 +47,12 @@ impl<'a> SaltField<'a> {
         }
     }
 
-    /// Returns the JSON of the client's salt; `None` if it sent none.
+    /// Returns the JSON of the client's `cache_salt`; `None` if it sent none.
     pub(crate) fn given(&self) -> Option<&'a str> {
         self.given
     }
 
-    /// Returns the edit that makes `salt` the body's salt.
+    /// Returns the edit that makes `salt` the body's `cache_salt`, in place of the client's or as a new field.
     pub(crate) fn write(&self, body: &'a str, salt: &str) -> Edit<'a> {
         let salt = serde_json::to_string(salt).unwrap_or_default();
         match self.given {
@@ -63,7 +65,8 @@ impl<'a> SaltField<'a> {
         }
     }
 
-    /// Returns the tenant's key for the client's salt; the default key if it sent none, or one that is not a string.
+    /// Returns the key that `key_of` computes for the client's `cache_salt`; the default key if the client sent none,
+    /// or one that is not a string.
     pub(crate) fn key(&self, key_of: fn(&str) -> TenantKey) -> TenantKey {
         let inner = self.given.and_then(super::json::inner);
         inner.map_or_else(TenantKey::default, |salt| key_of(&unescaped(salt)))

@@ -17,13 +17,14 @@ use super::text::unescaped;
 use crate::work::looked;
 use std::borrow::Cow;
 
-/// A scanner of JSON text, with its position.
+/// A scanner of JSON text, with the position of the next byte to read.
 pub struct Scan<'a> {
     text: &'a str,
     at: usize,
 }
 
-/// The error that the text is not JSON or not of the expected shape, with the offset of the byte.
+/// The error that a text is not JSON or not of the expected shape, with the offset of the offending byte in the scanned
+/// text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bad(pub usize);
 
@@ -33,7 +34,7 @@ impl<'a> Scan<'a> {
         Self { text, at: 0 }
     }
 
-    /// Reads an object. `each` is called with every name and must read the value.
+    /// Reads an object. `each` is called with every field's unescaped name and must read the field's value.
     pub(crate) fn object(
         &mut self,
         mut each: impl FnMut(&mut Self, &str) -> Result<(), Bad>,
@@ -51,7 +52,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Reads a list. `each` is called before every element and must read it.
+    /// Reads a list. `each` is called before every element and must read that element.
     pub(crate) fn list(
         &mut self,
         mut each: impl FnMut(&mut Self) -> Result<(), Bad>,
@@ -68,7 +69,8 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Reads an object and returns the JSON of its fields with these names. A name that occurs twice is an error.
+    /// Reads an object and returns the JSON of its fields with these names; `None` for an absent one. Returns an error
+    /// if one of the names occurs twice.
     pub(crate) fn fields<const N: usize>(
         &mut self,
         names: [&str; N],
@@ -78,7 +80,8 @@ impl<'a> Scan<'a> {
         Ok(fields)
     }
 
-    /// Like [`Scan::fields`], for any number of names, so that its code is compiled once.
+    /// Like [`Scan::fields`], but writes the JSON to `fields`, which are in the order of `names`. Their number is not
+    /// part of the type, so this code is compiled once.
     pub(super) fn read_fields(
         &mut self,
         names: &[&str],
@@ -97,7 +100,7 @@ impl<'a> Scan<'a> {
         Ok(elements)
     }
 
-    /// Reads a value and returns its JSON. If it is a list, also adds its elements to `elements`.
+    /// Reads a value and returns its JSON. If it is a list, also appends the JSON of its elements to `elements`.
     pub(super) fn list_or_value(&mut self, elements: &mut Vec<&'a str>) -> Result<&'a str, Bad> {
         let start = self.next();
         if self.byte() != Some(b'[') {
@@ -107,7 +110,8 @@ impl<'a> Scan<'a> {
         Ok(self.since(start))
     }
 
-    /// Reads the value of `name` and stores it in `fields` if `names` has that name.
+    /// Reads the value of the field `name` and stores its JSON in `fields`, at the index of `name` in `names`; a name
+    /// not in `names` is ignored. Returns an error if that name already has a value.
     pub(super) fn field(
         &mut self,
         name: &str,
@@ -118,7 +122,8 @@ impl<'a> Scan<'a> {
         self.place(name, value, names, fields)
     }
 
-    /// Stores the `value` of `name` in `fields` if `names` has that name; an error if the field already has a value.
+    /// Stores `value`, the JSON of the field `name`, in `fields`, at the index of `name` in `names`; a name not in
+    /// `names` is ignored. Returns an error if that name already has a value.
     pub(super) fn place(
         &mut self,
         name: &str,
@@ -181,12 +186,12 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Returns the text from `start` to the current position.
+    /// Returns the scanned text from the offset `start` to the current position.
     pub(crate) fn since(&self, start: usize) -> &'a str {
         self.text.get(start..self.at).unwrap_or_default()
     }
 
-    /// Returns the current position.
+    /// Returns the current position: the offset in the scanned text of the next byte to read.
     pub(crate) fn at(&self) -> usize {
         self.at
     }
@@ -197,13 +202,13 @@ impl<'a> Scan<'a> {
         self.byte()
     }
 
-    /// Skips white space and returns the position.
+    /// Skips white space and returns the position of the next byte.
     pub(crate) fn next(&mut self) -> usize {
         self.space();
         self.at
     }
 
-    /// Returns an error unless only white space is left.
+    /// Returns an error unless only white space is left to read.
     pub(crate) fn end(mut self) -> Result<(), Bad> {
         if self.next() == self.text.len() {
             Ok(())
@@ -212,7 +217,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Reads a field's name and the colon after it; returns the name without quotes, not unescaped.
+    /// Reads a field's name and the colon after it; returns the name without quotes, its escapes unchanged.
     pub(crate) fn name(&mut self) -> Result<&'a str, Bad> {
         self.expect(b'"')?;
         let start = self.at;
@@ -222,7 +227,7 @@ impl<'a> Scan<'a> {
         Ok(name)
     }
 
-    /// Reads the rest of a string, after its opening quote.
+    /// Reads a string whose opening quote has been read, up to and including its closing quote.
     fn string(&mut self) -> Result<(), Bad> {
         loop {
             self.at = special(self.text, self.at);
@@ -239,7 +244,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Reads the rest of a number, after its sign.
+    /// Reads a number whose sign, if any, has been read.
     fn number(&mut self) -> Result<(), Bad> {
         if !self.takes(|byte| byte == b'0') {
             self.digits()?;
@@ -254,7 +259,7 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
-    /// Reads one or more digits.
+    /// Reads one or more decimal digits; an error if there is none.
     fn digits(&mut self) -> Result<(), Bad> {
         let start = self.at;
         while self.takes(|byte| byte.is_ascii_digit()) {}
@@ -276,7 +281,8 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Reads the byte after an element. Returns true for a comma, false for `close`, and an error for any other byte.
+    /// Reads the byte after an element or a field. Returns true for a comma, false for `close` (the bracket that ends
+    /// the list or object), and an error for any other byte.
     pub(crate) fn read_separator(&mut self, close: u8) -> Result<bool, Bad> {
         match self.expect_any()? {
             b',' => Ok(true),
@@ -293,7 +299,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Skips white space and reads a byte; an error at the end of the text.
+    /// Skips white space and reads any byte; an error at the end of the text.
     fn expect_any(&mut self) -> Result<u8, Bad> {
         self.space();
         let byte = self.byte().ok_or(Bad(self.at))?;
@@ -302,7 +308,7 @@ impl<'a> Scan<'a> {
         Ok(byte)
     }
 
-    /// Skips white space, and reads the next byte if it is `byte`. Returns whether it was.
+    /// Skips white space, and reads the next byte only if it equals `byte`. Returns whether it did.
     pub(crate) fn eat(&mut self, byte: u8) -> bool {
         self.space();
         self.takes(|next| next == byte)
@@ -312,7 +318,7 @@ impl<'a> Scan<'a> {
         while self.takes(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')) {}
     }
 
-    /// Reads the next byte if `is_one` is true for it. Returns whether it was.
+    /// Reads the next byte only if `is_one` is true for it. Returns whether it was.
     fn takes(&mut self, is_one: impl Fn(u8) -> bool) -> bool {
         let comes = self.byte().is_some_and(is_one);
         self.at += usize::from(comes);
@@ -354,8 +360,8 @@ pub(super) fn drop_nulls(fields: &mut [Option<&str>]) {
     }
 }
 
-/// Unescapes the text of a scanned string. If it has escapes and the result contains U+FFFD, returns `None`, since an
-/// unpaired surrogate also becomes U+FFFD.
+/// Unescapes the text of a string that was scanned as valid JSON. If it has escapes and the result contains U+FFFD,
+/// returns `None`, since an unpaired surrogate also becomes U+FFFD.
 pub(super) fn decoded(inner: &str) -> Option<Cow<'_, str>> {
     let text = unescaped(inner, None);
     let is_certain = matches!(text, Cow::Borrowed(_)) || !has(&text, "\u{fffd}");

@@ -1,4 +1,5 @@
-//! Text searches for all code that reads a body. They count the bytes they look at (module [`crate::work`]).
+//! Text searches for all code that reads a body. They count the bytes they look at (module [`crate::work`]), so that
+//! tests can bound the cost of a request.
 //!
 //! Single bytes are searched eight at a time, since texts are most of a body and are searched several times. The
 //! standard library's search uses words of pointer size, which is four bytes in WebAssembly.
@@ -10,12 +11,14 @@
 use crate::work::looked;
 use std::ops::Range;
 
-/// Returns the position of the first `byte` (in ASCII) of `text` at or after `from`; `None` if there is none.
+/// Returns the position of the first byte of `text`, at or after `from`, that equals `byte` (an ASCII character);
+/// `None` if there is none.
 pub(super) fn find(text: &str, from: usize, byte: u8) -> Option<usize> {
     find_any(text, from, [byte])
 }
 
-/// Returns the position of the first of `bytes` (in ASCII) in `text` at or after `from`; `None` if there is none.
+/// Returns the position of the first byte of `text`, at or after `from`, that equals one of `bytes` (ASCII characters);
+/// `None` if there is none.
 pub(super) fn find_any<const N: usize>(text: &str, from: usize, bytes: [u8; N]) -> Option<usize> {
     let all = bytes.map(|byte| u64::from(byte) * ONES);
     let at = position(text.as_bytes(), from, |word| {
@@ -35,8 +38,9 @@ pub(super) fn special(text: &str, from: usize) -> usize {
     })
 }
 
-/// Returns the position, at or after `from`, of the first `<` in the text of a JSON string, literal or escaped. Other
-/// escapes, which are frequent in ordinary text, are passed eight bytes at a time.
+/// Returns the position, at or after `from`, of the first `<` in the text of a JSON string, literal or escaped as
+/// `\u003c`; `None` if there is none. Other escapes, which are frequent in ordinary text, are passed eight bytes at a
+/// time.
 pub(super) fn find_bracket(text: &str, from: usize) -> Option<usize> {
     const BRACKETS: u64 = b'<' as u64 * ONES;
     const BACKSLASHES: u64 = b'\\' as u64 * ONES;
@@ -69,7 +73,7 @@ pub(super) fn find_bracket(text: &str, from: usize) -> Option<usize> {
     }
 }
 
-/// Returns whether the backslash at `at` begins an escape, rather than being escaped itself.
+/// Returns whether the backslash at offset `at` begins an escape of a JSON string, rather than being escaped itself.
 pub(super) fn is_escape(text: &str, at: usize) -> bool {
     let before = text.as_bytes().get(..at).unwrap_or_default().iter().rev();
     let backslashes = before.take_while(|byte| **byte == b'\\').count();
@@ -112,19 +116,20 @@ pub(super) fn trimmed_ascii_end(text: &str) -> &str {
     trimmed
 }
 
-/// Returns the position of the last `byte` (in ASCII) of `text`; `None` if there is none.
+/// Returns the position of the last byte of `text` that equals `byte` (an ASCII character); `None` if there is none.
 pub(super) fn find_last(text: &str, byte: u8) -> Option<usize> {
     let found = text.bytes().rposition(|other| other == byte);
     looked(text.len() - found.unwrap_or(0));
     found
 }
 
-/// Returns whether `text` contains `words`.
+/// Returns whether `text` contains the string `words`.
 pub(super) fn has(text: &str, words: &str) -> bool {
     find_words(text, 0, words).is_some()
 }
 
-/// Returns the position of the first occurrence of `words` in `text` at or after `from`; `None` if there is none.
+/// Returns the position of the first occurrence of the string `words` in `text` at or after `from`; `None` if there is
+/// none.
 pub(super) fn find_words(text: &str, from: usize, words: &str) -> Option<usize> {
     let rest = text.get(from..)?;
     let found = rest.find(words);
@@ -132,7 +137,7 @@ pub(super) fn find_words(text: &str, from: usize, words: &str) -> Option<usize> 
     Some(from + found?)
 }
 
-/// Returns `range` of `text` without the white space at its beginning.
+/// Returns `range`, a range of `text`, without the white space at its beginning.
 pub(super) fn trimmed_start(text: &str, range: Range<usize>) -> Range<usize> {
     let part = text.get(range.clone()).unwrap_or_default();
     let space = part.len() - part.trim_start().len();
@@ -140,7 +145,7 @@ pub(super) fn trimmed_start(text: &str, range: Range<usize>) -> Range<usize> {
     range.start + space..range.end
 }
 
-/// Returns `range` of `text` without the white space at its end.
+/// Returns `range`, a range of `text`, without the white space at its end.
 pub(super) fn trimmed_end(text: &str, range: Range<usize>) -> Range<usize> {
     let part = text.get(range.clone()).unwrap_or_default();
     let words = part.trim_end().len();
@@ -148,12 +153,13 @@ pub(super) fn trimmed_end(text: &str, range: Range<usize>) -> Range<usize> {
     range.start..range.start + words
 }
 
-/// Returns `range` of `text` without the white space at its ends.
+/// Returns `range`, a range of `text`, without the white space at both ends.
 pub(super) fn trimmed(text: &str, range: Range<usize>) -> Range<usize> {
     trimmed_end(text, trimmed_start(text, range))
 }
 
-/// Returns whether only white space precedes the byte at `at` on its line, and the line begins after `from`.
+/// Returns whether only white space stands between the byte at offset `at` and the line break before it, and that line
+/// break is at or after `from`.
 pub(super) fn begins_line(text: &str, from: usize, at: usize) -> bool {
     let before = text.get(from..at).unwrap_or_default();
     let space = before.chars().rev();
@@ -169,8 +175,8 @@ pub(super) fn begins_line(text: &str, from: usize, at: usize) -> bool {
     false
 }
 
-/// Returns the position, at or after `from`, of the first byte that `marks` flags; the length of `bytes` if there is
-/// none. `marks` gets a word of eight bytes; the lowest bit of its result that is set counts.
+/// Returns the position, at or after `from`, of the first byte that `marks` flags; the length of `bytes` if it flags
+/// none. `marks` gets eight bytes as a little-endian number, and the lowest bit set in its result determines the byte.
 fn position(bytes: &[u8], from: usize, marks: impl FnMut(u64) -> u64) -> usize {
     let at = unmarked(bytes, from, marks);
     looked((at + 1).min(bytes.len()).saturating_sub(from));
@@ -196,7 +202,8 @@ fn unmarked(bytes: &[u8], from: usize, mut marks: impl FnMut(u64) -> u64) -> usi
     at + last.min(rest.len())
 }
 
-/// Sets the high bit of every zero byte, and possibly of bytes above the lowest zero byte (A. Mycroft, 1987).
+/// Returns a number with the high bit set in every byte that is zero in `word`, and possibly in bytes above the lowest
+/// zero byte (A. Mycroft, 1987).
 fn zeros(word: u64) -> u64 {
     word.wrapping_sub(ONES) & !word & HIGHS
 }

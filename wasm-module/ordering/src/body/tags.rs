@@ -12,18 +12,18 @@ use super::search::{begins_line, find, pass, pass_space, trimmed_start};
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// A document in a text, by its range.
+/// A document in a text, given by ranges of the text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Span {
-    /// The range of the whole document; with tags, from `<` to the closing tag's `>`.
+    /// The range of the whole document in the text; with tags, from `<` to the closing tag's `>`.
     pub(super) whole: Range<usize>,
-    /// The range of the document's id; `None` if it has none or an empty one.
+    /// The range of the document's id in the text; `None` if it has none or an empty one.
     pub(super) id: Option<Range<usize>>,
 }
 
-/// Returns the documents in `text`, in order and without nesting: those tagged by one of `names`, or if there are none,
-/// those tagged by the first of `loose` that tags two or more. A tag that is never closed is ordinary text, and so is
-/// one whose attributes contain more than one other opening tag.
+/// Returns the documents in `text`, in order and without nesting: those in tags with one of the `names` or, if there
+/// are none, those in tags with the first name of `loose` that encloses two or more. A tag that is never closed is
+/// ordinary text, and so is one whose attributes contain more than one other opening tag.
 pub(super) fn spans(text: &str, names: &[String], loose: &[String]) -> Vec<Span> {
     let tags = Tags::read(text, names, loose);
     let strict = tags.spans(|name| name < names.len());
@@ -36,7 +36,8 @@ pub(super) fn spans(text: &str, names: &[String], loose: &[String]) -> Vec<Span>
     kinds.find(|spans| spans.len() > 1).unwrap_or_default()
 }
 
-/// Returns the end of a wrapper's closing tag if one follows `end` after white space; otherwise `end`.
+/// Returns the end of the closing tag of a wrapper (an element around documents) if one follows the offset `end` after
+/// white space; otherwise `end`.
 pub(super) fn wrapper_end(text: &str, end: usize) -> usize {
     let tag = trimmed_start(text, end..text.len()).start;
     let is_closing = text.get(tag..).is_some_and(|tag| tag.starts_with("</"));
@@ -51,28 +52,28 @@ pub(super) fn wrapper_end(text: &str, end: usize) -> usize {
     }
 }
 
-/// The tags with a configured name in a text.
+/// The tags of a text that have a configured name.
 struct Tags<'t> {
     text: &'t str,
-    /// The tags' marks, in the order of the text.
+    /// The positions of the tags, in the order of the text.
     marks: Vec<Mark>,
-    /// Number of opening tags, by index of the name.
+    /// Number of opening tags, for each configured name by its index.
     openings: SmallVec<[u32; 8]>,
-    /// Index of the first mark that closes each name, or [`NONE`].
+    /// For each configured name by its index, the index in `marks` of the first tag that closes it, or [`NONE`].
     closings: SmallVec<[u32; 8]>,
 }
 
-/// A tag in a text. A text may consist of nothing but tags, so a mark is kept small: positions have 32 bits, and tags
-/// beyond the first 4 GiB count as text.
+/// A tag in a text, opening or closing. A text may consist of nothing but tags, so this record is kept small: positions
+/// have 32 bits, and tags beyond the first 4 GiB count as text.
 #[derive(Clone, Copy)]
 struct Mark {
-    /// Position of the tag's `<`.
+    /// Position of the tag's `<` in the text.
     at: u32,
-    /// End of the name in an opening tag; end of the whole tag for a closing one.
+    /// Position after the tag's name in an opening tag; position after the whole tag for a closing one.
     end: u32,
-    /// For a closing tag, the index of the next mark that closes the same name, or [`NONE`].
+    /// For a closing tag, the index in [`Tags::marks`] of the next tag that closes the same name, or [`NONE`].
     next: u32,
-    /// Index of the tag's name; the loose names follow the others.
+    /// Index of the tag's name among the configured names; those of the loose tags follow the others.
     name: u16,
     is_closing: bool,
 }
@@ -87,10 +88,10 @@ impl Mark {
     }
 }
 
-/// The index that stands for no mark. An `Option` would make marks a quarter larger.
+/// The index that stands for no tag. An `Option` would make the record of a tag a quarter larger.
 const NONE: u32 = u32::MAX;
 
-/// The maximum length of a tag name in configurations, in bytes.
+/// The maximum length of a configured tag name, in bytes.
 const MAX_NAME_BYTES: usize = 64;
 
 impl<'t> Tags<'t> {
@@ -151,7 +152,7 @@ impl<'t> Tags<'t> {
         tags
     }
 
-    /// Returns the documents tagged by the names whose index `is_wanted` accepts, in order and without nesting.
+    /// Returns the documents in tags whose name has an index that `is_wanted` accepts, in order and without nesting.
     fn spans(&self, is_wanted: impl Fn(usize) -> bool) -> Vec<Span> {
         let mut found = Vec::new();
         // The next closing tag of each name. Opening tags are visited in order, so these only advance.
@@ -194,7 +195,7 @@ impl<'t> Tags<'t> {
         found
     }
 
-    /// Returns whether the mark with index `closing` exists and is before the byte at `at`.
+    /// Returns whether there is a tag with the index `closing` and it begins before the byte at offset `at`.
     fn closes_before(&self, closing: u32, at: usize) -> bool {
         self.mark(closing).is_some_and(|mark| mark.at() < at)
     }
@@ -207,9 +208,9 @@ impl<'t> Tags<'t> {
         self.marks.get(place as usize)
     }
 
-    /// Returns the last opening tag between the marks `place` and `closing` that has the same name and begins a line
-    /// after `from`. If there is one, the tag at `place` is only mentioned in a sentence, as by Open WebUI: "(e.g.,
-    /// <source id="1">)".
+    /// Returns the last opening tag between the tags with the indices `place` and `closing` that has the same name and
+    /// begins a line after the offset `from`; `None` if there is none. If there is one, the tag at `place` is only
+    /// mentioned in a sentence, as by Open WebUI: "(e.g., <source id="1">)".
     fn innermost(&self, place: usize, from: usize, closing: usize) -> Option<(&Mark, Opening)> {
         let name = self.marks.get(place)?.name;
         let between = self.marks.get(place + 1..closing)?.iter().enumerate();
@@ -222,8 +223,8 @@ impl<'t> Tags<'t> {
         })
     }
 
-    /// Reads the opening tag of the mark `place`; `None` if it does not end before the second opening tag after it, or
-    /// if it is self-closing.
+    /// Reads the opening tag with the index `place`; `None` if it does not end before the second opening tag after it,
+    /// or if it is self-closing.
     fn opening(&self, place: usize) -> Option<Opening> {
         let behind = self.marks.get(place + 1..)?.iter();
         let limit = behind.filter(|mark| !mark.is_closing).nth(1);
@@ -232,7 +233,8 @@ impl<'t> Tags<'t> {
     }
 }
 
-/// Returns the range of the tag name at `at`, at most one byte longer than the longest name allowed.
+/// Returns the range of the tag name that begins at offset `at`, cut one byte after the longest name allowed; empty if
+/// there is none.
 pub(super) fn name_at(text: &str, at: usize) -> Range<usize> {
     let end = text.len().min(at + MAX_NAME_BYTES + 1);
     let bytes = text.as_bytes().get(at..end).unwrap_or_default();
@@ -247,11 +249,12 @@ fn is_of_name(byte: u8) -> bool {
 
 struct Opening {
     id: Option<Range<usize>>,
-    /// Position after the tag's `>`.
+    /// Position in the text after the tag's `>`.
     end: usize,
 }
 
-/// Reads the rest of an opening tag whose name ends at `at`; `None` if it has no end or is self-closing.
+/// Reads the attributes of an opening tag whose name ends at offset `at`; `None` if the tag has no end or is
+/// self-closing.
 fn read_attributes(text: &str, mut at: usize) -> Option<Opening> {
     let byte = |at: usize| text.as_bytes().get(at).copied();
     let mut id = None;

@@ -15,7 +15,7 @@ pub(crate) struct Text<'a> {
 }
 
 impl<'a> Text<'a> {
-    /// Returns the text of `inner`, a valid JSON string without its quotes.
+    /// Returns the unescaped text of `inner`, a valid JSON string without its quotes, with the map back to it.
     pub(crate) fn new(inner: &'a str) -> Self {
         let mut places = Places::default();
         Self {
@@ -24,14 +24,15 @@ impl<'a> Text<'a> {
         }
     }
 
-    /// Returns the range of the string's bytes that `range` of the plain text stands for.
+    /// Returns the range of the JSON string's bytes that encode `range` of the unescaped text.
     pub(crate) fn source(&self, range: &Range<usize>) -> Range<usize> {
         self.places.behind(range.start)..self.places.behind(range.end)
     }
 }
 
-/// A map from the plain text to the string's bytes, its source. An escape of n plain bytes is represented by its last n
-/// source bytes, so positions are mapped by counting set bits. There is one bit for each byte of the source.
+/// A map from offsets in the unescaped text of a JSON string to offsets in the string's bytes, its source. An escape of
+/// n plain bytes is represented by its last n source bytes, so positions are mapped by counting set bits. There is one
+/// bit for each byte of the source.
 ///
 /// ```text
 ///   source   a \ n b \ u 0 0 e 9 c        plain   a ⏎ b é é c
@@ -40,16 +41,16 @@ impl<'a> Text<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Places(Vec<Word>);
 
-/// The bits of 64 bytes of the source.
+/// For 64 bytes of the JSON string, a bit each: set if the byte stands for a byte of the unescaped text.
 #[derive(Clone, Debug)]
 struct Word {
     bits: u64,
-    /// Number of plain bytes before this word.
+    /// Number of bytes of the unescaped text before those that these 64 bytes of the JSON string encode.
     before: usize,
 }
 
 impl Places {
-    /// Initialises a map in which each of `bytes` source bytes stands for itself.
+    /// Makes this the map for a JSON string of `bytes` bytes without escapes, in which each byte stands for itself.
     fn all(&mut self, bytes: usize) {
         let word = Word {
             bits: u64::MAX,
@@ -58,7 +59,7 @@ impl Places {
         self.0 = vec![word; bytes / BITS + 1];
     }
 
-    /// Clears the bits of source bytes that stand for no plain byte.
+    /// Marks the bytes of the JSON string in this range as standing for no byte of the unescaped text.
     fn skip(&mut self, bytes: Range<usize>) {
         for at in bytes {
             if let Some(word) = self.0.get_mut(at / BITS) {
@@ -67,7 +68,7 @@ impl Places {
         }
     }
 
-    /// Computes [`Word::before`] for every word. Call it after the last `skip`.
+    /// Computes [`Word::before`] for every word of the map. Call it after the last [`Places::skip`].
     fn count(&mut self) {
         let mut before = 0;
         for word in &mut self.0 {
@@ -76,7 +77,7 @@ impl Places {
         }
     }
 
-    /// Returns the position in the source after `plain` bytes of the plain text.
+    /// Returns the offset in the JSON string after the bytes that encode the first `plain` bytes of the unescaped text.
     fn behind(&self, plain: usize) -> usize {
         let passed = self.0.partition_point(|word| word.before < plain);
         let Some((at, word)) = passed
@@ -103,7 +104,8 @@ impl Places {
 
 const BITS: usize = u64::BITS as usize;
 
-/// Unescapes the text of a JSON string; fills `places` with the map back to the string.
+/// Returns the unescaped text of a JSON string. If it has escapes, overwrites `places` with the map from the text to
+/// the string; otherwise leaves it unchanged.
 pub(super) fn unescaped<'a>(inner: &'a str, mut places: Option<&mut Places>) -> Cow<'a, str> {
     let mut next = find(inner, 0, b'\\');
     if next.is_none() {
@@ -138,7 +140,7 @@ pub(super) fn unescaped<'a>(inner: &'a str, mut places: Option<&mut Places>) -> 
     Cow::Owned(plain)
 }
 
-/// Iterates over the characters that a part of a JSON string encodes, each with its range.
+/// Iterates over the characters that a part of a JSON string encodes, each with the range of `piece` that encodes it.
 pub(super) fn characters(piece: &str) -> impl Iterator<Item = (char, Range<usize>)> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -155,7 +157,7 @@ pub(super) fn characters(piece: &str) -> impl Iterator<Item = (char, Range<usize
     })
 }
 
-/// Decodes an escape whose backslash precedes `rest`. Returns the character and the text after the escape.
+/// Decodes the escape whose text after the backslash begins `rest`. Returns the character and what follows the escape.
 fn unescape(rest: &str) -> (char, &str) {
     let mut chars = rest.chars();
     let character = match chars.next() {
@@ -171,7 +173,7 @@ fn unescape(rest: &str) -> (char, &str) {
     (character, chars.as_str())
 }
 
-/// Like [`unescape`], for an escape that begins with `\u` before `rest`.
+/// Like [`unescape`], for an escape whose `\u` has been read.
 fn unescape_unicode(rest: &str) -> (char, &str) {
     let unit = |text: &str| {
         text.get(..4)

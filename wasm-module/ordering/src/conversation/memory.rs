@@ -1,14 +1,14 @@
 //! The memory of the messages of one tenant and model, a trie: how each message was forwarded.
 //!
 //! ```text
-//!   known by its chain          written into it
+//!   found by its hash chain     written into it
 //!   m1 ─────────────────────── [a b] ──┬── m3 ── [c] ─ m5
 //!   m1, the same words ─────── [b d]   └── m3'
 //! ```
 //!
-//! A message's chain hashes everything before it, so the deepest known message of a request determines how all of them
-//! were forwarded. It does not determine which documents of a `documents` array the gateway *wrote into* them, since
-//! the client sends the array separately: two chats with equal beginnings may differ in it. So one chain may have
+//! A message's hash chain covers everything before it, so the deepest recorded message of a request determines how all
+//! of them were forwarded. It does not determine which documents of a `documents` array the gateway *wrote into* them,
+//! since the client sends the array separately: two chats with equal beginnings may differ in it. So one chain may have
 //! several nodes, with different parents or different written documents. [`Memory::find`] returns the one that a
 //! request continues, but never a guess.
 //!
@@ -16,8 +16,8 @@
 //! oldest node of the list has no children, and evicting it is O(1).
 //!
 //! If several nodes fit a request, it is treated as a chat without pinned documents: a wrong guess would show one
-//! user's documents to another. An arrangement takes two bytes a document, since the client sends the texts again. Only
-//! array documents that were written into a message keep their text here.
+//! user's documents to another. The order of a message's documents takes two bytes a document, since the client sends
+//! the texts again. Only array documents that were written into a message keep their text here.
 
 pub(crate) use super::bounds::Bounds;
 use super::sent::{Kept, SentMessage};
@@ -32,49 +32,52 @@ use fxhash::FxHashMap;
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Identifies a message in one memory. Valid until the next [`Memory::record`].
+/// Identifies a message in one [`Memory`]. Valid until the next [`Memory::record`], which may evict messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MessageId(u32);
 
-/// The known messages of a request, each with its index in the request, first to last.
+/// The messages of a request that the memory has recorded, each with its index in the request, first to last.
 pub(crate) type Path = SmallVec<[(u32, MessageId); 8]>;
 
-/// A message to add to the memory, with its record.
+/// A message of a forwarded request to add to the memory, with how it was forwarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AddedMessage {
-    /// The message's index in the request.
+    /// The index of the message in the request.
     pub(crate) message: u32,
     pub(crate) chain: Chain,
     pub(crate) sent: SentMessage,
 }
 
-/// Identifies a message in every memory of the same tenant and model.
+/// Identifies a recorded message in the memories of all workers for the same tenant and model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MessageKey {
     pub(crate) chain: Chain,
-    /// The message's lineage: a hash that distinguishes messages with the same chain.
+    /// A hash of what was written into this message and all before it. It distinguishes messages with the same chain.
     pub(crate) lineage: u64,
 }
 
-/// The volatile spans of the head that a request would write into its newest user message.
+/// The volatile spans of the system text (texts that change between requests, such as a date) that the gateway would
+/// move into the request's newest user message.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Moving<'s> {
-    /// Hash of the spans' text, as [`SentMessage::kept_hash`] computes it; 0 if there are no spans.
+    /// Hash of the text of the volatile spans (texts that change between requests), as [`SentMessage::kept_hash`]
+    /// computes it; 0 if there are no spans.
     pub(crate) hash: u64,
-    /// A hash of each span, by which chats are compared.
+    /// A hash of each volatile span (a text that changes between requests); chats are compared by them.
     pub(crate) spans: &'s [u64],
-    /// Index of the newest user message, and the number of spans to write into it; `None` if there are none.
+    /// Index of the newest user message in the request, and the number of volatile spans (texts that change between
+    /// requests) to write into it; `None` if there are none.
     pub(crate) target: Option<(u32, usize)>,
 }
 
-/// The memory of the messages of one tenant and model: how each was forwarded, by its hash chain.
+/// The memory of the messages of one tenant and model: how each was forwarded, found by its hash chain.
 #[derive(Debug)]
 pub(crate) struct Memory {
     bounds: Bounds,
     nodes: Slots<Node>,
-    /// The messages with each chain, oldest first.
+    /// The recorded messages with each hash chain, oldest first.
     by_chain: FxHashMap<Chain, SmallVec<[MessageId; 2]>>,
-    /// Sum of the messages' estimated bytes.
+    /// Sum of the estimated bytes of all recorded messages.
     bytes: u64,
     recency: Recency,
 }
@@ -82,21 +85,23 @@ pub(crate) struct Memory {
 #[derive(Debug)]
 struct Node {
     chain: Chain,
-    /// The last known message before this one in the chat; `None` if there is none.
+    /// The last recorded message before this one in the chat; `None` if there is none.
     parent: Option<MessageId>,
-    /// The message's index among the messages of its chat.
+    /// The message's index in its chat.
     message: u32,
-    /// Estimated tokens pinned in this message and its ancestors.
+    /// Estimated tokens of the documents pinned (written by the gateway and repeated at later turns) in this message
+    /// and its ancestors.
     pinned_tokens: u64,
-    /// Hash of the chain, the written list, the kept spans and the parent's lineage. Tells messages of one chain apart.
+    /// Hash of the message's chain, the list of documents written into it, the volatile spans (texts that change
+    /// between requests) kept in it, and this hash of the parent. It distinguishes messages with the same chain.
     lineage: u64,
-    /// The engine of the latest request that added the message or ended with it.
+    /// The engine to which the latest request that added this message or ended with it was forwarded.
     engine: EngineId,
     sent: SentMessage,
 }
 
 impl Memory {
-    /// Returns an empty memory.
+    /// Returns a memory without messages.
     pub(crate) fn new(bounds: Bounds) -> Self {
         Self {
             bounds,
@@ -107,12 +112,12 @@ impl Memory {
         }
     }
 
-    /// Returns the number of messages.
+    /// Returns the number of recorded messages.
     pub(crate) fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Returns the sum of the messages' estimated bytes.
+    /// Returns the sum of the estimated bytes of all recorded messages.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -121,26 +126,29 @@ impl Memory {
         Some(&self.node(id)?.sent)
     }
 
-    /// Returns the estimated tokens of the documents pinned in the messages of `path`.
+    /// Returns the estimated tokens of the documents pinned (written by the gateway and repeated at later turns) in the
+    /// messages of `path`.
     pub(crate) fn pinned_tokens(&self, path: &Path) -> u64 {
         path.last()
             .and_then(|(_, id)| self.node(*id))
             .map_or(0, |node| node.pinned_tokens)
     }
 
-    /// Returns the known messages of a request whose messages have these `chains`; empty if none is known. `written` is
-    /// the index of a message and the fingerprint of the list of documents that the gateway would write into it.
+    /// Returns the recorded messages of a request whose messages have these hash `chains`; empty if none is recorded.
+    /// `written` is the index of a message and the fingerprint of the list of documents that the gateway would write
+    /// into it.
     ///
     /// Documents written into an earlier message belong to the chat's history. The message that the request writes
-    /// into, and the request's last message, are known only with that same list. If several messages with one chain fit
+    /// into, and the request's last message, are found only with that same list. If several messages with one chain fit
     /// and their prompts differ, the chat could be any of them; it then counts as one with nothing written into that
     /// message.
     ///
-    /// Volatile spans written into a message are distinguished in the same way. A request's last message with such
-    /// spans is known only with exactly the same ones. Among several candidates, the one that shares the most spans
-    /// with the current head is used: a name or a session id stays the same while a clock changes.
+    /// Volatile spans (texts of the prompt's head that change between requests) written into a message are
+    /// distinguished in the same way. A request's last message with such spans is found only with exactly the same
+    /// ones. Among several candidates, the one that shares the most spans with the current head is used: a name or a
+    /// session id stays the same while a clock changes.
     ///
-    /// An earlier message into which the request would write spans is known only with as many spans: values change from
+    /// An earlier message into which the request would write spans is found only with as many spans: values change from
     /// request to request, but a span that the message lacks would be nowhere in the prompt.
     pub(crate) fn find(
         &self,
@@ -203,13 +211,15 @@ impl Memory {
         path
     }
 
-    /// Returns the engine of the last known message before the index `message`; `None` if there is none.
+    /// Returns the engine that served the last message of `path` before the message with this index; `None` if there is
+    /// no such message.
     pub(crate) fn engine(&self, path: &Path, message: u32) -> Option<EngineId> {
         let (_, turn) = path.iter().rfind(|(known, _)| *known < message)?;
         Some(self.node(*turn)?.engine)
     }
 
-    /// Returns the key of the path's last message, valid in other memories too; `None` for an empty path.
+    /// Returns the key of the last message of `path`, valid in the memories of other workers too; `None` for an empty
+    /// path.
     pub(crate) fn place(&self, path: &Path) -> Option<MessageKey> {
         let node = path.last().and_then(|(_, id)| self.node(*id))?;
         Some(MessageKey {
@@ -218,7 +228,7 @@ impl Memory {
         })
     }
 
-    /// Returns a path with only the message that has this key; `None` if the memory does not have it.
+    /// Returns a path with only the message that has this key; `None` if the memory does not have that message.
     pub(crate) fn path_to(&self, place: MessageKey) -> Option<Path> {
         let turns = self.by_chain.get(&place.chain)?;
         turns.iter().find_map(|&id| {
@@ -228,7 +238,8 @@ impl Memory {
     }
 
     /// Records a forwarded request: `path` as [`Memory::find`] returned it, followed by the messages `added`, in their
-    /// order. The records of known messages are not changed. Then evicts down to the bounds. O(path + added + evicted).
+    /// order. The records of messages found earlier are not changed, but count as used. Then evicts down to the bounds.
+    /// O(path + added + evicted).
     pub(crate) fn record(&mut self, path: &Path, added: Vec<AddedMessage>, engine: EngineId) {
         let mut parent = path.last().map(|(_, id)| *id);
         for added in added {
@@ -263,7 +274,9 @@ impl Memory {
         }
     }
 
-    /// Returns whether a request may continue from the message, judged by the documents written into it.
+    /// Returns whether a request may continue from the recorded message `id`, judged by the documents written into it.
+    /// `message` is its index in the request; `written` is the index of the message that the request writes into, with
+    /// the list of documents. Each message passed on the way back takes one of `steps`.
     fn fits(
         &self,
         id: MessageId,
@@ -283,14 +296,16 @@ impl Memory {
         }
     }
 
-    /// Returns whether the message was sent with the spans in `moving`; true if the message is unknown.
+    /// Returns whether the recorded message was sent with exactly the volatile spans (texts that change between
+    /// requests) in `moving`; true if the message is not recorded.
     fn is_sent_with(&self, id: MessageId, moving: Moving<'_>) -> bool {
         let node = self.node(id);
         node.is_none_or(|node| node.sent.kept_hash() == moving.hash)
     }
 
-    /// Returns whether the newest user message of the message's chat was sent with as many spans as the request would
-    /// write into it; true if the message comes before it.
+    /// Returns whether the recorded message into which the request would write volatile spans (texts that change
+    /// between requests) was sent with as many; `id` is a message of the same chat, with the index `message`. True if
+    /// `id` precedes the one written into. Each message passed on the way back takes one of `steps`.
     fn holds_spans(
         &self,
         id: MessageId,
@@ -306,8 +321,8 @@ impl Memory {
         kept.is_some_and(|kept| kept.spans.len() == spans + kept.frozen.len())
     }
 
-    /// Returns the message with index `target` in the chat that ends with the message `id`; `None` if the memory does
-    /// not have it. Each message passed takes one of `steps`; once none is left, the result is `None`.
+    /// Returns the recorded message with index `target` in the chat that ends with the message `id`; `None` if the
+    /// memory does not have it. Each message passed takes one of `steps`; once none is left, the result is `None`.
     fn ancestor_at(&self, id: MessageId, target: u32, steps: &mut usize) -> Option<&Node> {
         for (_, node) in self.ancestors(Some(id)) {
             looked(1);
@@ -319,8 +334,8 @@ impl Memory {
         None
     }
 
-    /// Returns the message whose chat shares the largest number of spans with the current head; `None` on a tie, or if
-    /// none shares any.
+    /// Returns the one of these messages whose chat shares the largest number of volatile spans (texts that change
+    /// between requests) with the current system text; `None` on a tie, or if none shares any.
     fn most_similar(&self, turns: &[MessageId], moving: Moving<'_>) -> Option<MessageId> {
         if moving.spans.is_empty() {
             return None;
@@ -337,12 +352,15 @@ impl Memory {
         (most > 0 && rivals == 1).then_some(id)
     }
 
-    /// Returns whether the prompts up to and including either message have the same changes.
+    /// Returns whether the gateway changed the prompts up to and including these two messages in the same way
+    /// (documents written, their order, volatile texts moved).
     fn reads_like(&self, one: Option<MessageId>, other: Option<MessageId>) -> bool {
         self.history(one).eq(self.history(other))
     }
 
-    /// Iterates over the message and its ancestors, upwards, and yields those that the prompt shows with changes.
+    /// Iterates over a recorded message and its ancestors, upwards, and yields those that were forwarded with changes:
+    /// the message's index, the text that is written into it at every turn, the order of its documents, and its
+    /// volatile spans (texts that change between requests).
     fn history(
         &self,
         turn: Option<MessageId>,
@@ -357,7 +375,7 @@ impl Memory {
         })
     }
 
-    /// Iterates over the message and its ancestors, upwards.
+    /// Iterates over a recorded message and its ancestors, from the message upwards.
     fn ancestors(&self, turn: Option<MessageId>) -> impl Iterator<Item = (MessageId, &Node)> {
         let with_node = |id: MessageId| Some((id, self.node(id)?));
         std::iter::successors(turn.and_then(with_node), move |(_, node)| {
@@ -394,7 +412,7 @@ impl Memory {
         id
     }
 
-    /// Evicts a message, which must have no children.
+    /// Evicts a recorded message, which must have no children.
     fn forget(&mut self, id: MessageId) {
         self.recency.remove(id.0);
         let Some(node) = self.node_mut(id) else {
@@ -422,25 +440,26 @@ impl Memory {
 }
 
 impl Node {
-    /// Returns the message's estimated bytes.
+    /// Returns the estimated bytes that the recorded message occupies.
     fn bytes(&self) -> u64 {
         MESSAGE_BYTES + self.sent.bytes()
     }
 }
 
-/// The maximum number of messages with one chain. A chat with more is ambiguous anyway, and every request walks this
-/// list.
+/// The maximum number of recorded messages with one hash chain. A chat with more is ambiguous anyway, and every request
+/// walks this list.
 const MAX_VERSIONS: usize = 16;
 
-/// The maximum number of steps back through chats that [`Memory::find`] takes: this many for each message of a request,
-/// and this many in addition.
+/// A bound of the work of [`Memory::find`]: it takes at most this many steps back through chats for each message of a
+/// request, and this many in addition.
 const MAX_STEPS: usize = 64;
 
-/// The maximum number of a request's messages for which several known ones fit; the messages before these then count as
-/// unknown.
+/// The maximum number of a request's messages for which several recorded ones fit; the messages before these then count
+/// as not recorded.
 const MAX_UNSETTLED: usize = 64;
 
-/// Estimated bytes of a message in the arena and the index, without its record; the same on every platform.
+/// Estimated bytes of a message in the arena and the index, without the record of how it was sent; the same on every
+/// platform.
 const MESSAGE_BYTES: u64 = 256;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Replaces lines of tools' results that the result of an earlier turn already has.
+//! Replaces lines of tools' results with location hints if the result of an earlier turn already has these lines.
 //!
 //! ```text
 //!   turn 1, in the prompt  a b c d e f
@@ -16,15 +16,15 @@ use super::passages::{BREAK, hash, lines};
 use crate::work::looked;
 use fxhash::FxHashMap;
 
-/// The tools' results in a request's prompt so far, indexed by line.
+/// The tools' results in a request's prompt so far, indexed by the hashes of their lines.
 #[derive(Debug, Default)]
 pub(crate) struct Outputs<'a> {
     texts: Vec<OutputText<'a>>,
-    /// For each line, by its hash: the newest text that has it in full and only once, and the line's index in that
-    /// text.
+    /// For each line, by its hash: the index of the newest result that has it in full and only once, and the line's
+    /// index in that result.
     places: FxHashMap<u64, (usize, usize)>,
-    /// For each quotable word of the first `counted` texts, the number of their lines that have it. Texts are counted
-    /// when first needed.
+    /// For each word of the first `counted` results that a location hint may quote, the number of lines that have it.
+    /// Words are counted when first needed.
     quoted: FxHashMap<&'a str, u32>,
     counted: usize,
 }
@@ -32,28 +32,28 @@ pub(crate) struct Outputs<'a> {
 #[derive(Debug)]
 struct OutputText<'a> {
     turn: u32,
-    /// The lines as sent; `None` for those that a hint replaced.
+    /// The lines of the result as sent; `None` for those that a location hint replaced.
     lines: Vec<Option<&'a str>>,
 }
 
-/// A run of lines, and the hint that replaces it.
+/// Adjacent lines of a tool's result, and the location hint that replaces them.
 struct Run {
     start: usize,
     count: usize,
     hint: String,
 }
 
-/// The minimum length in bytes of a tool's result that is compared with earlier ones, and of a run of repeated lines
-/// that a hint replaces. A hint has about 150 bytes.
+/// The minimum length in bytes of a tool's result that is compared with earlier ones, and of adjacent repeated lines
+/// that a location hint replaces. A hint has about 150 bytes.
 pub(crate) const MIN_OUTPUT_BYTES: usize = 480;
 
-/// The maximum number of runs of lines that hints replace in one tool's result; later repeated lines stay.
+/// The maximum number of location hints written into one tool's result; later repeated lines stay.
 const MAX_HINTS: usize = 64;
 
 impl<'a> Outputs<'a> {
-    /// Adds a tool's result of `turn`, escaped as in a JSON string. Returns the result with a hint in place of each run
-    /// of lines that a result of an earlier turn has; `None` if nothing is replaced. `refer` makes the hint from words
-    /// of the run's first line and of its last line (`None` for a single line). O(bytes).
+    /// Adds a tool's result of `turn`, escaped as in a JSON string. Returns the result with a location hint in place of
+    /// each run of adjacent lines that a result of an earlier turn has; `None` if nothing is replaced. `refer` makes
+    /// the hint from words of the run's first line and of its last line (`None` for a single line). O(bytes).
     pub(crate) fn add(
         &mut self,
         turn: u32,
@@ -71,8 +71,9 @@ impl<'a> Outputs<'a> {
         (!runs.is_empty()).then(|| replaced(&all, &runs))
     }
 
-    /// Returns the runs of lines that results of earlier turns have too, each with its hint. `all` are the lines of a
-    /// result, and `bytes` is their total length.
+    /// Returns the runs of adjacent lines that results of earlier turns have too, each with its location hint. `all`
+    /// are the lines of a result, `hashes` their hashes, and `bytes` is the result's length. `refer` makes a hint from
+    /// words of the first and the last line.
     fn runs(
         &mut self,
         turn: u32,
@@ -123,8 +124,8 @@ impl<'a> Outputs<'a> {
         runs
     }
 
-    /// Returns how many of `lines`, from the first on, the text with index `at` has from its line `nth` on, and their
-    /// bytes with line breaks. Both are 0 unless that text is of a turn before `turn`.
+    /// Returns how many of `lines`, from the first on, equal those of the result with index `at` from its line `nth`
+    /// on, and their bytes with line breaks. Both are 0 unless that result is of a turn before `turn`.
     fn agreeing(&self, turn: u32, (at, nth): (usize, usize), lines: &[&str]) -> (usize, usize) {
         let text = self.texts.get(at).filter(|text| text.turn < turn);
         let there = text.and_then(|text| text.lines.get(nth..));
@@ -137,7 +138,7 @@ impl<'a> Outputs<'a> {
         (count, bytes)
     }
 
-    /// Adds a text, and indexes those of its lines that are sent in full.
+    /// Adds a tool's result of `turn`, and indexes those of its `lines` that are sent in full.
     fn index(&mut self, turn: u32, hashes: &[u64], lines: Vec<Option<&'a str>>) {
         let at = self.texts.len();
         let mut here: FxHashMap<u64, Option<usize>> = FxHashMap::default();
@@ -156,7 +157,7 @@ impl<'a> Outputs<'a> {
         self.texts.push(OutputText { turn, lines });
     }
 
-    /// Counts the quotable words of the texts that are not counted yet.
+    /// Counts the words that a location hint may quote in those results whose words are not counted yet.
     fn count(&mut self) {
         for text in self.texts.iter().skip(self.counted) {
             for words in text.lines.iter().flatten().filter_map(|line| words(line)) {
@@ -167,14 +168,16 @@ impl<'a> Outputs<'a> {
     }
 }
 
-/// The first and the last line of a run with quotable words of their own: the line's index in the run, and the words.
+/// The first and the last line, among adjacent repeated lines, whose words a location hint can quote because no other
+/// line has them: the line's index among these lines, and the words.
 struct Named<'t> {
     first: (usize, &'t str),
     last: (usize, &'t str),
 }
 
-/// Returns the first and the last line of a run whose quotable words occur in no other line, searched near the run's
-/// ends; `None` if there is none at either end.
+/// Returns the first and the last of `lines` whose quotable words occur in no other line of the results, searched near
+/// both ends; `None` if there is none at one of the ends. `quoted` has the number of lines with each such word
+/// sequence.
 fn named<'t>(lines: &[&'t str], quoted: &FxHashMap<&str, u32>) -> Option<Named<'t>> {
     let own = |(at, line): (usize, &&'t str)| {
         let words = words(line)?;
@@ -194,8 +197,9 @@ fn named<'t>(lines: &[&'t str], quoted: &FxHashMap<&str, u32>) -> Option<Named<'
 }
 
 impl Named<'_> {
-    /// Returns the part of a run that a hint replaces; `lines` is the whole run, which begins at line `start` of its
-    /// text. `None` if a hint would replace too little, or would not be shorter.
+    /// Returns the part of adjacent repeated lines that a location hint replaces; `lines` are all of them, and begin at
+    /// line `start` of their result. `refer` makes the hint from the quoted words. `None` if a hint would replace too
+    /// little, or would not be shorter.
     fn run(
         &self,
         start: usize,
@@ -214,10 +218,10 @@ impl Named<'_> {
     }
 }
 
-/// The maximum number of lines at each end of a run that are searched for quotable words.
+/// The maximum number of lines at each end of a run of repeated lines that are searched for words to quote.
 const MAX_LINES_SEARCHED_FOR_NAME: usize = 16;
 
-/// Returns the text with hints in place of the runs' lines.
+/// Returns the result with the lines `all` in which each of `runs` is replaced by its location hint.
 fn replaced(all: &[&str], runs: &[Run]) -> String {
     let mut pieces: Vec<&str> = Vec::with_capacity(all.len());
     let mut done = 0;
@@ -230,11 +234,12 @@ fn replaced(all: &[&str], runs: &[Run]) -> String {
     pieces.join(BREAK)
 }
 
-/// The minimum and maximum length of the words that a hint quotes, in bytes.
+/// The minimum and maximum length of the words of a line that a location hint quotes, in bytes.
 const WORDS: std::ops::RangeInclusive<usize> = 10..=56;
 
-/// Returns the words of a line to quote: its longest run of letters, digits, spaces and harmless punctuation, shortened
-/// to the first words; `None` if that is too short. The line is escaped as in JSON; the words have no escape.
+/// Returns the words of a line that a location hint may quote: its longest sequence of letters, digits, spaces and
+/// harmless punctuation, shortened to the first words; `None` if that is shorter than [`WORDS`] allows. The line is
+/// escaped as in JSON; the words have no escape.
 fn words(line: &str) -> Option<&str> {
     looked(line.len());
     let mut longest = "";
@@ -261,7 +266,7 @@ fn words(line: &str) -> Option<&str> {
     WORDS.contains(&longest.len()).then_some(longest)
 }
 
-/// Returns the first words of a run, without punctuation at their ends, up to the maximum length of [`WORDS`].
+/// Returns the first words of a text, without punctuation at their ends, up to the maximum length of [`WORDS`].
 fn shortened(run: &str) -> &str {
     let run = run.trim_matches(|c: char| !c.is_alphanumeric());
     if run.len() <= *WORDS.end() {

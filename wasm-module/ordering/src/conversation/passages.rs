@@ -1,4 +1,5 @@
-//! Replaces passages that an earlier question already has, where the client joins them into one text, as Dify does.
+//! Replaces passages with location hints if an earlier question already has these passages, where the client joins
+//! passages into one text, as Dify does.
 //!
 //! ```text
 //!   question 1, in the prompt  A1 ⏎ A2 ⏎ B1 ⏎ C1 ⏎ C2
@@ -19,26 +20,27 @@ use fxhash::FxHashMap;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The passages in a request's prompt so far, indexed by line.
+/// The passages in a request's prompt so far, indexed by the hashes of their lines.
 #[derive(Debug, Default)]
 pub(crate) struct Passages<'a> {
     texts: Vec<PassageText<'a>>,
-    /// The first occurrence of each line, by its hash: index of the text, and of the line in it.
+    /// The first occurrence of each line, by the line's hash: index of the text, and of the line in that text.
     first: FxHashMap<u64, (usize, usize)>,
 }
 
-/// A text of joined passages in the prompt.
+/// A text in the prompt that consists of passages joined by the client.
 #[derive(Debug)]
 struct PassageText<'a> {
     turn: u32,
     question: u32,
     lines: Vec<&'a str>,
-    /// The text without JSON escapes.
+    /// The text with its JSON escapes resolved.
     plain: String,
 }
 
 impl<'a> Passages<'a> {
-    /// Adds a text, escaped as in a JSON string, that belongs to question number `question` of the chat, in `turn`.
+    /// Adds a text of joined passages, escaped as in a JSON string, that belongs to question number `question` of the
+    /// chat, in `turn`.
     pub(crate) fn add(&mut self, turn: u32, question: u32, text: &'a str) {
         let lines: Vec<&str> = lines(text).collect();
         let at = self.texts.len();
@@ -55,8 +57,9 @@ impl<'a> Passages<'a> {
         });
     }
 
-    /// Returns a text of `turn` in which each run of lines from texts of earlier turns is replaced by the result of
-    /// `refer` for the run's name; `None` if no replacement would be shorter. O(bytes), for a bounded number of runs.
+    /// Returns `text`, of `turn`, but with a location hint in place of each run of lines that a text of an earlier turn
+    /// has. `refer` makes the hint from a name for these lines (their opening words and the question); lines without a
+    /// name stay. `None` if no replacement would be shorter. O(bytes), for a bounded number of runs.
     pub(crate) fn without_known(
         &self,
         turn: u32,
@@ -100,7 +103,7 @@ impl<'a> Passages<'a> {
     }
 
     /// Returns the text of an earlier turn in which the first of `lines` first occurred, and how many of `lines`, from
-    /// the first on, follow one another there; `None` if there is no such text.
+    /// the first on, follow one another there; `None` if there is no such text or the first line is blank.
     fn run(&self, turn: u32, lines: &[&str]) -> Option<(&PassageText<'a>, usize)> {
         let opening = lines.first().filter(|line| !is_blank(line))?;
         let &(at, nth) = self.first.get(&hash(opening))?;
@@ -118,7 +121,9 @@ impl<'a> Passages<'a> {
 }
 
 impl PassageText<'_> {
-    /// Returns a run's name: the first opening words of a line that occur exactly once in this text; `None` if none do.
+    /// Returns a name for adjacent lines of this text, with which a location hint refers to them: the opening words of
+    /// the first of `lines` whose opening words occur exactly once in the text, and the question's number; `None` if
+    /// there is no such line.
     fn name(&self, lines: &[&str]) -> Option<String> {
         lines.iter().take(MAX_OPENINGS).find_map(|line| {
             let line = unescaped(line);
@@ -131,8 +136,8 @@ impl PassageText<'_> {
     }
 }
 
-/// Returns a name for a text, escaped as in a JSON string: the opening words of its first line that has enough of them;
-/// `None` if none has. O(opening lines).
+/// Returns the words by which a location hint refers to a text, escaped as in a JSON string: the opening words of the
+/// first of its lines that has enough of them; `None` if none of the first lines has. O(opening lines).
 pub(super) fn opening_words(text: &str) -> Option<String> {
     lines(text).take(MAX_OPENINGS).find_map(|line| {
         let line = unescaped(line);
@@ -145,7 +150,8 @@ fn is_long_enough(opening: &str) -> bool {
     opening.chars().count() >= MIN_OPENING_CHARACTERS
 }
 
-/// Returns the range of a line's opening words that a hint may quote.
+/// Returns the range of the opening words of a line that a location hint may quote; empty if the line has no letter or
+/// digit.
 fn opening(line: &str) -> Range<usize> {
     let start = line.find(char::is_alphanumeric).unwrap_or(line.len());
     let rest = line.get(start..).unwrap_or_default();
@@ -202,19 +208,19 @@ pub(super) fn hash(line: &str) -> u64 {
     xxh3_64_with_seed(line.as_bytes(), 21)
 }
 
-/// A line break, escaped as in a JSON string.
+/// The escape sequence of a line break in a JSON string.
 pub(super) const BREAK: &str = r"\n";
 
-/// The maximum number of runs replaced in one text.
+/// The maximum number of location hints written into one text of joined passages.
 const MAX_REFERENCES: usize = 32;
 
-/// The maximum length of a run's name, in bytes.
+/// The maximum length of the opening words that a location hint quotes, in bytes.
 const MAX_OPENING_BYTES: usize = 40;
 
-/// The minimum length of a run's name, in characters.
+/// The minimum length of the opening words that a location hint quotes, in characters.
 const MIN_OPENING_CHARACTERS: usize = 6;
 
-/// The maximum number of lines of a run that are tried for a name.
+/// The maximum number of lines whose opening words are tried as a name for a passage.
 const MAX_OPENINGS: usize = 4;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The documents in a request's prompt so far, by block and by label.
+//! The documents in a request's prompt so far, found by their blocks (documents with their tags) and by their labels.
 //!
 //! Documents are the same only if their blocks are: a fingerprint only selects the block to compare with. So no
 //! collision, deliberate or not, can hide a document.
@@ -8,25 +8,26 @@ use crate::body::NumberedBlock;
 use crate::document::Fingerprint;
 use fxhash::FxHashMap;
 
-/// The documents in a request's prompt so far, which location hints may refer to.
+/// The documents in a request's prompt so far, to which location hints may refer.
 #[derive(Debug, Default)]
 pub(crate) struct PromptDocuments<'a> {
-    /// The turn in which each document first occurs, and its block.
+    /// For each document, the turn in which it first occurs, and its block (the document with its tags).
     blocks: FxHashMap<Fingerprint, (u32, &'a str)>,
-    /// The document with each label; `None` if several documents have the label.
+    /// For each label, the document that has it; `None` if several documents have the label.
     labels: FxHashMap<&'a str, Option<Fingerprint>>,
-    /// For each numbered document, by a hash of its block without the number: the turn, question and name of its first
-    /// occurrence, and its block.
+    /// For each document that its client numbers, by a hash of its block without the number: the turn, the question's
+    /// number and the document's name at its first occurrence, and its block.
     numbered: FxHashMap<Fingerprint, (u32, u32, String, NumberedBlock<'a>)>,
-    /// The numbered document with each name, by question; `None` if several documents of the question have the name, as
-    /// all chunks of an attached file do.
+    /// For each question and name (number or opening words), the numbered document that the name means there; `None` if
+    /// several documents of the question have the name, as all chunks of an attached file do.
     names: FxHashMap<(u32, String), Option<NumberedBlock<'a>>>,
-    /// Passages that the client joined without separators.
+    /// Passages that the client joined without separators (Dify).
     passages: Passages<'a>,
 }
 
 impl<'a> PromptDocuments<'a> {
-    /// Adds a document that is sent in `turn`; `block` is `None` if later turns must not refer to it.
+    /// Adds a document that is sent in `turn`; `block` is `None` if location hints of later turns must not refer to the
+    /// document.
     pub(crate) fn add(
         &mut self,
         turn: u32,
@@ -47,8 +48,9 @@ impl<'a> PromptDocuments<'a> {
             .or_insert(Some(fingerprint));
     }
 
-    /// Adds a numbered document that is sent in `turn` with question number `question` of the chat, at `place` of its
-    /// documents, counted from 1. It is named by its number, or by that place.
+    /// Adds a document, numbered by its client, that is sent in `turn` with question number `question` of the chat, as
+    /// the document number `place` of the question, counted from 1. It is named by its own number or, without one, by
+    /// `place`.
     pub(crate) fn add_numbered(
         &mut self,
         turn: u32,
@@ -75,8 +77,9 @@ impl<'a> PromptDocuments<'a> {
         known.or_insert((turn, question, number, block));
     }
 
-    /// Returns a block of joined passages in which each run of passages that an earlier turn has is replaced by the
-    /// result of `refer` for its name; `None` if the block would not be shorter.
+    /// Returns a block of passages joined by the client, in which each run of passages that an earlier turn has is
+    /// replaced by a location hint. `refer` makes the hint from a name for these passages. `None` if the block does not
+    /// consist of such passages or would not be shorter.
     pub(crate) fn without_known(
         &self,
         turn: u32,
@@ -89,8 +92,9 @@ impl<'a> PromptDocuments<'a> {
         block.with_words(&words)
     }
 
-    /// Returns the question of an earlier turn that has the document, and a name that is unique there: its number, or
-    /// else its opening words. `None` if no earlier turn has the document, or no name is unique.
+    /// Returns the number of the earlier question that has the document, and a name that is unique among its documents:
+    /// the document's number, or else its opening words. `None` if no turn before `turn` has the document, or no name
+    /// is unique.
     pub(crate) fn place_of(&self, turn: u32, block: &NumberedBlock<'_>) -> Option<(u32, String)> {
         let (shown, question, number, known) = self.numbered.get(&block.identity())?;
         if *shown >= turn || !known.is(block) {
@@ -104,21 +108,23 @@ impl<'a> PromptDocuments<'a> {
         Some((*question, name))
     }
 
-    /// Returns whether a turn before `turn` may have the document; [`PromptDocuments::holds`] also compares the blocks.
+    /// Returns whether a turn before `turn` has a document with this fingerprint; [`PromptDocuments::holds`] also
+    /// compares the blocks.
     pub(crate) fn may_hold(&self, turn: u32, fingerprint: Fingerprint) -> bool {
         self.blocks
             .get(&fingerprint)
             .is_some_and(|(shown, _)| *shown < turn)
     }
 
-    /// Returns whether a turn before `turn` has exactly this block.
+    /// Returns whether a turn before `turn` has a document with this fingerprint and exactly this block.
     pub(crate) fn holds(&self, turn: u32, fingerprint: Fingerprint, block: &str) -> bool {
         self.blocks
             .get(&fingerprint)
             .is_some_and(|(shown, text)| *shown < turn && *text == block)
     }
 
-    /// Returns whether the label belongs to this document and to no other one.
+    /// Returns whether the label belongs to the document with this fingerprint and to no other one in the prompt so
+    /// far.
     pub(crate) fn names(&self, label: &str, fingerprint: Fingerprint) -> bool {
         self.labels.get(label) == Some(&Some(fingerprint))
     }

@@ -1,4 +1,4 @@
-//! The record of one message: how its documents were arranged, and what the gateway wrote into it.
+//! The record of how one message was forwarded: how its documents were arranged, and what the gateway wrote into it.
 
 use crate::arrangement::Arrangement;
 use crate::body::Wrap;
@@ -6,56 +6,63 @@ use crate::document::Fingerprint;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The record of the changes to one message; by default there are none.
+/// The record of the gateway's changes to one message; by default there are none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SentMessage {
-    /// The arrangement of each group of documents in the message's own texts.
+    /// How each group of documents in the message's own texts was arranged.
     pub(crate) groups: Box<[Arrangement]>,
-    /// The documents of a `documents` array that were written into the message; `None` without such documents.
+    /// The documents of a `documents` array that were written into the message; `None` if there were none.
     pub(crate) written: Option<Written>,
-    /// The volatile spans of the head that were written into the message or frozen; `None` without such spans.
+    /// The volatile spans of the system text (texts that change between requests, such as a date) that were moved into
+    /// this message, or whose first values it keeps; `None` if there were none.
     pub(crate) kept: Option<Box<Kept>>,
 }
 
-/// Volatile spans of the head that every later request of the chat forwards unchanged. Texts are escaped as in JSON.
+/// Volatile spans of the system text (texts that change between requests, such as a date) that every later request of
+/// the chat forwards with the same values. Texts are escaped as in JSON.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Kept {
-    /// The spans that moved into a user message, as written there.
+    /// The text of the volatile spans (texts that change between requests) that moved into a user message, as written
+    /// there.
     pub(crate) moved: Box<str>,
-    /// A hash of each span: of those that moved, then of the frozen ones.
+    /// A hash of each volatile span (a text that changes between requests): of those that moved, then of those whose
+    /// first value is kept in place.
     pub(crate) spans: Box<[u64]>,
-    /// The first values of a system message's frozen spans, in order.
+    /// For each volatile span (a text that changes between requests) of a system message that is not moved, its value
+    /// in the chat's first request, in order; later requests forward this value again.
     pub(crate) frozen: Box<[Box<str>]>,
 }
 
-/// The documents of a `documents` array that were written into a message.
+/// The documents of a `documents` array that the gateway wrote into a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Written {
-    /// Fingerprint of the client's list of documents.
+    /// Fingerprint of the client's `documents` list.
     pub(crate) list: Fingerprint,
     pub(crate) arrangement: Arrangement,
-    /// The inserted text, if later requests must contain it too; `None` without pinning or beyond its limit.
+    /// The text written into the message, if later requests must contain it too; `None` if pinning is off or its limit
+    /// is exceeded.
     pub(crate) pin: Option<Pin>,
 }
 
-/// Documents that stay where they were first written although the client no longer sends them.
+/// Documents of a `documents` array that later requests of the chat repeat in the message into which they were first
+/// written, although the client no longer sends them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pin {
-    /// The text that was inserted into the message, byte for byte.
+    /// The text that was inserted into the message, documents and order and location hints, byte for byte.
     pub(crate) text: Box<str>,
-    /// The JSON that encloses the text in the message's content.
+    /// The JSON with which the text is enclosed in the message's content.
     pub(crate) wrap: Wrap,
-    /// Estimated tokens of the text.
+    /// Estimated tokens of `text`.
     pub(crate) tokens: u32,
-    /// The documents that `text` contains, in the order in which they appear there.
+    /// The documents in `text`, in the order in which they appear there.
     pub(crate) documents: Box<[Pinned]>,
-    /// The value of [`Arrangement::digest`] for these documents.
+    /// The value of [`Arrangement::digest`] for these documents: a hash of them and their order.
     pub(crate) digest: u64,
-    /// The value of [`Arrangement::references`] for these documents.
+    /// The value of [`Arrangement::references`] for these documents: a hash of the location hints among them.
     pub(crate) references: u64,
 }
 
-/// A pinned document, with the ranges of its block and its label in [`Pin::text`].
+/// A document that later requests repeat in its message, with the ranges of its block and its label in [`Pin::text`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pinned {
     pub(crate) fingerprint: Fingerprint,
@@ -65,23 +72,24 @@ pub(crate) struct Pinned {
 }
 
 impl SentMessage {
-    /// Returns the documents that every later request writes into the message again; `None` if there are none.
+    /// Returns the documents that every later request writes into this message again; `None` if there are none.
     pub(crate) fn pin(&self) -> Option<&Pin> {
         self.written.as_ref()?.pin.as_ref()
     }
 
-    /// Returns the fingerprint of the list of documents that was written into the message; `None` without a list.
+    /// Returns the fingerprint of the `documents` list that was written into this message; `None` if none was.
     pub(crate) fn list(&self) -> Option<Fingerprint> {
         Some(self.written.as_ref()?.list)
     }
 
-    /// Returns a hash of the head's spans that the record keeps, moved and frozen; 0 without spans.
+    /// Returns a hash of the system text's volatile spans (texts that change between requests) in this record, moved
+    /// ones and first values; 0 if there are none.
     pub(crate) fn kept_hash(&self) -> u64 {
         let kept = self.kept.as_ref();
         kept.map_or(0, |kept| kept_hash(&kept.moved, &kept.frozen))
     }
 
-    /// Returns the record's estimated bytes in memory, the same on every platform.
+    /// Returns the estimated bytes that the record occupies in memory, the same on every platform.
     pub(crate) fn bytes(&self) -> u64 {
         let kept = self.kept.as_ref().map_or(0, |kept| {
             let frozen = kept.frozen.iter().map(|words| words.len() + KEPT_BYTES);
@@ -108,7 +116,8 @@ impl Pin {
 }
 
 impl Pinned {
-    /// Returns a pinned document; `None` if a range does not fit into 32 bits.
+    /// Returns a document that later requests repeat, with the ranges of its block and label; `None` if a range does
+    /// not fit into 32 bits.
     pub(crate) fn new(
         fingerprint: Fingerprint,
         tokens: u32,
@@ -132,7 +141,8 @@ fn slice<'a>(text: &'a str, range: &Range<u32>) -> &'a str {
         .unwrap_or_default()
 }
 
-/// Returns a hash of the head's spans in a message; 0 if there are none.
+/// Returns a hash of the system text's volatile spans (texts that change between requests) in a message: the text of
+/// the moved ones, and the values kept in place (`frozen`). 0 if there are none.
 pub(crate) fn kept_hash(moved: &str, frozen: &[Box<str>]) -> u64 {
     if moved.is_empty() && frozen.is_empty() {
         return 0;
@@ -144,8 +154,8 @@ pub(crate) fn kept_hash(moved: &str, frozen: &[Box<str>]) -> u64 {
     hash.max(1)
 }
 
-/// Estimated bytes of a [`Kept`] without its texts; also those of a frozen value without its text.
+/// Estimated bytes in memory of a [`Kept`] without its texts; also of one of its frozen values without the text.
 const KEPT_BYTES: usize = 32;
 
-/// Estimated bytes of a [`Pinned`].
+/// Estimated bytes in memory of a [`Pinned`].
 const PINNED_BYTES: usize = 32;

@@ -1,8 +1,8 @@
-//! Chooses the positions to mark: where the expected saving exceeds the cost of writing, and at most as many as the
-//! provider allows, the client's included.
+//! Chooses the positions of a prompt at which cache markers are set: where the expected saving exceeds the cost of
+//! writing, and at most as many as the provider allows, the client's included.
 //!
 //! ```text
-//!   tokens      0 ─────── h ───── m ──────── L ──────── end          h: what the upstream holds, read at .1
+//!   tokens      0 ─────── h ───── m ──────── L ──────── end          h: what the upstream has cached, read at .1
 //!   price       .1 to h   1.25 from h to L   1 from there            L: the last marker; m: others, at no price of
 //!                                                                       their own
 //! ```
@@ -18,35 +18,40 @@ use super::layout::{Layout, MarkTtl, Mode};
 use super::ledger::{Knowledge, Ledger};
 use super::rules::{CacheKind, CacheRules};
 
-/// The chosen markers and their expected effect.
+/// The cache markers chosen for a prompt, and their expected effect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Choice {
-    /// The positions at which the gateway sets markers, in order, each with its lifetime.
+    /// The indices of the positions (ends of blocks) at which the gateway sets cache markers, in order, each with the
+    /// marker's lifetime.
     pub(super) markers: Vec<(usize, MarkTtl)>,
-    /// The gateway's markers and those in effect without it, in order.
+    /// The indices of all positions (ends of blocks) with a cache marker, with the markers' lifetimes, in order: the
+    /// gateway's markers and those in effect without it.
     pub(super) all: Vec<(usize, MarkTtl)>,
-    /// The last cached position that the markers let the upstream read; `None` if there is none.
+    /// The index of the last cached position (end of a block) that the markers let the upstream read; `None` if there
+    /// is none.
     pub(super) read: Option<usize>,
-    /// Estimated tokens read from the cache; in `written_tokens`, those newly written to it.
+    /// Estimated tokens of the prompt that the upstream reads from its cache. `written_tokens` are those that it newly
+    /// writes to the cache.
     pub(super) read_tokens: u64,
     pub(super) written_tokens: u64,
-    /// True if the body switches off OpenAI's automatic marker.
+    /// True if the gateway's body is to switch off OpenAI's automatic marker.
     pub(super) is_explicit: bool,
 }
 
-/// A position that is cached, is marked, or may be marked.
+/// A position of the prompt (end of a block) that the upstream has cached, that is marked, or that may be marked.
 #[derive(Clone, Copy, Debug)]
 struct Node {
     at: usize,
     step: u32,
     tokens: f64,
     again: f64,
-    /// True if the upstream will hold the position for at least half a lifetime without a new marker.
+    /// True if the upstream will keep the prompt up to this position in its cache for at least half a lifetime without
+    /// a new marker.
     is_fresh: bool,
     is_live: bool,
-    /// True if the gateway may set a cache marker at this position.
+    /// True if the gateway may set a cache marker at this position (end of a block).
     is_free: bool,
-    /// True if the client or the provider, not the gateway, sets a cache marker at this position.
+    /// True if the client or the provider, not the gateway, sets a cache marker at this position (end of a block).
     is_clients: bool,
 }
 
@@ -104,7 +109,8 @@ pub(super) fn choose(layout: &Layout, rules: &CacheRules, ledger: &Ledger, now_m
     choice
 }
 
-/// Returns whether the look-back from a marker reaches a cached position at or before it.
+/// Returns whether the upstream, searching backwards from the marked position (end of a block) `mark`, finds the cached
+/// position `held`, which is at or before it.
 fn reaches(layout: &Layout, rules: &CacheRules, mark: usize, held: usize) -> bool {
     let step = |at: usize| layout.positions.get(at).map_or(0, |position| position.step);
     held <= mark
@@ -155,20 +161,23 @@ fn nodes(
 struct Search<'n> {
     nodes: &'n [Node],
     rules: &'n CacheRules,
-    /// The maximum number of markers that the gateway may set in this prompt.
+    /// The maximum number of markers that the gateway may set in this prompt, beside the client's and the provider's.
     most: usize,
-    /// For each node, the last cached node that a marker there would let the upstream read; `None` if there is none.
+    /// For each node (position considered), the index of the last cached node that a marker there would let the
+    /// upstream read; `None` if there is none.
     found: Vec<Option<usize>>,
-    /// The last cached node that the client's markers let the upstream read.
+    /// The index of the last cached node (position considered) that the client's markers let the upstream read; `None`
+    /// if there is none.
     found_by_client: Option<usize>,
-    /// The last node with a marker of the client.
+    /// The index of the last node (position considered) with a cache marker of the client; `None` if there is none.
     clients_last: Option<usize>,
-    /// The last cached node, and the first node from there on at which a marker of the gateway would let the upstream
-    /// read up to it; `None` if there is no such node.
+    /// The indices of the last cached node (position considered), and of the first node from there on at which a marker
+    /// of the gateway would let the upstream read up to it (`None` without such a node). `None` if no node is cached.
     last_held: Option<(usize, Option<usize>)>,
 }
 
-/// The best markers up to and including a node, for a given number of them.
+/// The best set of the gateway's cache markers up to and including a node (position considered), for a given number of
+/// markers.
 #[derive(Clone, Copy, Debug)]
 struct Way {
     /// Expected number of tokens that the next request with a shared prefix reads from the cache.
@@ -206,7 +215,8 @@ impl<'n> Search<'n> {
         }
     }
 
-    /// Returns the positions to mark, in order; empty if no marker is worth its cost.
+    /// Returns the indices of the positions (ends of blocks) at which the gateway should set markers, in order; empty
+    /// if no marker is worth its cost.
     fn best(&self) -> Vec<usize> {
         if self.most == 0 {
             return Vec::new();
@@ -235,7 +245,8 @@ impl<'n> Search<'n> {
         at
     }
 
-    /// Returns the cost of caching with these markers and the client's, relative to the same prompt without a cache.
+    /// Returns the price of the prompt with markers at these nodes and the client's, less that of the same prompt
+    /// without a cache, in prices of an uncached token.
     fn cost(&self, markers: &[usize]) -> f64 {
         let last = markers.iter().copied().max();
         let written = self.tokens(last.max(self.clients_last));
@@ -248,8 +259,8 @@ impl<'n> Search<'n> {
             .map_or(0.0, |node| node.tokens)
     }
 
-    /// Returns `markers` with one more, which lets the upstream read up to the last cached node; `None` if `markers`
-    /// already do, or if no marker can.
+    /// Returns `markers` with one more, not in order, which lets the upstream read up to the last cached node (position
+    /// considered); `None` if `markers` already do, or if no marker can.
     fn anchored(&self, markers: &[usize]) -> Option<Vec<usize>> {
         let (live, anchor) = self.last_held?;
         if self.read(markers) == Some(live) {
@@ -260,15 +271,15 @@ impl<'n> Search<'n> {
         Some(anchored)
     }
 
-    /// Returns the last cached node that the upstream reads with the client's markers and these; `None` if there is
-    /// none.
+    /// Returns the index of the last cached node (position considered) that the upstream reads with the client's
+    /// markers and these; `None` if there is none.
     fn read(&self, markers: &[usize]) -> Option<usize> {
         let found = markers.iter().filter_map(|at| *self.found.get(*at)?);
         found.max().max(self.found_by_client)
     }
 
-    /// Returns, for each node and each number of markers of the gateway, the best way that ends at the node with that
-    /// many.
+    /// Returns, by node (position considered) and by number of markers of the gateway, the best set of that many
+    /// markers whose last boundary is the node; `None` if that is impossible.
     fn ways(&self) -> Vec<Vec<Option<Way>>> {
         let mut ways: Vec<Vec<Option<Way>>> = Vec::with_capacity(self.nodes.len());
         for (at, node) in self.nodes.iter().enumerate() {
@@ -304,8 +315,8 @@ impl<'n> Search<'n> {
         ways
     }
 
-    /// Returns the nodes that need a marker of the gateway, last to first, on the best way to `last` with `used`
-    /// markers.
+    /// Returns the indices of the nodes (positions considered) that need a marker of the gateway, last to first, in the
+    /// best set with `used` markers up to the node `last`.
     fn path(&self, ways: &[Vec<Option<Way>>], last: usize, used: usize) -> Vec<usize> {
         let mut markers = Vec::new();
         let mut next = Some((last, used));
@@ -325,5 +336,6 @@ impl<'n> Search<'n> {
     }
 }
 
-/// The maximum number of nodes considered, the last ones of a long prompt; the search is quadratic in their number.
+/// The maximum number of positions (ends of blocks) considered in one prompt, its last ones; the search is quadratic in
+/// their number.
 const MOST_NODES: usize = 96;

@@ -19,82 +19,88 @@ use smallvec::SmallVec;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// A prompt's positions, in order, with the body's caching fields.
+/// The positions of a prompt at which a provider's cache may have a boundary, in order, and the caching fields of the
+/// body.
 #[derive(Clone, Debug, Default)]
 pub struct Layout {
-    /// The positions, in the order of the prompt.
+    /// The positions (ends of blocks) at which the cache may have a boundary, in the order of the prompt.
     pub positions: Vec<Position>,
-    /// Lifetime of a `cache_control` at the top level, which marks the prompt's end (Anthropic's automatic mode).
+    /// Lifetime of a `cache_control` at the body's top level, which marks the prompt's end (Anthropic's automatic
+    /// mode); `None` if absent.
     pub automatic: Option<MarkTtl>,
-    /// The mode set by OpenAI's `prompt_cache_options`.
+    /// The caching mode that OpenAI's `prompt_cache_options` selects in this body.
     pub mode: Mode,
-    /// Hash of everything other than the prompt that separates caches: the model, the salt, and the `realm` of
+    /// Hash of what separates caches apart from the prompt: the model, the client's salt, and the `realm` of
     /// [`Layout::of`].
     pub(super) scope: u64,
-    /// True if the body has a `prompt_cache_key`, even `null`: a second one must not be written.
+    /// True if the body has a `prompt_cache_key`, even `null`: the gateway must not write a second one.
     pub(super) has_key: bool,
-    /// Texts that may be divided into several blocks.
+    /// The prompt's texts that the gateway may divide into several blocks.
     pub(super) texts: Vec<SplitText>,
-    /// True if the prompt has more than [`MAX_MARKED_POSITIONS`] positions, of which the later ones are missing.
+    /// True if the prompt has more than [`MAX_MARKED_POSITIONS`] positions (ends of blocks), of which the later ones
+    /// are missing.
     pub(super) is_cut_short: bool,
-    /// Offset in the body after its opening brace.
+    /// Offset in the body just after its opening brace.
     pub(super) inside: usize,
 }
 
-/// OpenAI's caching mode.
+/// The caching mode of OpenAI's API.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// The body does not set a mode, which means [`Mode::Implicit`].
     #[default]
     Unsaid,
-    /// The provider sets a marker at the end of the latest message.
+    /// The provider sets a cache marker at the end of the latest message.
     Implicit,
-    /// Only markers in the body count.
+    /// Only cache markers in the body count.
     Explicit,
 }
 
-/// The division of a text with documents into positions: one, or several.
+/// How a text with documents is divided into positions of the prompt: not at all, or at the documents' ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blocks {
-    /// Each block of the body is one position.
+    /// Each block of the body ends at one position of the prompt.
     AsWritten,
     /// Like [`Self::AsWritten`], but a text with documents has several positions: the end of each document, of the text
     /// before the documents and of the text after them.
     Split,
 }
 
-/// One position of a prompt: the end of a block or of a piece of text.
+/// One position of a prompt: the end of a block of the body or of a piece of text, where a cache may have a boundary.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Position {
-    /// Hash of the prompt up to and including this position, without markers.
+    /// Hash of the prompt up to and including what ends at this position, without cache markers.
     pub hash: u64,
-    /// Estimated tokens of the prompt up to and including this position.
+    /// Estimated tokens of the prompt up to and including what ends at this position.
     pub tokens: u64,
-    /// The kind of text that ends here.
+    /// The kind of block or text that ends here.
     pub part: Part,
-    /// Number of consecutive documents up to and including this position; 0 if it is no document.
+    /// Number of consecutive documents up to and including what ends at this position; 0 if no document ends here.
     pub depth: u32,
-    /// Index of the position as a provider's look-back counts: a run of tool calls, or of their results, counts once.
+    /// Number of steps up to this position, as a provider counts them when it searches backwards for a cached prefix: a
+    /// run of tool calls, or of their results, is one step, any other position another.
     pub step: u32,
-    /// Lifetime of the marker that the body has here; `None` without one.
+    /// Lifetime of the cache marker that the client's body has here; `None` if it has none.
     pub mark: Option<MarkTtl>,
-    /// True if a message of a user or a tool, or the system text before all messages, ends here.
+    /// True if a message of a user or a tool, or the system text before all messages, ends at this position (end of a
+    /// block).
     pub ends_message: bool,
     pub(super) place: Option<MarkPlace>,
 }
 
 impl Position {
-    /// Returns whether a marker is allowed here and the gateway knows how to write it.
+    /// Returns whether the provider allows a cache marker at this position (end of a block) and the gateway knows how
+    /// to write it.
     #[must_use]
     pub fn may_be_marked(&self) -> bool {
         self.place.is_some()
     }
 }
 
-/// The kind of text that ends at a position.
+/// The kind of block or text that ends at a position of the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Part {
-    /// A tool.
+    /// The definition of a tool.
     Tools,
     /// A block or piece of the system text before all messages.
     System,
@@ -102,47 +108,50 @@ pub enum Part {
     Message,
     /// A document in a message or in the system text.
     Document,
-    /// The last block or piece of the prompt, if it is part of a message and no document.
+    /// The last block or piece of the prompt, if it belongs to a message and is no document.
     Last,
 }
 
-/// The time for which a provider keeps a boundary that is not used again.
+/// The lifetime that a cache marker requests: how long a provider keeps a cached prefix that is not used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MarkTtl {
-    /// The default lifetime, without a `ttl` field: 5 minutes, or 30 minutes with OpenAI.
+    /// The default lifetime, requested by a marker without a `ttl` field: 5 minutes, or 30 minutes with OpenAI.
     Default,
     /// The long lifetime: one hour, or 12 hours with OpenAI.
     Long,
 }
 
-/// The place and form of a marker in the body.
+/// Where a cache marker can be written for a position (end of a block), and in which form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MarkPlace {
-    /// As the first field of a block, at this offset after its opening brace.
+    /// The cache marker is the first field of a block, inserted at this offset in the body, after the block's opening
+    /// brace.
     Field(usize),
-    /// As a block of its own, at this offset, where another block ends.
+    /// The cache marker is a block of its own, inserted at this offset in the body, where the block of the position
+    /// ends.
     Behind(usize),
-    /// On a piece of one of [`Layout::texts`], by the indices of text and piece.
+    /// The cache marker is a field of the block that a piece of one of [`Layout::texts`] becomes, by the indices of
+    /// text and piece.
     Piece(usize, usize),
 }
 
-/// A text that may be divided into several blocks.
+/// A text of the prompt that may be divided into several blocks, to set cache markers between them.
 #[derive(Clone, Debug)]
 pub(super) struct SplitText {
     pub(super) wrap: TextWrap,
     /// Range of the text in the body, quotes included.
     pub(super) raw: Range<usize>,
-    /// Offsets in the body at which a piece ends and the next one begins.
+    /// Offsets in the body at which one piece of the text ends and the next one begins.
     pub(super) cuts: SmallVec<[usize; 8]>,
-    /// The form of the blocks into which the text is divided.
+    /// The form of the text blocks into which the text is divided.
     pub(super) style: PartStyle,
 }
 
-/// The JSON that encloses a text.
+/// The JSON that encloses a text in the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TextWrap {
-    /// A block, with the offsets in the body after its opening brace and before its closing one, and whether its text
-    /// precedes its type.
+    /// A block, given by the offsets in the body after its opening brace and before its closing one, and whether its
+    /// `text` field precedes its `type`.
     Block {
         open: usize,
         close: usize,
@@ -155,7 +164,8 @@ pub(super) enum TextWrap {
 }
 
 impl Layout {
-    /// Returns the positions of a body's prompt for this kind of cache. Prompts of different realms share no positions.
+    /// Returns the positions of a body's prompt (ends of blocks) for this kind of cache. `realm` stands for what else
+    /// separates caches, such as the engine: prompts of different realms share no positions.
     ///
     /// # Errors
     /// Returns [`Skip::NoDocuments`] if the body is not a JSON object.
@@ -239,8 +249,8 @@ impl Layout {
         self.positions.last().map_or(0, |last| last.tokens)
     }
 
-    /// Returns the indices of the marked positions, in order, with the markers' lifetimes. A provider's automatic
-    /// marker is included.
+    /// Returns the indices of the positions (ends of blocks) with a cache marker in this body, in order, with the
+    /// markers' lifetimes. A provider's automatic marker is included.
     #[must_use]
     pub fn marks(&self, kind: CacheKind) -> Vec<(usize, MarkTtl)> {
         let written = self.positions.iter().enumerate();
@@ -266,7 +276,7 @@ impl Layout {
         marks
     }
 
-    /// Returns whether the client controls caching itself: by markers, or by a mode.
+    /// Returns whether the client controls caching itself, by cache markers or by a caching mode.
     #[must_use]
     pub fn is_clients(&self) -> bool {
         self.automatic.is_some()
@@ -278,17 +288,18 @@ impl Layout {
     }
 }
 
-/// The maximum number of positions read of a prompt whose texts are to be split.
+/// The maximum number of positions (ends of blocks) read of one prompt whose texts are to be split; beyond it, the
+/// gateway sets no markers.
 pub(super) const MAX_MARKED_POSITIONS: usize = 2_048;
 
-/// The API format, by the field that has the messages.
+/// The format of the request's body, by the field that has the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     /// `messages`: OpenAI chat, Anthropic, Converse.
     Messages,
     /// `input`: OpenAI Responses.
     Responses,
-    /// Another format, for which no provider has markers.
+    /// Another field: no provider has cache markers in this format.
     Other,
 }
 
@@ -300,15 +311,17 @@ struct Reading<'a> {
     hash: u64,
     bytes: usize,
     step: u32,
-    /// The kind of run that the last position belongs to; `None` if it is a step of its own.
+    /// The kind of step, as a provider counts them, to which the last position (end of a block) belongs: tool calls or
+    /// results; `None` if it is a step of its own.
     run: Option<Run>,
     depth: u32,
-    /// Ranges of the current message's documents, sorted.
+    /// Ranges in the body of the current message's documents, sorted.
     slots: Vec<Range<usize>>,
     layout: Layout,
 }
 
-/// The kind of a run of adjacent blocks that a provider's look-back counts as one step: tool calls, or their results.
+/// The kind of a sequence of adjacent blocks that a provider counts as one step when it searches backwards for a cached
+/// prefix: tool calls, or their results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Run {
     Calls,
@@ -485,7 +498,8 @@ impl<'a> Reading<'a> {
         self.mark(block.mark);
     }
 
-    /// Adds a text: in pieces if it is to be split and may be, otherwise as one position.
+    /// Adds the positions (ends of pieces) of a text: one for each piece if it is to be split and may be, otherwise
+    /// one. `wrap` is the JSON around the text, `None` if no marker is allowed there.
     fn text(&mut self, raw: &'a str, part: Part, wrap: Option<TextWrap>, style: PartStyle) {
         let range = range_in(self.body, raw);
         let inner = range.start + 1..(range.end - 1).max(range.start + 1);
@@ -519,7 +533,7 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// Returns the ranges of a message's documents, sorted.
+/// Returns the ranges in the body of a message's documents, sorted.
 fn documents_in(message: &Message<'_>) -> Vec<Range<usize>> {
     let slots = message.ordered().flat_map(|group| group.place.slots());
     let mut found: Vec<Range<usize>> = slots.filter(|slot| !slot.is_empty()).cloned().collect();
@@ -527,14 +541,15 @@ fn documents_in(message: &Message<'_>) -> Vec<Range<usize>> {
     found
 }
 
-/// Returns the ranges of `slots` (sorted, disjoint) that lie inside the range `text`.
+/// Returns those of `slots` (sorted, disjoint ranges) that lie inside the range `text`.
 fn within<'s>(slots: &'s [Range<usize>], text: &Range<usize>) -> &'s [Range<usize>] {
     let start = slots.partition_point(|slot| slot.start < text.start);
     let end = slots.partition_point(|slot| slot.end <= text.end);
     slots.get(start..end).unwrap_or_default()
 }
 
-/// Divides a text into pieces, each with `true` if it is a document. No piece is blank, unless the whole text is.
+/// Divides the text at the range `inner` of the body into pieces at the ends of `documents`. Returns the range of each
+/// piece in the body, with `true` if it ends with a document. No piece is blank, unless the whole text is.
 fn pieces(
     body: &str,
     inner: &Range<usize>,
@@ -561,7 +576,7 @@ fn pieces(
     pieces
 }
 
-/// Returns whether a piece of a JSON string has nothing but white space.
+/// Returns whether a part of a JSON string has nothing but white space, literal or escaped.
 fn is_blank(piece: &str) -> bool {
     let mut bytes = piece.bytes();
     while let Some(byte) = bytes.next() {
@@ -576,32 +591,32 @@ fn is_blank(piece: &str) -> bool {
     true
 }
 
-/// A block of a message's content, or a tool, as far as markers depend on it.
+/// A block of a message's content, or a tool's definition, as far as cache markers depend on it.
 #[derive(Default)]
 struct Block<'a> {
     kind: Option<&'a str>,
-    /// The block's text, quotes included.
+    /// The JSON of the block's text, quotes included; `None` if it has none.
     text: Option<&'a str>,
     mark: Option<MarkTtl>,
-    /// True if a marker field precedes the block's text.
+    /// True if a field with a cache marker precedes the block's text.
     is_marked_early: bool,
-    /// True if a marker field is `null` or not an object: a second one must not be written.
+    /// True if the field for a cache marker is `null` or not an object: the gateway must not write a second one.
     has_void_mark: bool,
-    /// True if the block's text precedes its type.
+    /// True if the `text` field precedes the `type` field.
     is_text_first: bool,
-    /// True if the block is a tool that is loaded only when it is found (`defer_loading`).
+    /// True if the block is a tool whose definition is loaded only once the model has found it (`defer_loading`).
     is_deferred: bool,
-    /// Number of fields other than markers, type and text.
+    /// Number of the block's fields other than cache markers, type and text.
     others: u32,
-    /// Number of fields, markers included.
+    /// Number of the block's fields, cache markers included.
     fields: u32,
-    /// True if the block is a `cachePoint`, which marks the block before it.
+    /// True if the block is a `cachePoint`, Bedrock's marker for the block before it.
     is_point: bool,
     /// True if the block is a document of Bedrock Converse.
     is_converse_document: bool,
-    /// Hash of the block's fields without markers.
+    /// Hash of the names and values of the block's fields, except cache markers.
     hash: u64,
-    /// Number of bytes of the block's values, without markers.
+    /// Number of bytes of the values of the block's fields, except cache markers.
     bytes: usize,
 }
 
@@ -657,7 +672,7 @@ impl<'a> Block<'a> {
         block
     }
 
-    /// Returns whether this kind of cache allows a marker on the block.
+    /// Returns whether this kind of cache allows a cache marker on the block.
     fn is_markable(&self, kind: CacheKind) -> bool {
         let is_kind = match (kind, self.kind) {
             (CacheKind::Anthropic, Some(name)) => matches!(
@@ -681,7 +696,8 @@ impl<'a> Block<'a> {
         is_kind && !is_empty && !self.has_void_mark
     }
 
-    /// Returns whether the block is a text without other fields, so that it can be split.
+    /// Returns whether the block is a text without other fields than markers and its type, so that the gateway can
+    /// split it.
     fn is_plain_text(&self, kind: CacheKind) -> bool {
         let is_text = match self.kind {
             Some(name) => matches!(name, "text" | "input_text"),
@@ -691,7 +707,7 @@ impl<'a> Block<'a> {
     }
 }
 
-/// Returns the lifetime of a marker; `None` if its value is not an object.
+/// Returns the lifetime that a cache marker requests; `None` if its value is not an object.
 fn ttl(marker: &str) -> Option<MarkTtl> {
     if !marker.starts_with('{') {
         return None;

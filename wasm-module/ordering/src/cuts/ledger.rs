@@ -1,5 +1,5 @@
-//! Tracks positions of prompts: the probability that a position of its class recurs during its cache lifetime, and
-//! until when the upstream is believed to hold it.
+//! Tracks positions of prompts (block ends at which a cache may have a boundary): the probability that a position of
+//! its class recurs during its cache lifetime, and until when the upstream is believed to have it cached.
 //!
 //! ```text
 //!   position (hash) ── last seen, times seen, cached until         bounded; the least recently seen is forgotten
@@ -22,7 +22,7 @@ use crate::recency::Recency;
 use fxhash::FxHashMap;
 use std::collections::VecDeque;
 
-/// The tracked positions of one tenant and model, and the statistics of their classes.
+/// The tracked positions (block ends) in the prompts of one tenant and model, and the statistics of their classes.
 #[derive(Debug)]
 pub(super) struct Ledger {
     most: u32,
@@ -30,13 +30,15 @@ pub(super) struct Ledger {
     seen: Vec<Seen>,
     recency: Recency,
     classes: FxHashMap<Class, Trials>,
-    /// Visits that may still become hits, oldest first.
+    /// Visits (occurrences of a position in a prompt) that may still become hits because the position recurs, oldest
+    /// first.
     visits: VecDeque<Visit>,
-    /// For each age, the number of visits at the front of the queue that are older than it.
+    /// For each age class, the number of visits (occurrences of a position) at the front of the queue that are older
+    /// than the end of that class.
     passed: [usize; AGES],
 }
 
-/// A position that occurred in a prompt, with its latest visit.
+/// A position (end of a block) that occurred in a prompt, with the data of its latest occurrence.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     hash: u64,
@@ -46,7 +48,8 @@ struct Seen {
     live_until_ms: u64,
 }
 
-/// One visit of a position that may still become a hit.
+/// One occurrence of a position (end of a block) in a prompt, which becomes a hit if the position recurs within its
+/// lifetime.
 #[derive(Clone, Copy, Debug)]
 struct Visit {
     slot: u32,
@@ -55,7 +58,8 @@ struct Visit {
     times: u32,
 }
 
-/// A class of similar positions, with common statistics.
+/// A class of similar positions (ends of blocks), which share statistics: the same kind of text, number of consecutive
+/// documents and number of occurrences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Class {
     part: Part,
@@ -63,19 +67,21 @@ struct Class {
     times: u8,
 }
 
-/// For each age, the number of visits that were hits at that age, and the number that passed it without a hit.
+/// For each age class, the number of visits (occurrences of a position) that became hits, that is, recurred, at that
+/// age, and of those that passed the age without a hit.
 #[derive(Clone, Copy, Debug, Default)]
 struct Trials {
     hits: [f64; AGES],
     passes: [f64; AGES],
 }
 
-/// The estimates for one position of a prompt.
+/// The estimates for one position (end of a block) of a prompt: whether it recurs, and whether it is cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Knowledge {
-    /// Estimated probability that a later request shares the position during its cache lifetime.
+    /// Estimated probability that a later request has the same prompt up to this position during its cache lifetime.
     pub(super) again: f64,
-    /// Time in milliseconds until which the upstream is believed to hold the position; 0 if it does not.
+    /// Time in milliseconds, on the clock of the requests, until which the upstream is believed to have the prompt
+    /// cached up to this position; 0 if it is not believed to be cached.
     pub(super) live_until_ms: u64,
 }
 
@@ -99,8 +105,8 @@ impl Trials {
         }
     }
 
-    /// Returns for each age the probability that a visit which reaches it becomes a hit then, smoothed with
-    /// [`PRIOR_WEIGHT`] visits of probability [`FIRST_GUESS`].
+    /// Returns, for each age class, the probability that a visit (occurrence of a position) which reaches that age
+    /// becomes a hit in it, smoothed with [`PRIOR_WEIGHT`] visits of probability [`FIRST_GUESS`].
     fn hazards(&self) -> [f64; AGES] {
         let mut hazards = [FIRST_GUESS; AGES];
         for ((hazard, hits), passes) in hazards.iter_mut().zip(self.hits).zip(self.passes) {
@@ -109,7 +115,8 @@ impl Trials {
         hazards
     }
 
-    /// Returns the ratio of this class's hits to the number that `hazards` predict, smoothed.
+    /// Returns the ratio of the hits (recurring positions) of this class to the number that `hazards` (the
+    /// probabilities by age) predict, smoothed with [`RATIO_WEIGHT`] hits.
     fn ratio(&self, hazards: &[f64; AGES]) -> f64 {
         let at_risk = self
             .hits
@@ -136,7 +143,8 @@ impl Class {
         }
     }
 
-    /// Returns the class that counts all positions of a [`Part`], whatever their depth and number of visits.
+    /// Returns the class that counts all positions (ends of blocks) of a [`Part`], whatever the number of documents
+    /// before them and of their occurrences.
     fn broad(part: Part) -> Self {
         Self {
             part,
@@ -163,7 +171,7 @@ impl Ledger {
         self.seen.get(*self.slots.get(&hash)? as usize)
     }
 
-    /// Returns the estimates for each position of a prompt at `now_ms`.
+    /// Returns the estimates for each position (end of a block) of a prompt at the time `now_ms`.
     pub(super) fn of(&self, layout: &Layout, rules: &CacheRules, now_ms: u64) -> Vec<Knowledge> {
         let mut least = 1.0_f64;
         let positions = layout.positions.iter();
@@ -183,7 +191,8 @@ impl Ledger {
             .collect()
     }
 
-    /// Returns the estimated probability that a position which has occurred `times` times recurs during its lifetime.
+    /// Returns the estimated probability that a position (end of a block) which has occurred `times` times recurs
+    /// during its cache lifetime.
     fn again(&self, position: &Position, times: u32) -> f64 {
         let trials = |class| self.classes.get(&class).copied().unwrap_or_default();
         let hazards = trials(Class::broad(position.part)).hazards();
@@ -193,7 +202,8 @@ impl Ledger {
     }
 
     /// Moves recorded times after `now_ms` to `now_ms`, so that a clock that is set back prolongs no lifetime. Takes
-    /// time proportional to their number: the position used last and the newest visit have the latest times.
+    /// time proportional to the number of these times: the position (end of a block) used last and its newest
+    /// occurrence have the latest ones.
     pub(super) fn set_back(&mut self, now_ms: u64) {
         for slot in self.recency.iter_newest() {
             match self.seen.get_mut(slot as usize) {
@@ -211,8 +221,9 @@ impl Ledger {
         }
     }
 
-    /// Records a forwarded prompt with the markers in effect; `read` is the last position that the upstream is believed
-    /// to have read from its cache.
+    /// Records a forwarded prompt with the cache markers in effect, `marks`, by index of the position (end of a block);
+    /// `read` is the index of the last position that the upstream is believed to have read from its cache, `None` if it
+    /// read nothing.
     pub(super) fn take(
         &mut self,
         layout: &Layout,
@@ -240,8 +251,9 @@ impl Ledger {
         }
     }
 
-    /// Updates the queued visits for the time `now_ms`: a visit that has reached the end of an age without a hit counts
-    /// as a pass of that age. Drops visits past the last age, and the oldest ones beyond the queue's bound.
+    /// Updates the queued visits (occurrences of positions) for the time `now_ms`: a visit that has reached the end of
+    /// an age class without a hit counts as a pass of it. Drops visits past the last age class, and the oldest ones
+    /// beyond the queue's bound.
     fn age_visits(&mut self, rules: &CacheRules, now_ms: u64) {
         for age in 0..AGES {
             let end = ends_at(age, rules);
@@ -310,7 +322,8 @@ impl Ledger {
         });
     }
 
-    /// Returns a slot for a new position; if the ledger is full, evicts the least recently seen position.
+    /// Returns the index at which a new position (end of a block) with this hash is stored; if the bound is reached,
+    /// evicts the least recently seen position.
     fn room(&mut self, hash: u64) -> u32 {
         let oldest = self.recency.oldest();
         let slot = match oldest.filter(|_| self.seen.len() >= self.most as usize) {
@@ -338,35 +351,41 @@ impl Ledger {
     }
 }
 
-/// Returns the time after a visit at which an age ends, in milliseconds.
+/// Returns the time after a visit (occurrence of a position) at which an age class ends, in milliseconds.
 fn ends_at(age: usize, rules: &CacheRules) -> u64 {
     rules.ttl_ms >> (AGES - 1).saturating_sub(age)
 }
 
-/// Number of ages. Each is as long as all earlier ones together; the last one ends with the lifetime.
+/// Number of age classes into which a cache lifetime is divided. Each is as long as all earlier ones together; the last
+/// one ends with the lifetime.
 const AGES: usize = 8;
 
-/// Number of trials of a class at which all its counts are halved, so that older trials count less.
+/// Number of trials (occurrences) of a class of positions (ends of blocks) at which all its counts are halved, so that
+/// older trials count less.
 const WINDOW: f64 = 1_024.0;
 
-/// Weight of [`FIRST_GUESS`], in visits.
+/// Weight of [`FIRST_GUESS`] in the estimate, in visits (occurrences of a position).
 const PRIOR_WEIGHT: f64 = 8.0;
 
-/// The assumed probability of a hit at each age before any visit: too low for any marker.
+/// The probability of a hit at each age that is assumed before any position of the class has occurred: too low for any
+/// marker.
 const FIRST_GUESS: f64 = 0.01;
 
-/// The assumed ratio of a class's hits to the predicted number before any visit.
+/// The ratio of a class's hits to the predicted number that is assumed before any position of the class has occurred.
 const FIRST_RATIO: f64 = 0.25;
-/// Weight of [`FIRST_RATIO`], in hits.
+/// Weight of [`FIRST_RATIO`] in the estimated ratio, as a number of hits.
 const RATIO_WEIGHT: f64 = 2.0;
 
-/// Largest depth (number of consecutive documents) of a [`Class`]; deeper positions count as this deep.
+/// The maximum number of consecutive documents that a [`Class`] distinguishes; positions (ends of blocks) after more
+/// count as after this many.
 const MOST_DEPTH: u8 = 24;
 
-/// Largest number of visits of a [`Class`]; more visits count as this many.
+/// The maximum number of visits (occurrences of a position) that a [`Class`] distinguishes; more visits count as this
+/// many.
 const MOST_TIMES: u8 = 4;
 
-/// The maximum number of visits in the queue, as a multiple of the maximum number of tracked positions.
+/// The maximum number of visits (occurrences of a position) in the queue of a [`Ledger`], as a multiple of the maximum
+/// number of tracked positions.
 const VISITS_EACH: usize = 2;
 
 #[cfg(test)]

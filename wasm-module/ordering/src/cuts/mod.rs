@@ -36,24 +36,25 @@ use crate::lru::Lru;
 use crate::tenant::{Tenant, key_of};
 use ledger::Ledger;
 
-/// Sets cache markers in prompts. For each tenant and model, it tracks which positions of prompts recur.
+/// Sets cache markers in prompts. For each tenant and model, it tracks which positions of prompts (ends of blocks)
+/// recur.
 ///
-/// A tenant's markers depend only on its own requests while at most `tree.max_trees` tenants and models are in use.
-/// Memory is bounded by that number times [`MAX_POSITIONS`] positions of about 60 bytes each.
+/// A tenant's markers depend only on its own requests while at most `tree.max_trees` pairs of tenant and model are in
+/// use. Memory is bounded by that number times [`MAX_POSITIONS`] positions of about 60 bytes each.
 #[derive(Debug, Default)]
 pub struct Cutter {
     ledgers: Lru<String, Ledger>,
 }
 
-/// The maximum number of positions tracked for one tenant and model.
+/// The maximum number of prompt positions (ends of blocks) tracked for one tenant and model.
 pub const MAX_POSITIONS: u32 = 32_768;
 
-/// The options of one request: its upstream's cache, its tenant and its time.
+/// What [`Cutter::cut`] needs to know of a request: its upstream's cache, its tenant, model and engine, and the time.
 #[derive(Clone, Copy, Debug)]
 pub struct CutOptions<'a> {
-    /// The rules of the upstream's cache.
+    /// The rules and prices of the upstream's cache.
     pub rules: CacheRules,
-    /// The tenant of the request, whose positions are tracked separately.
+    /// The tenant of the request; the positions of each tenant are tracked separately.
     pub tenant: Tenant<'a>,
     /// The model named in the request's path; empty if the body names it.
     pub model: &'a str,
@@ -64,35 +65,38 @@ pub struct CutOptions<'a> {
     pub now_ms: u64,
 }
 
-/// The forwarded body, and the markers in it.
+/// The forwarded body with its cache markers, and their number and expected effect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cut {
-    /// The body to forward; `None` if it is the original one.
+    /// The body to forward; `None` if the original body is to be forwarded.
     pub body: Option<Vec<u8>>,
-    /// Number of markers that the gateway set.
+    /// Number of cache markers that the gateway set in the prompt.
     pub markers: u32,
-    /// Number of markers in effect that the gateway did not set: the client's, and the provider's automatic one.
+    /// Number of cache markers in effect that the gateway did not set: the client's, and the provider's automatic one.
     pub client_markers: u32,
-    /// Number of additional blocks into which texts were split.
+    /// Number of additional blocks that resulted from splitting texts.
     pub splits: u32,
-    /// 1 if the prompt has more positions than are read: then the body is unchanged. Otherwise 0.
+    /// 1 if the prompt has more positions (ends of blocks) than the gateway reads, so that it leaves the body
+    /// unchanged; otherwise 0.
     pub unread: u32,
-    /// Estimated tokens of the prefix that the upstream is believed to read from its cache.
+    /// Estimated tokens of the prompt's beginning that the upstream is believed to read from its cache.
     pub read_tokens: u64,
-    /// Estimated tokens that the upstream writes to its cache, up to the last marker.
+    /// Estimated tokens that the upstream newly writes to its cache, up to the last marker.
     pub written_tokens: u64,
 }
 
 impl Cutter {
-    /// Returns a cutter that has seen no prompt.
+    /// Returns a cutter that has seen no prompt of any tenant.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Chooses markers for `body`, a chat request that is otherwise ready to forward, and writes them.
+    /// Chooses cache markers for `body`, a chat request that is otherwise ready to forward, and returns the body with
+    /// them.
     ///
-    /// The body is not changed if this kind of cache has no markers, or if the prompt is below its minimum.
+    /// The body is not changed if this kind of cache has no markers, or if the prompt is shorter than the minimum that
+    /// the provider caches.
     ///
     /// # Errors
     /// Returns the reason why the body cannot be parsed; it must then be forwarded unchanged.
@@ -110,7 +114,7 @@ impl Cutter {
         self.cut_parsed(options, config, &parsed)
     }
 
-    /// Like [`Cutter::cut`], for a parsed body; [`CutOptions::model`] is ignored.
+    /// Like [`Cutter::cut`], for a body that was parsed already; [`CutOptions::model`] is ignored.
     ///
     /// # Errors
     /// Returns [`Skip::NoDocuments`] if the body is not a JSON object.

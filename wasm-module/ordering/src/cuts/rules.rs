@@ -1,32 +1,33 @@
 //! The requirements and prices of each kind of cache, as Anthropic, OpenAI and Bedrock publish them in November 2026.
 
 crate::named! {
-    /// The kind of an upstream's cache, by how it matches prompts.
+    /// The kind of an upstream's cache, which says how it matches a prompt with earlier ones.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub enum CacheKind {
-        /// Any shared prefix: vLLM's dense models, SGLang, llama.cpp, Gemini, OpenAI before GPT-5.6. Nothing is marked.
+        /// Caches any shared prefix: vLLM's dense models, SGLang, llama.cpp, Gemini, OpenAI before GPT-5.6. The gateway
+        /// sets no markers.
         #[default]
         Prefix = "prefix",
-        /// Prefixes up to boundaries marked by `cache_control`: Anthropic, and routers that translate it.
+        /// Caches prefixes up to boundaries marked by `cache_control`: Anthropic, and routers that translate it.
         Anthropic = "anthropic",
-        /// Prefixes up to boundaries marked by `prompt_cache_breakpoint`: OpenAI from GPT-5.6 on.
+        /// Caches prefixes up to boundaries marked by `prompt_cache_breakpoint`: OpenAI from GPT-5.6 on.
         OpenAi = "openai",
-        /// Prefixes up to boundaries marked by a `cachePoint` block: Bedrock Converse.
+        /// Caches prefixes up to boundaries marked by a `cachePoint` block: Bedrock Converse.
         Bedrock = "bedrock",
-        /// Whole units of a fixed number of tokens: DeepSeek, vLLM's hybrid models. Nothing is marked.
+        /// Caches whole units of a fixed number of tokens: DeepSeek, vLLM's hybrid models. The gateway sets no markers.
         Units = "units",
     }
 }
 
 impl CacheKind {
-    /// Returns whether this kind of cache has markers.
+    /// Returns whether this kind of cache matches prompts only up to markers, which the gateway can set.
     #[must_use]
     pub fn has_markers(self) -> bool {
         matches!(self, Self::Anthropic | Self::OpenAi | Self::Bedrock)
     }
 
-    /// Returns the published rules for a model, by parts of its name. Routers write dots in versions
-    /// (`claude-opus-4.5`), where Anthropic has hyphens.
+    /// Returns the published rules of this kind of cache for a model, found by parts of its name. Routers write dots in
+    /// versions (`claude-opus-4.5`), where Anthropic has hyphens.
     #[must_use]
     pub fn rules(self, model: &str) -> CacheRules {
         let model = model.replace('.', "-");
@@ -85,38 +86,41 @@ impl CacheKind {
 /// The rules and relative prices of one upstream's cache.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CacheRules {
-    /// The kind of cache.
+    /// The kind of the upstream's cache.
     pub kind: CacheKind,
-    /// The minimum number of tokens before a boundary; providers do not cache a shorter prefix, and return no error.
+    /// The minimum number of tokens before a cache boundary; providers do not cache a shorter prefix, and return no
+    /// error.
     pub minimum_tokens: u32,
-    /// The maximum number of markers in a request, including the client's.
+    /// The maximum number of cache markers in a request, including the client's.
     pub markers: u32,
-    /// Number of positions in which the provider searches for a cached prefix, from a marker's own position backwards.
-    /// With 1, only its own.
+    /// Number of positions (ends of blocks), as the provider counts them, at which it searches for a cached prefix,
+    /// from a marker's own position backwards. With 1, only the marker's own.
     pub look_back: u32,
-    /// Tokens in a stored unit; 1 if any prefix is cached.
+    /// Number of tokens in a unit of the cache; 1 if it stores prefixes of any length.
     pub unit_tokens: u32,
-    /// Price of a written token, relative to an uncached one.
+    /// Price of a token written to the cache, relative to an uncached one.
     pub write: f64,
-    /// Price of a token written with the longer lifetime, relative to an uncached one.
+    /// Price of a token written to the cache with the longer lifetime, relative to an uncached one.
     pub write_long: f64,
     /// Price of a token read from the cache, relative to an uncached one.
     pub read: f64,
-    /// Lifetime of a boundary that is not used again, in milliseconds.
+    /// Default time for which the provider keeps a cached prefix that is not used again, in milliseconds.
     pub ttl_ms: u64,
-    /// The longer lifetime that a marker may ask for, in milliseconds.
+    /// The longer time, in milliseconds, for which a marker may request to keep a prefix that is not used again.
     pub long_ttl_ms: u64,
 }
 
-/// The maximum number of markers in a request, including the client's: the limit of Anthropic, OpenAI and Bedrock.
+/// The maximum number of cache markers in a request, including the client's: the limit of Anthropic, OpenAI and
+/// Bedrock.
 pub const MAX_MARKERS: u32 = 4;
 
 const MINUTE_MS: u64 = 60_000;
 
-/// The minimum number of tokens before a boundary for models that [`MINIMA`] does not list.
+/// The minimum number of tokens before a cache boundary for models whose names [`MINIMA`] does not list.
 const DEFAULT_MINIMUM: u32 = 1_024;
 
-/// The minimum number of tokens before a boundary, by parts of Anthropic's model names, longer names first.
+/// The minimum number of tokens before a cache boundary, by parts of Anthropic's model names; the first entry that
+/// matches applies.
 const MINIMA: &[(&[&str], u32)] = &[
     (
         &["mythos-preview", "opus-4-7", "haiku-3-5", "3-5-haiku"],

@@ -1,4 +1,4 @@
-//! Turns chosen markers into edits of the body, which split texts into blocks where necessary.
+//! Turns chosen cache markers into edits of the body, which split texts into blocks where necessary.
 //!
 //! ```text
 //!   "content":"Read: <doc a><doc b> Why?"
@@ -6,8 +6,8 @@
 //!              {"cache_control":{"type":"ephemeral"},"type":"text","text":"<doc b>"},{"type":"text","text":" Why?"}]
 //! ```
 //!
-//! A text's bytes are unchanged, escapes included. Text after the last marker stays in one block, since no boundary is
-//! needed there. So a body without any marker is unchanged byte for byte, except for OpenAI's caching mode.
+//! A text's bytes are unchanged, escapes included. Text after the last marker stays in one block, since no cache
+//! boundary is needed there. So a body without any marker is unchanged byte for byte, except for OpenAI's caching mode.
 
 use super::Cut;
 use super::choice::Choice;
@@ -90,11 +90,11 @@ pub(super) fn write(
     cut
 }
 
-/// The marked pieces of a text by index, with the markers' lifetimes; at most four.
+/// The pieces of a text at which a cache marker is set, by index, with the markers' lifetimes; at most four.
 type TextMarks = SmallVec<[(usize, MarkTtl); 1]>;
 
-/// Adds the edits that split a text into blocks: one for each of its first `kept` pieces, and one for the rest if there
-/// is any. `marks` are the marked pieces by index. Returns the number of blocks added.
+/// Appends to `edits` those that split a text into blocks: one for each of its first `kept` pieces, and one for the
+/// rest if there is any. `marks` are the pieces with a cache marker, by index. Returns the number of blocks added.
 fn write_text(
     text: &SplitText,
     kept: usize,
@@ -164,7 +164,7 @@ fn write_text(
     u32::try_from(cuts.len()).unwrap_or(u32::MAX)
 }
 
-/// Returns a marker as the first field of a block, with the comma after it.
+/// Returns a cache marker as the first field of a block, with the comma after it.
 fn field(kind: CacheKind, ttl: MarkTtl) -> String {
     let (name, words, long) = match kind {
         CacheKind::OpenAi => ("prompt_cache_breakpoint", r#""mode":"explicit""#, "12h"),
@@ -176,7 +176,7 @@ fn field(kind: CacheKind, ttl: MarkTtl) -> String {
     }
 }
 
-/// Returns a marker as a block of its own (Bedrock).
+/// Returns a cache marker as a block of its own, as Bedrock has it.
 fn point(ttl: MarkTtl) -> &'static str {
     match ttl {
         MarkTtl::Default => r#"{"cachePoint":{"type":"default"}}"#,
@@ -184,8 +184,9 @@ fn point(ttl: MarkTtl) -> &'static str {
     }
 }
 
-/// Returns a `prompt_cache_key`, by which OpenAI routes requests with a common prefix to one cache: a hash of the
-/// shortest prefix that can be cached. Prompts that could share a prefix get one key, since keys share nothing.
+/// Returns the `prompt_cache_key` for a prompt, by which OpenAI routes requests with a common prefix to one cache: a
+/// hash of the prompt's shortest prefix that can be cached. Prompts that could share a prefix get the same key, since
+/// prompts with different keys share nothing.
 fn key(layout: &Layout, rules: &CacheRules) -> String {
     let shortest = (layout.positions.iter())
         .find(|position| position.tokens >= u64::from(rules.minimum_tokens));

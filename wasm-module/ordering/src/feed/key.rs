@@ -1,4 +1,4 @@
-//! The secret key that a host and its gateways share, and how hashes are sealed (encrypted) with it.
+//! The secret key that an engine's host and its gateways share, and how hashes are sealed (encrypted) with it.
 //!
 //! ```text
 //!   two keys of 128 bits     HMAC-SHA-256(key, "foreword feed seal 1")           first half: tags, second half: masks
@@ -26,7 +26,7 @@ use siphasher::sip128::{Hasher128, SipHasher24};
 use std::fmt;
 use std::hash::Hasher;
 
-/// The key with which a host and its gateways seal a feed.
+/// The key with which an engine's host and its gateways seal (encrypt) the feed of cache events.
 #[derive(Clone, PartialEq, Eq)]
 pub struct FeedKey {
     tags: [u8; 16],
@@ -35,18 +35,18 @@ pub struct FeedKey {
     token: String,
 }
 
-/// 64 bits that identify a key and reveal nothing else about it.
+/// 64 bits that identify a [`FeedKey`] and reveal nothing else about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyCheck(pub u64);
 
-/// A tenant's key in sealed form. The default stands for requests without a salt and is not sealed.
+/// A tenant's key in sealed (encrypted) form. The default stands for requests without a `cache_salt` and is not sealed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SealedTenant {
     pub(super) tag: u64,
     pub(super) masked: u128,
 }
 
-/// The kind of a sealed value; a value of one kind does not open as another.
+/// The kind of a sealed (encrypted) value; a value of one kind does not open as another.
 #[derive(Clone, Copy)]
 enum Kind {
     Tenant = 1,
@@ -82,19 +82,19 @@ impl FeedKey {
         Some(Self::new(&key))
     }
 
-    /// Returns the value that identifies this key.
+    /// Returns the check value, which identifies this key without revealing it.
     #[must_use]
     pub fn check(&self) -> KeyCheck {
         self.check
     }
 
-    /// Returns the bearer token by which a host recognises gateways that have the key.
+    /// Returns the bearer token by which an engine's host recognises gateways that have the key.
     #[must_use]
     pub fn token(&self) -> &str {
         &self.token
     }
 
-    /// Seals a tenant's key; the default stays the default.
+    /// Seals (encrypts) a tenant's key; the default, of requests without a salt, stays the default.
     #[must_use]
     pub fn seal_tenant(&self, tenant: TenantKey) -> SealedTenant {
         if tenant == TenantKey::default() {
@@ -105,7 +105,7 @@ impl FeedKey {
         SealedTenant { tag, masked }
     }
 
-    /// Opens a sealed tenant's key; `None` if it was sealed with another key or forged.
+    /// Opens (decrypts) a sealed tenant's key; `None` if it was sealed with another key or forged.
     #[must_use]
     pub fn open_tenant(&self, sealed: SealedTenant) -> Option<TenantKey> {
         if sealed == SealedTenant::default() {
@@ -116,7 +116,8 @@ impl FeedKey {
         is_ours.then_some(TenantKey(value))
     }
 
-    /// Seals a scope: returns its tag (a synthetic IV) and its masked bits.
+    /// Seals (encrypts) a tenant's scope, the hash of a prompt before documents: returns its tag (a synthetic IV) and
+    /// its masked bits.
     pub(super) fn seal_scope(&self, tenant: TenantKey, scope: u64) -> (u64, u64) {
         let tag = self.tag(Kind::Scope, tenant, scope.into());
         (tag, scope ^ low(self.mask(Kind::Scope, tag)))
@@ -127,7 +128,8 @@ impl FeedKey {
         (self.tag(Kind::Scope, tenant, scope.into()) == tag).then_some(scope)
     }
 
-    /// Seals a document: returns its tag, its masked fingerprint and its masked token count.
+    /// Seals (encrypts) a tenant's document: returns its tag (a synthetic IV), its masked fingerprint and its masked
+    /// token count.
     pub(super) fn seal_document(
         &self,
         tenant: TenantKey,
@@ -151,7 +153,7 @@ impl FeedKey {
         is_ours.then_some((fingerprint, tokens))
     }
 
-    /// Seals bytes of any length; the result is [`SEAL_BYTES`] longer. Equal bytes give equal results.
+    /// Seals (encrypts) bytes of any length; the result is [`SEAL_BYTES`] longer. Equal bytes give equal results.
     pub(super) fn seal_bytes(&self, bytes: &[u8]) -> Vec<u8> {
         let tag = self.tag_of_bytes(bytes);
         let mut sealed = Vec::with_capacity(bytes.len() + SEAL_BYTES);
@@ -163,7 +165,7 @@ impl FeedKey {
         sealed
     }
 
-    /// Opens sealed bytes; `None` if they were sealed with another key or modified.
+    /// Opens (decrypts) sealed bytes; `None` if they were sealed with another key or modified.
     pub(super) fn open_bytes(&self, sealed: &[u8]) -> Option<Vec<u8>> {
         let (tag, masked) = sealed.split_first_chunk::<SEAL_BYTES>()?;
         let tag = u128::from_le_bytes(*tag);
@@ -179,7 +181,7 @@ impl FeedKey {
         hasher.finish128().as_u128()
     }
 
-    /// Applies or removes the mask of a tag (XOR).
+    /// Applies the mask of a tag to `bytes`, or removes it if they are masked (XOR).
     fn mask_bytes(&self, tag: u128, bytes: &mut [u8]) {
         for (number, block) in (0_u64..).zip(bytes.chunks_mut(SEAL_BYTES)) {
             let mut hasher = SipHasher24::new_with_key(&self.masks);
@@ -214,14 +216,15 @@ impl FeedKey {
     }
 }
 
-/// Prints only the key's check value, which is public.
+/// Prints only the check value, which may be public.
 impl fmt::Debug for FeedKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "FeedKey({:016x})", self.check.0)
     }
 }
 
-/// Derives 32 bytes from the secret for a label. HMAC accepts secrets of every length, so this cannot fail.
+/// Derives 32 bytes from the secret for a label, by HMAC-SHA-256. HMAC accepts secrets of every length, so this cannot
+/// fail.
 fn derive(secret: &[u8], label: &[u8]) -> [u8; 32] {
     Hmac::<Sha256>::new_from_slice(secret)
         .map(|mut mac| {
@@ -252,7 +255,7 @@ fn high(bits: u128) -> u32 {
 
 const MIN_BYTES: usize = 32;
 const MAX_BYTES: usize = 128;
-/// Length of the tag in sealed bytes, in bytes.
+/// Length of the tag that sealing (encryption) puts before bytes of any length, in bytes.
 pub(super) const SEAL_BYTES: usize = 16;
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! An engine's KV feed: the documents whose KV state it holds, and the changes, in JSON as sent over the wire.
+//! The feed of an engine's KV cache: the documents whose KV state the engine holds, and the changes, in JSON as sent
+//! over the wire.
 //!
 //! ```text
 //!   {"epoch": "5c0f…", "from": 40, "next": 43, "reset": false, "model": "m", "pages": {"device": 812, …}, "events": [
@@ -16,13 +17,14 @@
 //! ignored. This module has no clock and no I/O: other modules fetch and serve batches.
 //!
 //! A fingerprint tells anyone who has the document that the engine holds it. So between hosts and gateways that share a
-//! [`FeedKey`], hashes and token counts are sealed on the wire. The batch names the key by its check value in `key`;
-//! `null` means that the feed is not sealed. [`Batch::wire`] writes both forms, and [`Batch::read`] reads the one that
-//! its caller expects.
+//! [`FeedKey`], hashes and token counts are sealed (encrypted) on the wire. The batch names the key by its check value
+//! in `key`; `null` means that the feed is not sealed. [`Batch::wire`] writes both forms, and [`Batch::read`] reads the
+//! one that its caller expects.
 //!
 //! Gateways exchange [`Push`]es through the feed's server, sealed in the same way.
 
-/// Formats and parses a newtype over `u64` as 16 hexadecimal digits, also in JSON. `$expected` is the error.
+/// Implements formatting and parsing as 16 hexadecimal digits, also in JSON, for `$id`, a newtype over `u64`.
+/// `$expected` is the error text.
 macro_rules! hexadecimal_id {
     ($id:ident, $expected:literal) => {
         impl std::fmt::Display for $id {
@@ -73,92 +75,93 @@ use crate::tree::{ResidencyEvent, Scope};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// Consecutive events of an engine's cache, or a full snapshot of it. Serde uses the form that is not sealed.
+/// Consecutive events of an engine's KV cache, or a full snapshot of its documents. Serde uses the form that is not
+/// sealed (encrypted).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Wire", into = "Wire")]
 pub struct Batch {
-    /// The epoch in which the positions are valid.
+    /// The epoch (lifetime of the cache) in which the positions `from` and `next` are valid.
     pub epoch: Epoch,
-    /// The position before the first event.
+    /// The position in the feed of cache events before the first event: the number of events before it.
     pub from: u64,
-    /// The position after the last event, from which the reader's next request continues.
+    /// The position in the feed of cache events after the last event, from which the reader's next request continues.
     pub next: u64,
-    /// True if the events are a full snapshot: the reader must drop all that it knew of this engine.
+    /// True if the events are a full snapshot: the reader must drop all that it knew of this engine's cache.
     pub reset: bool,
-    /// The name that the engine has for its model.
+    /// The name of the model as the engine has it.
     pub model: String,
-    /// Numbers of pages in the cache now, of all tenants.
+    /// Numbers of pages that are in the cache now, of all tenants together.
     pub pages: Pages,
-    /// The events, in order.
+    /// The events of the cache, in the order in which they happened.
     pub events: Vec<Event>,
 }
 
-/// A change of the documents whose KV state a cache holds.
+/// A change of the documents whose KV state an engine's cache holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The cache holds the documents of this path, from the first one on.
+    /// The cache holds the KV state of the documents of this path, a sequence from the first document after `scope` on.
     Stored {
-        /// The documents' tenant.
+        /// The key of the tenant to whose prompts the documents belong.
         tenant: TenantKey,
-        /// Scope of the documents.
+        /// Hash of the prompt before the documents.
         scope: Scope,
-        /// The documents with their tokens, at least one.
+        /// The documents with their tokens, in the order of the prompt; at least one.
         path: Vec<(Fingerprint, u32)>,
     },
-    /// The cache no longer holds the last document of this path, and so no document after it.
+    /// The cache no longer holds the last document of this path, a sequence of documents, nor any document after it.
     Removed {
-        /// The path's tenant.
+        /// The key of the tenant to whose prompts the documents belong.
         tenant: TenantKey,
-        /// Scope of the path.
+        /// Hash of the prompt before the documents.
         scope: Scope,
-        /// The path, from its first document on.
+        /// The documents, from the first one after `scope` to the one that was removed.
         path: Vec<Fingerprint>,
     },
-    /// The cache holds no document of any tenant.
+    /// The cache holds no document of any tenant any more.
     Cleared,
 }
 
-/// Number of pages in each tier of an engine's cache.
+/// Number of pages (blocks of KV state) in each tier of an engine's cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Pages {
-    /// Pages in device memory.
+    /// Number of pages in device memory.
     pub device: u64,
-    /// Pages in host memory.
+    /// Number of pages in host memory.
     pub host: u64,
-    /// Pages in the file on disk.
+    /// Number of pages in the file on disk.
     pub disk: u64,
 }
 
-/// Identifies one lifetime of a cache; every restart begins a new one.
+/// Identifies one lifetime of an engine's cache; every restart of the engine begins a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Epoch(pub u64);
 
-/// The tenant of documents: 128 bits of the SHA-256 of the requests' `cache_salt`. The salt cannot be computed from the
-/// key, except by guessing salts.
+/// Identifies a tenant's documents in the feed: 128 bits of the SHA-256 of the requests' `cache_salt`. The salt cannot
+/// be computed from the key, except by guessing salts.
 ///
-/// The default, written as an empty string, is the tenant of requests without a salt.
+/// The default, written as an empty string, stands for requests without a salt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantKey(u128);
 
-/// The change that a feed's reader must make for an event.
+/// The change that a reader of the feed of cache events must make to its knowledge trees for an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change<'b> {
-    /// Drop everything known about this engine and model, for every tenant.
+    /// Drop everything known about this engine's cache of this model, for every tenant.
     Forget,
-    /// Apply an event to the trees of one tenant.
+    /// Apply an event to the trees of the tenant with this key.
     Tenant(TenantKey, ResidencyEvent<'b>),
 }
 
-/// A reader's position in a feed.
+/// A reader of an engine's feed of cache events, with the position up to which it has read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Follower {
-    /// The epoch and the position; `None` before the first batch.
+    /// The epoch and the position in it; `None` before the first batch and after a gap.
     place: Option<(Epoch, u64)>,
 }
 
 impl TenantKey {
-    /// Returns the key of a salt; the default for an empty salt.
+    /// Returns the key for a `cache_salt`; the default for an empty salt.
     #[must_use]
     pub fn of(salt: &str) -> Self {
         if salt.is_empty() {
@@ -181,7 +184,8 @@ impl TenantKey {
 }
 
 impl Follower {
-    /// Returns the query of the next request. It is empty at first, which requests a full snapshot.
+    /// Returns the URL query of the next request for a batch. It is empty at first and after a gap, which requests a
+    /// full snapshot.
     #[must_use]
     pub fn query(&self) -> String {
         self.place.map_or_else(String::new, |(epoch, next)| {
@@ -189,8 +193,9 @@ impl Follower {
         })
     }
 
-    /// Reads a batch and returns the changes for its events, in order. If the batch does not continue the last one and
-    /// is no snapshot, the only change is [`Change::Forget`], and the next query requests a full snapshot.
+    /// Reads a batch and returns the changes for its events, in order, and advances the position. If the batch neither
+    /// continues the last one nor is a snapshot, the only change is [`Change::Forget`], and the next query requests a
+    /// full snapshot.
     pub fn follow<'b>(&mut self, batch: &'b Batch) -> impl Iterator<Item = Change<'b>> + use<'b> {
         let goes_on = batch.reset || self.place == Some((batch.epoch, batch.from));
         let forget = batch.reset || !goes_on;
@@ -202,7 +207,7 @@ impl Follower {
 }
 
 impl Event {
-    /// Returns the change that a reader must make for the event.
+    /// Returns the change that a reader of the feed of cache events must make for this event.
     #[must_use]
     pub fn change(&self) -> Change<'_> {
         match self {
@@ -232,7 +237,7 @@ impl Event {
         }
     }
 
-    /// Returns the event's tenant; `None` if it concerns all tenants.
+    /// Returns the key of the tenant that the event concerns; `None` if it concerns all tenants.
     #[must_use]
     pub fn tenant(&self) -> Option<TenantKey> {
         match self {

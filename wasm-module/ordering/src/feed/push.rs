@@ -1,4 +1,4 @@
-//! Messages between gateways of different proxies, exchanged through the server of an engine's feed.
+//! Messages (pushes) between gateways of different proxies, exchanged through the server of an engine's feed.
 //!
 //! ```text
 //!   {"gateway": "1f0c…", "key": "9a3e…", "payload": "c0ffee…"}            a push, as a gateway sends and receives it
@@ -8,8 +8,9 @@
 //! A [`Push`] has updates ([`crate::PeerUpdate`]) and the tokens that the engine has yet to compute for the gateway's
 //! requests. The latter is a state, not a change: a push that is lost or received twice has no lasting effect.
 //!
-//! With a [`FeedKey`], all of `payload` is sealed: names, hashes, counts. The server opens a push to check it, and
-//! forwards it unchanged. Updates stay encoded here, since a server may be older than the gateways that it serves.
+//! With a [`FeedKey`], all of `payload` is sealed (encrypted): names, hashes, counts. The server opens a push to check
+//! it, and forwards it unchanged. Updates stay encoded here, since a server may be older than the gateways that it
+//! serves.
 
 use super::key::{FeedKey, KeyCheck};
 use super::wire::agree;
@@ -22,76 +23,79 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GatewayId(pub u64);
 
-/// The load and the updates of one gateway for one engine.
+/// A message from one gateway to the others of the same engine: its outstanding tokens there, and what it learnt and
+/// forwarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Push {
     /// The gateway that sends the push.
     pub gateway: GatewayId,
-    /// A number that no other push of this gateway has, so that no two pushes look equal when sealed.
+    /// A number that no other push of this gateway has, so that no two pushes look equal when sealed (encrypted).
     pub number: u64,
-    /// Hash of the settings that gateways must share to use each other's updates. The load is used by all gateways.
+    /// Hash of the settings that gateways must have in common to use each other's updates. The outstanding tokens are
+    /// used by all gateways.
     pub audience: u64,
     /// Estimated tokens that the engine has yet to compute for this gateway's requests.
     pub outstanding: u64,
-    /// Updates, oldest first, as [`crate::PeerUpdate::encode_remote`] encodes them.
+    /// Updates about forwarded requests, oldest first, each as [`crate::PeerUpdate::encode_remote`] encodes it.
     pub updates: Vec<Vec<u8>>,
 }
 
-/// A [`Push`] in the form for the wire, sealed if there is a key.
+/// A [`Push`] in the form for the wire, sealed (encrypted) if the gateways have a key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SealedPush {
     /// The gateway that sends the push.
     pub gateway: GatewayId,
     #[serde(default)]
     key: Option<KeyCheck>,
-    /// The encoded push, in hexadecimal digits.
+    /// The encoded push in hexadecimal digits, sealed (encrypted) if there is a key.
     payload: String,
 }
 
-/// A server's answer: the pushes of other gateways that the asking gateway has not received yet.
+/// The answer of the server through which gateways exchange pushes: the pushes of other gateways that the requesting
+/// gateway has not received yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pushes {
-    /// The server's epoch, in which `next` is valid.
+    /// The epoch (lifetime of the server) in which the position `next` is valid.
     pub epoch: Epoch,
-    /// The position after these pushes, from which the gateway's next request continues.
+    /// The position after these pushes in the server's queue, from which the gateway's next request continues.
     pub next: u64,
-    /// Number of other gateways that are connected now.
+    /// Number of other gateways that are connected to the server now.
     pub others: u32,
-    /// The pushes, oldest first.
+    /// The pushes of other gateways, oldest first.
     pub pushes: Vec<SealedPush>,
 }
 
-/// The reason why a push is refused.
+/// The reason why a push of a gateway is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PushError {
-    /// The sender and the receiver do not use the same key.
+    /// The sender and the receiver do not use the same [`FeedKey`].
     #[error(transparent)]
     Key(ReadError),
-    /// `payload` is not hexadecimal, or the key does not open it.
+    /// `payload` is not hexadecimal, or the [`FeedKey`] does not open it.
     #[error("payload: its key does not open it")]
     Seal,
-    /// `payload` exceeds [`MAX_PUSH_BYTES`].
+    /// `payload` exceeds [`MAX_PUSH_BYTES`] when decoded from hexadecimal digits.
     #[error("payload: {bytes} bytes, more than the limit of {limit}", limit = MAX_PUSH_BYTES)]
     TooLong {
-        /// Length of the refused payload, in bytes.
+        /// Length of the refused payload in bytes, decoded from hexadecimal digits.
         bytes: usize,
     },
-    /// The push has more than [`MAX_PUSH_UPDATES`] updates.
+    /// The push has more than [`MAX_PUSH_UPDATES`] updates about requests.
     #[error("payload: {updates} updates, more than the limit of {limit}", limit = MAX_PUSH_UPDATES)]
     TooMany {
-        /// Number of updates in the refused push.
+        /// Number of updates about requests in the refused push.
         updates: usize,
     },
-    /// The opened bytes are not an encoded push.
+    /// The payload, decrypted if it was sealed, is not an encoded push.
     #[error("payload: {0}")]
     Bytes(BadBytes),
-    /// The gateway named inside `payload` differs from the one outside.
+    /// The gateway named inside `payload` differs from the one named beside it.
     #[error("gateway: another one than its push names")]
     OtherGateway,
 }
 
 impl Push {
-    /// Returns the push in the form for the wire, sealed if there is a key.
+    /// Returns the push in the form for the wire, sealed (encrypted) if there is a key.
     #[must_use]
     pub fn sealed(&self, key: Option<&FeedKey>) -> SealedPush {
         let mut to = Writer(Vec::with_capacity(256));
@@ -119,13 +123,14 @@ impl Push {
 }
 
 impl SealedPush {
-    /// Returns the length of `payload` in hexadecimal digits, which is nearly the length of the whole push on the wire.
+    /// Returns the number of hexadecimal digits in `payload`, which is nearly the length of the whole push on the wire.
     #[must_use]
     pub fn payload_bytes(&self) -> usize {
         self.payload.len()
     }
 
-    /// Opens a push. With a key it must be sealed with that key, without one it must not be sealed.
+    /// Opens (decrypts) and decodes a push. With a key it must be sealed with that key, without one it must not be
+    /// sealed.
     ///
     /// # Errors
     /// Returns a [`PushError`] for any other push, and for one beyond the limits.
@@ -153,7 +158,7 @@ impl SealedPush {
 }
 
 impl PushError {
-    /// Returns whether the two sides do not use the same key.
+    /// Returns whether the push was refused because sender and receiver do not use the same [`FeedKey`].
     #[must_use]
     pub fn is_about_the_key(self) -> bool {
         matches!(self, Self::Key(_))
@@ -180,9 +185,10 @@ super::hexadecimal_id!(GatewayId, "a gateway's id is 16 hexadecimal digits");
 
 const VERSION: u8 = 1;
 
-/// The maximum length of an encoded push, its seal included, in bytes.
+/// The maximum length in bytes of the encoded payload of a push, its seal (encryption) included, before it is written
+/// as hexadecimal digits.
 pub const MAX_PUSH_BYTES: usize = 64 << 10;
-/// The maximum number of updates in a push.
+/// The maximum number of updates in one push.
 pub const MAX_PUSH_UPDATES: usize = 256;
 
 #[cfg(test)]

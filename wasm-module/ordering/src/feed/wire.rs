@@ -1,4 +1,4 @@
-//! Batches in JSON: as they are, or sealed with a [`FeedKey`].
+//! [Batches](Batch) of cache events in JSON: as they are, or sealed (encrypted) with a [`FeedKey`].
 //!
 //! | | not sealed | sealed |
 //! | --- | --- | --- |
@@ -16,7 +16,7 @@ use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 
-/// A [`Batch`] in the form for the wire, sealed or not.
+/// A [`Batch`] of cache events in the form for the wire, sealed (encrypted) or not.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Wire {
     epoch: Epoch,
@@ -32,33 +32,33 @@ pub struct Wire {
     events: Vec<WireEvent>,
 }
 
-/// The reason why bytes cannot be read as a batch.
+/// The reason why bytes cannot be read as a [`Batch`] of cache events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
-    /// The bytes are not JSON in the shape of a batch.
+    /// The bytes are not JSON in the shape of a [`Batch`].
     #[error("no batch of events: line {line}, column {column}")]
     Json {
-        /// Line of the error, from 1.
+        /// Line of the error in the JSON, from 1.
         line: usize,
-        /// Column of the error.
+        /// Column of the error in the JSON, as serde counts it.
         column: usize,
     },
-    /// A hash is malformed, or was not sealed with the key named in the batch.
+    /// A hash is malformed, or was not sealed (encrypted) with the key that the batch names.
     #[error("no batch of events: a hash that its key does not open")]
     Hash,
-    /// The feed is sealed, and the reader has no key.
+    /// The feed of cache events is sealed (encrypted), and the reader has no key.
     #[error("the feed is sealed, and no key is configured for it")]
     Sealed,
-    /// The reader has a key, and the feed is not sealed.
+    /// The reader has a key, and the feed of cache events is not sealed (encrypted).
     #[error("the feed is not sealed, although a key is configured for it")]
     NotSealed,
-    /// The feed is sealed with another key than the reader's.
+    /// The feed of cache events is sealed (encrypted) with another key than the reader's.
     #[error("the feed is sealed with another key")]
     OtherKey,
 }
 
 impl ReadError {
-    /// Returns whether the two sides do not use the same key.
+    /// Returns whether reading failed because the engine's host and the reader do not use the same [`FeedKey`].
     #[must_use]
     pub fn is_about_the_key(self) -> bool {
         matches!(self, Self::Sealed | Self::NotSealed | Self::OtherKey)
@@ -66,7 +66,7 @@ impl ReadError {
 }
 
 impl Batch {
-    /// Returns the batch in the form for the wire, sealed if there is a key.
+    /// Returns the batch in the form for the wire, sealed (encrypted) if there is a key.
     #[must_use]
     pub fn wire(&self, key: Option<&FeedKey>) -> Wire {
         Wire {
@@ -83,7 +83,8 @@ impl Batch {
         }
     }
 
-    /// Reads a batch. With a key it must be sealed with that key, without one it must not be sealed.
+    /// Reads a batch from JSON. With a key it must be sealed (encrypted) with that key, without one it must not be
+    /// sealed.
     ///
     /// # Errors
     /// Returns a [`ReadError`] for any other bytes.
@@ -96,7 +97,8 @@ impl Batch {
     }
 }
 
-/// Checks that a feed sealed with the key `theirs` (`None` if it is not sealed) can be read with `key`.
+/// Checks that a feed sealed (encrypted) with the key whose check value is `theirs` (`None` if it is not sealed) can be
+/// read with `key`; an error if it cannot.
 pub(super) fn agree(key: Option<&FeedKey>, theirs: Option<KeyCheck>) -> Result<(), ReadError> {
     match (key.map(FeedKey::check), theirs) {
         (None, Some(_)) => Err(ReadError::Sealed),
@@ -220,7 +222,8 @@ impl WireEvent {
     }
 }
 
-/// Up to 24 bytes, read from hexadecimal digits without an allocation.
+/// A hash of up to 24 bytes, possibly with the tag of its seal (encryption), as hexadecimal digits in JSON. Read
+/// without an allocation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Digits {
     #[default]

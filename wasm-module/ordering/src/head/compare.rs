@@ -14,24 +14,24 @@ use super::segments::SegmentKind;
 use crate::body::Role;
 use fxhash::{FxHashMap, FxHashSet};
 
-/// A piece of a prompt, with its position in the prompt.
+/// A piece of a prompt (a tool, a document, or a sentence or line of a text), with its position in the prompt.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flat {
     pub(super) id: u32,
     pub(super) kind: SegmentKind,
     pub(super) role: Role,
     pub(super) message: Option<u32>,
-    /// Index of the piece's segment.
+    /// Index in the request of the segment (tool, document or text) to which the piece belongs.
     pub(super) segment: u32,
-    /// Bytes of the segment's pieces before it.
+    /// Number of bytes of the segment (tool, document or text) before this piece.
     pub(super) offset: u32,
     pub(super) tokens: u32,
-    /// Estimated tokens of the prompt up to and including this piece.
+    /// Estimated tokens of the prompt up to and including this piece (tool, document or sentence).
     pub(super) end: u64,
     pub(super) piece: Piece,
 }
 
-/// The two requests to compare, each with its pieces in the order of the prompt.
+/// The two requests to compare, each with the pieces of its prompt (tools, documents, sentences) in order.
 pub(super) struct Sides<'s> {
     pub(super) new: &'s Entry,
     pub(super) old: &'s Entry,
@@ -39,15 +39,16 @@ pub(super) struct Sides<'s> {
     pub(super) old_pieces: &'s [Flat],
 }
 
-/// The first difference between two requests; [`Cause::None`] if there is none.
+/// The first difference between the prompts of two requests; [`Cause::None`] if there is none.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Difference {
     pub(super) cause: Cause,
     pub(super) volatile: Option<Volatile>,
     pub(super) segment: Option<SegmentKind>,
-    /// Index of the first differing piece in the new request; `None` if the difference is not in a piece.
+    /// Index, in the new request, of the first piece (tool, document or sentence) that differs; `None` if the
+    /// difference is not in a piece.
     pub(super) at: Option<usize>,
-    /// Name of the parameter that differs, for [`Cause::Parameters`].
+    /// Name of the field that differs, for [`Cause::Parameters`]; otherwise `None`.
     pub(super) name: Option<&'static str>,
 }
 
@@ -84,7 +85,7 @@ impl Difference {
     }
 }
 
-/// Returns the first difference between two requests, in the order in which engines render a prompt.
+/// Returns the first difference between two requests, in the order in which engines render the parts of a prompt.
 pub(super) fn first_difference(sides: &Sides<'_>) -> Difference {
     let (new, old) = (sides.new, sides.old);
     if new.realm.model != old.realm.model {
@@ -105,10 +106,11 @@ pub(super) fn first_difference(sides: &Sides<'_>) -> Difference {
         .unwrap_or(Difference::NONE)
 }
 
-/// A request's pieces, divided into the regions of its prompt.
+/// A request's pieces, divided by where they are in the prompt: tools, documents before all messages, system text,
+/// messages.
 struct Regions<'f> {
     tools: &'f [Flat],
-    /// Documents before all messages.
+    /// The documents before all messages, from a `documents` array that the engine's template renders.
     front: &'f [Flat],
     /// The system messages before all other messages, including documents in them.
     system: &'f [Flat],
@@ -116,12 +118,12 @@ struct Regions<'f> {
     all: &'f [Flat],
 }
 
-/// The pieces of one message, in order.
+/// The pieces (documents, sentences) of one message after the system text, in order.
 #[derive(Clone, Copy)]
 struct Message<'f> {
     role: Role,
     pieces: &'f [Flat],
-    /// Index of the message's first piece among all pieces of the request.
+    /// Index of the message's first piece (sentence or document) among all pieces of the request.
     start: usize,
 }
 
@@ -158,7 +160,8 @@ impl<'f> Regions<'f> {
         }
     }
 
-    /// Returns the index in `all` of the first of `pieces`, which is a subslice of it.
+    /// Returns the index, among all pieces (tools, documents, sentences) of the request, of the first of `pieces`,
+    /// which must be a subslice of them.
     fn start_of(&self, pieces: &[Flat]) -> usize {
         let start = pieces.as_ptr() as usize - self.all.as_ptr() as usize;
         start / size_of::<Flat>()
@@ -169,24 +172,24 @@ fn is_document(flat: &Flat) -> bool {
     flat.kind == SegmentKind::Document
 }
 
-/// Returns whether either list has a document at index `at`.
+/// Returns whether the piece (tool, document or sentence) at index `at` is a document in either list.
 fn is_document_at(new: &[Flat], old: &[Flat], at: usize) -> bool {
     new.get(at).is_some_and(is_document) || old.get(at).is_some_and(is_document)
 }
 
-/// Iterates over the pieces other than documents.
+/// Iterates over the pieces of a prompt in `list` that are not documents.
 fn texts(list: &[Flat]) -> impl Iterator<Item = &Flat> {
     list.iter().filter(|flat| !is_document(flat))
 }
 
-/// Returns the first index at which two lists differ; `None` if they are equal.
+/// Returns the first index at which two lists of pieces (tools, documents, sentences) differ; `None` if they are equal.
 fn first_mismatch(new: &[Flat], old: &[Flat]) -> Option<usize> {
     let both = new.iter().zip(old);
     let same = both.take_while(|(new, old)| new.id == old.id).count();
     (same < new.len() || same < old.len()).then_some(same)
 }
 
-/// Returns whether two lists have the same keys, in any order.
+/// Returns whether the pieces (tools, documents, sentences) of two lists have the same keys, in any order.
 fn are_permuted<K: Ord>(new: &[Flat], old: &[Flat], key: impl Fn(&Flat) -> K) -> bool {
     if new.len() != old.len() {
         return false;
@@ -277,7 +280,9 @@ fn system(sides: &Sides<'_>, new: &Regions<'_>, old: &Regions<'_>) -> Option<Dif
     Some(wording(&news, &olds, at, KIND, place))
 }
 
-/// Returns the cause for two texts whose pieces first differ at index `at`; reports it at the prompt's piece `place`.
+/// Returns the difference of two texts whose pieces (sentences or lines) first differ at index `at`: white space, a
+/// volatile value, another order, or other words. `kind` is the kind of the texts, and `place` the index in the request
+/// at which to report the difference.
 fn wording(new: &[Flat], old: &[Flat], at: usize, kind: SegmentKind, place: usize) -> Difference {
     if solid(new) == solid(old) {
         return Difference::at(Cause::Whitespace, kind, place);
@@ -316,7 +321,8 @@ fn wording(new: &[Flat], old: &[Flat], at: usize, kind: SegmentKind, place: usiz
     Difference::at(cause, kind, place)
 }
 
-/// Returns the parts of two lists from index `at`, where they first differ, without their common end.
+/// Returns the parts of two lists of pieces (tools, documents, sentences) from index `at`, where they first differ,
+/// without the pieces with which both end.
 fn middles<'f>(new: &'f [Flat], old: &'f [Flat], at: usize) -> (&'f [Flat], &'f [Flat]) {
     let ends = new.iter().rev().zip(old.iter().rev());
     let most = new.len().min(old.len()).saturating_sub(at);
@@ -328,7 +334,7 @@ fn middles<'f>(new: &'f [Flat], old: &'f [Flat], at: usize) -> (&'f [Flat], &'f 
     )
 }
 
-/// Returns the hash of the pieces' joined text, without white space.
+/// Returns the hash of the joined text of these pieces (tools, documents, sentences), without white space.
 fn solid<'f>(list: impl IntoIterator<Item = &'f Flat>) -> Solid {
     let solids = list.into_iter().map(|flat| flat.piece.marks.solid);
     solids.fold(Solid::default(), Solid::then)
@@ -347,7 +353,7 @@ fn parameters(sides: &Sides<'_>) -> Option<Difference> {
     })
 }
 
-/// Returns whether the new request is a later turn of the old one's chat: both have the same first question of the
+/// Returns whether the new request is a later turn of the old request's chat: both have the same first question of the
 /// user, and the new one has more messages.
 fn is_later_turn(new: &Regions<'_>, old: &Regions<'_>) -> bool {
     let asked = |regions: &Regions<'_>| {
@@ -398,7 +404,7 @@ fn has_documents(message: &Message<'_>) -> bool {
     message.pieces.iter().any(is_document)
 }
 
-/// Returns a hash of a message's role and content.
+/// Returns a hash of a message's role and content, by which two requests' messages are matched.
 fn identity(message: &Message<'_>) -> u64 {
     let start = message.role as u64 + 1;
     message.pieces.iter().fold(start, |hash, flat| {
@@ -406,8 +412,9 @@ fn identity(message: &Message<'_>) -> u64 {
     })
 }
 
-/// Returns whether one message is the other without its contexts, or with other contexts: the remaining words are the
-/// same. Only a later turn of the same chat counts.
+/// Returns whether one message is the other without its contexts (retrieved documents), or with other contexts: the
+/// remaining words are the same. False unless the new request is a later turn, with more messages after this one
+/// (`new_behind`) than the old one (`old_behind`).
 fn differs_in_contexts(
     new: &Message<'_>,
     old: &Message<'_>,
@@ -449,8 +456,9 @@ fn differs_in_contexts(
     })
 }
 
-/// Compares the last messages of both requests, which may hold documents and a question. `None` if only the question
-/// differs.
+/// Compares the last messages of both requests, which may hold documents and a question. They first differ at their
+/// pieces (documents or sentences) with the index `at`; `place` is the index in the request at which to report the
+/// difference. `None` if only the question differs.
 fn last(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Option<Difference> {
     if is_document_at(new.pieces, old.pieces, at) {
         return documents(new.pieces, old.pieces, new.start, at);
@@ -475,14 +483,17 @@ fn last(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Option
     })
 }
 
-/// Compares the differing messages when both requests have no later message in common.
+/// Compares the first messages that differ, if both requests have no later message in common. `None` if their words
+/// differ: the chats then branch here, which is not a miss. `place` is the index at which to report a difference.
 fn branch(new: &Message<'_>, old: &Message<'_>, place: usize) -> Option<Difference> {
     // If their texts differ, the chats branch here, which is not a miss.
     let is_same = new.role == old.role && solid(new.pieces) == solid(old.pieces);
     is_same.then(|| Difference::at(Cause::Whitespace, SegmentKind::Message, place))
 }
 
-/// Compares messages that differ while a later message is the same.
+/// Returns the difference of two messages that differ while a later message is the same. They first differ at their
+/// pieces (documents or sentences) with the index `at`; `place` is the index in the request at which to report the
+/// difference.
 fn edited(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Difference {
     const KIND: SegmentKind = SegmentKind::Message;
     if solid(new.pieces) == solid(old.pieces) && new.role == old.role {
@@ -508,7 +519,8 @@ fn edited(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Diff
     Difference::at(Cause::HistoryEdited, KIND, place)
 }
 
-/// Compares documents among these pieces, which first differ at index `at`; `start` is the first piece's index.
+/// Compares the documents among these pieces of the prompts, which first differ at index `at`; `start` is the index of
+/// the first of them in the request. The result is never `None` here.
 fn documents(new: &[Flat], old: &[Flat], start: usize, at: usize) -> Option<Difference> {
     const KIND: SegmentKind = SegmentKind::Document;
     let place = start + at.min(new.len().saturating_sub(1));
@@ -552,7 +564,7 @@ fn documents(new: &[Flat], old: &[Flat], start: usize, at: usize) -> Option<Diff
     found(Cause::DocumentSet)
 }
 
-/// Returns whether two pieces are the same document with another rank, id or wording.
+/// Returns whether two pieces of prompts are the same document with another rank, id or wording.
 fn is_rewritten(one: &Piece, other: &Piece) -> bool {
     one.apart != 0 && one.apart == other.apart
         || one.name != 0 && one.name == other.name && are_alike(one.sketch, other.sketch)

@@ -1,4 +1,5 @@
-//! Configuration of the head: as written ([`RawHead`]) and validated ([`Head`]).
+//! Configuration of stabilising the prompt's head (tools, system text, and documents' markup): as written ([`RawHead`])
+//! and validated ([`Head`]).
 
 use super::patterns::{Class, Pattern};
 use crate::object;
@@ -7,40 +8,45 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 
 object! {
-    /// The configuration of the head, as written (`ordering.head`).
+    /// The configuration of the changes that stabilise the prompt's head (tools, system text, and documents' markup),
+    /// as written (`ordering.head`).
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawHead in "head." {
-        /// The treatment of changes to the head: applied, only reported, or not computed.
+        /// Whether changes to the head (tools, system text, documents' markup) are applied, only reported, or not
+        /// computed.
         pub mode: HeadMode = HeadMode::Report,
-        /// The options for changes to tools.
+        /// The options for stabilising the order of tools and of their JSON keys.
         pub tools: RawHeadTools = RawHeadTools::default(),
-        /// The options for finding volatile spans (clocks, ids, names) in system texts.
+        /// The options for finding volatile spans (texts that change between requests, such as clocks, ids, names) in
+        /// system texts.
         pub volatile: RawVolatile = RawVolatile::default(),
-        /// The maximum number of bytes moved in one request, as written in its body; further spans stay in place.
+        /// The maximum number of bytes that are moved out of the system text of one request, as written in its body;
+        /// further volatile spans (texts that change between requests) stay in place.
         pub max_moved_bytes: u32 = 2_048; 0..=65_536,
-        /// The options for contexts that a client writes into the newest request only.
+        /// The options for contexts (retrieved documents) that a client writes into the newest request only.
         pub contexts: RawContexts = RawContexts::default(),
-        /// The options for moving documents' numbers and scores out of their blocks.
+        /// The options for moving documents' numbers and scores out of their blocks (documents with their tags).
         pub documents: RawHeadDocuments = RawHeadDocuments::default(),
-        /// The kind of upstream, which limits the changes.
+        /// The kind of upstream behind the gateway, which limits the changes.
         pub upstream: Upstream = Upstream::Tokens,
     }
 }
 
-/// The treatment of changes to the head.
+/// What the gateway does with changes that stabilise the prompt's head (tools, system text, documents' markup).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HeadMode {
-    /// Changes are not computed; the head is forwarded unchanged.
+    /// Changes are not computed; the head (tools, system text, documents' markup) is forwarded unchanged.
     Off,
-    /// Changes are computed, counted and reported; the original body is forwarded.
+    /// Changes to the head (tools, system text, documents' markup) are computed, counted and reported; the original
+    /// body is forwarded.
     #[default]
     Report,
-    /// Changes are applied to the forwarded body.
+    /// Changes to the head (tools, system text, documents' markup) are applied to the forwarded body.
     Apply,
 }
 
-/// The kind of upstream behind the gateway.
+/// The kind of upstream (engine or provider) behind the gateway.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Upstream {
@@ -53,31 +59,35 @@ pub enum Upstream {
 }
 
 object! {
-    /// The configuration of changes to tools, as written.
+    /// The configuration of stabilising tools' definitions, as written.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct RawHeadTools in "head.tools." {
-        /// True if tools are sorted: by name, and where requests have different tools, the most frequent ones first.
+        /// True if tools are sorted: by name, and where requests have different tools, those used by the most requests
+        /// first.
         pub order: bool = true,
-        /// True if a tool that equals an earlier one except for the order of its keys gets the earlier one's order.
+        /// True if a tool that equals one of an earlier request except for the order of its JSON keys gets the earlier
+        /// one's order.
         pub schemas: bool = true,
     }
 }
 
 object! {
-    /// The configuration of contexts, as written: of passages that a client writes into its newest request only, and
-    /// omits from the history later. Neither option has an effect without [`pin`](crate::config::RawConversation::pin).
+    /// The configuration of contexts, as written: of retrieved passages that a client writes into its newest request
+    /// only, and omits from the history later. Neither option has an effect without
+    /// [`pin`](crate::config::RawConversation::pin).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct RawContexts in "head.contexts." {
-        /// True if an earlier user message gets back the contexts that its client has removed from it.
+        /// True if an earlier user message gets back the contexts (retrieved passages) that its client has removed from
+        /// it.
         pub restore: bool = true,
-        /// True if contexts in the system text, where they would change at every turn, move into the newest user
-        /// message.
+        /// True if contexts (retrieved passages) in the system text, where they would change at every turn, move into
+        /// the newest user message.
         pub relocate: bool = true,
     }
 }
 
 object! {
-    /// The configuration of documents' numbers and scores in a message, as written.
+    /// The configuration of moving documents' numbers and scores out of their blocks, as written.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct RawHeadDocuments in "head.documents." {
         /// True if a document's number by position is replaced by one derived from its text. A sentence after the
@@ -89,24 +99,28 @@ object! {
 }
 
 object! {
-    /// The configuration of volatile spans, as written.
+    /// The configuration of finding volatile spans (texts that change between requests), as written.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawVolatile in "head.volatile." {
-        /// The patterns: `true` for the built-in ones, `false` for none, or a list that replaces the built-in ones.
+        /// The patterns that find volatile spans (texts that change between requests): `true` for the built-in ones,
+        /// `false` for none, or a list that replaces the built-in ones.
         pub patterns: RawPatterns = RawPatterns::Table(true),
-        /// Additional patterns. An entry without a `pattern` changes the class of the built-in pattern with its name.
+        /// Additional patterns. An entry without a `pattern` only changes the class (action) of the built-in pattern
+        /// with its name.
         pub add: Vec<RawPattern> = Vec::new(),
-        /// True if values that change between requests are also found without a pattern, by comparing system texts.
+        /// True if volatile spans, which change between requests, are also found without a pattern, by comparing system
+        /// texts.
         pub learn: bool = true,
     }
 }
 
-/// The patterns of volatile spans: a switch for the built-in ones, or a list in place of them.
+/// The patterns that find volatile spans (texts that change between requests): a switch for the built-in ones, or a
+/// list in place of them.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RawPatterns {
     /// `true` for the built-in patterns, `false` for none.
     Table(bool),
-    /// These patterns replace the built-in ones.
+    /// These patterns, in place of the built-in ones.
     List(Vec<RawPattern>),
 }
 
@@ -123,20 +137,22 @@ impl<'de> Deserialize<'de> for RawPatterns {
 }
 
 object! {
-    /// One pattern of volatile spans, as written.
+    /// One pattern that finds volatile spans (texts that change between requests), as written.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawPattern in "head.volatile.patterns." {
         /// Name of the pattern in reports: 1 to 64 ASCII letters, digits or dashes.
         pub name: String = String::new(),
-        /// A regular expression (syntax of `regex-lite`) for each line of a system text, without its line break.
+        /// A regular expression (syntax of `regex-lite`), which is matched against each line of a system text without
+        /// its line break.
         pub pattern: String = String::new(),
-        /// The action for the matches.
+        /// What the gateway does with the texts that match.
         pub class: Class = Class::Move,
     }
 }
 
 impl RawHead {
-    /// Returns the default configuration with its changes applied instead of only reported.
+    /// Returns the default configuration of stabilising the prompt's head (tools, system text), but with its changes
+    /// applied instead of only reported.
     #[must_use]
     pub fn safe() -> Self {
         Self {
@@ -146,7 +162,7 @@ impl RawHead {
     }
 }
 
-/// The configuration of the head, validated.
+/// The validated configuration of stabilising the prompt's head (tools, system text, documents' markup).
 #[derive(Clone, Debug)]
 pub struct Head {
     pub(crate) raw: RawHead,
@@ -157,7 +173,7 @@ impl Head {
     /// Validates the configuration and compiles its patterns.
     ///
     /// # Errors
-    /// Returns the field and the problem with its value.
+    /// Returns the path of the invalid field and what is wrong with its value.
     pub(crate) fn new(raw: RawHead) -> Result<Self, BadValue> {
         raw.check()?;
         let mut patterns = Vec::new();
@@ -170,12 +186,13 @@ impl Head {
         Ok(Self { raw, patterns })
     }
 
-    /// Returns whether contexts that clients remove from their history are restored, if pinning is on as well.
+    /// Returns whether contexts (retrieved documents) that clients remove from their history are restored, provided
+    /// that pinning is on as well.
     pub(crate) fn keeps_contexts(&self) -> bool {
         self.raw.mode == HeadMode::Apply && self.raw.contexts.restore
     }
 
-    /// Returns whether changes are applied, only reported, or not computed.
+    /// Returns whether changes to the prompt's head (tools, system text) are applied, only reported, or not computed.
     #[must_use]
     pub fn mode(&self) -> HeadMode {
         self.raw.mode
@@ -222,5 +239,6 @@ fn add(
     Ok(())
 }
 
-/// The maximum number of patterns, built-in ones included.
+/// The maximum number of patterns for volatile spans (texts that change between requests) in a configuration, built-in
+/// ones included.
 const MAX_PATTERNS: usize = 64;

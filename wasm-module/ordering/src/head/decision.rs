@@ -1,4 +1,5 @@
-//! The changes to a head, as data: ranges of the client's body and their replacements.
+//! The changes that stabilise a prompt's head (tools and system text), as data: ranges of the client's body and their
+//! replacements.
 
 use super::report::HeadReport;
 use crate::body::edit::replaced;
@@ -6,43 +7,49 @@ use crate::body::{Chain, Parsed, range_in};
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// The changes to a head. All ranges are byte ranges of the client's body.
+/// The changes that stabilise a prompt's head (tools and system text). All ranges are byte ranges of the client's body.
 #[derive(Debug, Default)]
 pub(crate) struct Decision<'a> {
-    /// For each changed element of `tools`: its range, and the tool to write there instead, as JSON.
+    /// For each changed element of `tools`: its range, and the JSON of the tool to write there instead.
     pub(crate) tools: Vec<(Range<usize>, Cow<'a, str>)>,
-    /// Ranges to remove, sorted, with a gap between any two.
+    /// Ranges of the body to remove, such as volatile spans (texts that change between requests) that move; sorted,
+    /// with a gap between any two.
     pub(crate) removed: Vec<Range<usize>>,
-    /// Spans that are replaced by the conversation's first value.
+    /// Volatile spans (texts that change between requests) that are replaced by their first value in the conversation.
     pub(crate) frozen: Vec<Frozen<'a>>,
-    /// Spans that move into the newest user message; `None` if nothing moves and nothing is frozen.
+    /// Volatile spans (texts that change between requests) that move into the newest user message; `None` if nothing
+    /// moves and no span keeps its first value.
     pub(crate) moved: Option<Moved>,
     pub(crate) report: HeadReport,
 }
 
-/// A volatile span whose first value in the conversation is forwarded at every turn.
+/// A volatile span (a text that changes between requests) of the system text in whose place every turn forwards its
+/// first value in the conversation.
 #[derive(Clone, Debug)]
 pub(crate) struct Frozen<'a> {
     pub(crate) range: Range<usize>,
-    /// The span's value in this request, escaped as in a JSON string.
+    /// The text of the volatile span in this request, escaped as in a JSON string.
     pub(crate) words: &'a str,
 }
 
-/// Volatile spans that are written into the newest user message.
+/// Volatile spans (texts that change between requests) that are written into the newest user message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Moved {
-    /// Index of the message.
+    /// Index of the user message into which the volatile spans are written.
     pub(crate) message: u32,
-    /// The spans, one a line, escaped as in a JSON string. Empty if spans are only frozen.
+    /// The text of the volatile spans (texts that change between requests), one a line, escaped as in a JSON string.
+    /// Empty if no span moves and some keep their first values.
     pub(crate) words: Box<str>,
-    /// Hash of `words` and of the frozen spans' values.
+    /// Hash of `words` and of the values of the volatile spans (texts that change between requests) that keep their
+    /// first values.
     pub(crate) hash: u64,
-    /// A hash of each span, frozen ones included.
+    /// A hash of each volatile span (a text that changes between requests), including those that keep their first
+    /// values.
     pub(crate) spans: Box<[u64]>,
 }
 
 impl Decision<'_> {
-    /// Returns whether the decision changes the body.
+    /// Returns whether the decision makes any change to the body.
     pub(crate) fn writes(&self) -> bool {
         !self.tools.is_empty()
             || !self.removed.is_empty()
@@ -50,7 +57,7 @@ impl Decision<'_> {
             || self.moved.is_some()
     }
 
-    /// Returns the body's `tools` field as forwarded, in JSON; `None` if the tools are unchanged.
+    /// Returns the JSON of the body's field with the tools as it is forwarded; `None` if the tools are unchanged.
     pub(crate) fn tools_field(&self, parsed: &Parsed<'_>) -> Option<String> {
         let field = parsed.start.field.filter(|_| !self.tools.is_empty())?;
         let tools = self.tools.iter();
@@ -58,45 +65,48 @@ impl Decision<'_> {
         Some(replaced(parsed.text, range_in(parsed.text, field), tools))
     }
 
-    /// Returns the removed and frozen ranges, which the hashes of chats and scopes leave out.
+    /// Returns the ranges of removed texts and of texts that keep their first values, sorted. The hash chains of
+    /// messages and the scopes of documents leave them out.
     pub(crate) fn unhashed_ranges(&self) -> Vec<Range<usize>> {
         let frozen = self.frozen.iter().map(|span| span.range.clone());
         merged(self.removed.iter().cloned().chain(frozen).collect())
     }
 }
 
-/// The order in which a tool's keys (and set-like arrays) or a set's tools are forwarded, for other workers.
+/// The order in which a tool's JSON keys (and set-like arrays), or the tools of a set, are forwarded, for other workers
+/// to use the same one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Form {
-    /// Hash of the tool, independent of the order of its members; or the key of the set of tools.
+    /// A hash of the tool that does not depend on the order of its JSON keys and sets; or the key of the set of tools.
     pub(crate) canonical: u64,
-    /// For each list of two or more members, in the canonical order of lists: its members in the order forwarded, each
-    /// as its rank among the list's sorted keys.
+    /// For each list of two or more members (JSON keys, or elements of a set), in the canonical order of lists: its
+    /// members in the order forwarded, each as its rank among the list's sorted members.
     pub(crate) order: Box<[u8]>,
 }
 
-/// A forwarded user message with contexts that its client will omit later.
+/// A forwarded user message with contexts (retrieved documents) that its client will omit later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ContextMessage {
-    /// The key of the message without its contexts.
+    /// The key by which the message is found when the client sends it without its contexts (retrieved documents).
     pub(crate) key: u128,
     /// The message's content as forwarded, encoded in JSON.
     pub(crate) content: Box<str>,
-    /// Range in `content` of the text with contexts and question, inside its quotes.
+    /// Range in `content` of the text that has the contexts (retrieved documents) and the question, inside its quotes.
     pub(crate) text: Range<u32>,
-    /// Estimated tokens of the message.
+    /// Estimated tokens of the message as forwarded.
     pub(crate) tokens: u32,
 }
 
-/// A chat's continuation after a [`ContextMessage`], which entitles the chat to that message's contexts.
+/// What a chat has after a [`ContextMessage`], its continuation, which entitles that chat to the message's contexts
+/// (retrieved documents).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) key: u128,
-    /// The chain of the message that follows.
+    /// The hash chain that identifies the message after it.
     pub(crate) next: Chain,
 }
 
-/// Sorts ranges, merges those that touch or overlap, and drops empty ones.
+/// Returns the ranges sorted; those that touch or overlap are merged, and empty ones dropped.
 pub(crate) fn merged(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
     crate::sort::sort_by_key(&mut ranges, |range| (range.start, range.end));
     let mut out: Vec<Range<usize>> = Vec::with_capacity(ranges.len());

@@ -30,21 +30,22 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The bounds of an [`Index`] and of its search.
+/// The bounds of an [`Index`] of recent requests and of its search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The maximum number of requests stored.
+    /// The maximum number of requests stored in the index.
     pub requests: u32,
-    /// The maximum number of distinct pieces stored, about 150 bytes each.
+    /// The maximum number of distinct pieces of prompts (tools, documents, sentences) stored, about 150 bytes each.
     pub pieces: u32,
-    /// The depth of reading: whether long texts are read in full.
+    /// Whether long texts of a request are read in full.
     pub depth: Depth,
-    /// Tokens in a page of the engine's cache: a shared prefix below one page is not reused. With 1, any prefix is.
+    /// Number of tokens in a page of the engine's cache: a shared prefix shorter than a page is not reused. With 1, any
+    /// prefix is.
     pub page_tokens: u32,
 }
 
 impl Limits {
-    /// Limits for reading a log: a few hundred megabytes at most.
+    /// Limits for reading a log of requests: the index takes a few hundred megabytes at most.
     pub const LOG: Self = Self {
         requests: 16_384,
         pieces: 1 << 20,
@@ -52,7 +53,7 @@ impl Limits {
         page_tokens: 16,
     };
 
-    /// Limits for a gateway: a megabyte at most.
+    /// Limits for a gateway: the index takes a megabyte at most.
     pub const GATEWAY: Self = Self {
         requests: 64,
         pieces: 4_096,
@@ -64,40 +65,46 @@ impl Limits {
 /// The diagnosis of one request: why it does not share a longer prefix with an earlier one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diagnosis {
-    /// The request's number in its index, counted from 1.
+    /// The request's number in the [`Index`] that diagnosed it, counted from 1.
     pub request: u64,
-    /// The number of the earlier request that shares the most tokens with this one; `None` if none shares a significant
-    /// part.
+    /// The number, in the [`Index`], of the earlier request that shares the most tokens with this one; `None` if none
+    /// shares a significant part.
     pub earlier: Option<u64>,
-    /// Estimated tokens of the prompt.
+    /// Estimated tokens of this request's prompt.
     pub prompt_tokens: u64,
-    /// Estimated tokens of the pieces that the earlier prompt has too, at any place.
+    /// Estimated tokens of the pieces (tools, documents, sentences) of this prompt that the earlier prompt has too, at
+    /// any position.
     pub shared_tokens: u64,
-    /// Estimated tokens of the longest prefix shared with an earlier prompt of this model, salt, engine and parameters.
+    /// Estimated tokens of the longest prefix shared with any compared earlier prompt of the same model, salt, engine
+    /// and parameters.
     pub reused_tokens: u64,
-    /// Estimated tokens that the engine computed although the earlier prompt had the same pieces.
+    /// Estimated tokens of this prompt that the engine computed although the earlier prompt had the same pieces (tools,
+    /// documents, sentences).
     pub lost_tokens: u64,
-    /// The cause of the first difference.
+    /// The cause of the first difference between the two prompts.
     pub cause: Cause,
-    /// The kind of value that differs, for [`Cause::VolatileValue`].
+    /// The kind of value that differs, for [`Cause::VolatileValue`]; otherwise `None`.
     pub volatile: Option<Volatile>,
-    /// The first segment that differs; `None` for a difference outside the prompt.
+    /// The kind of the first part of the prompt that differs; `None` for a difference outside the prompt.
     pub segment: Option<SegmentKind>,
-    /// Name of the tool or the parameter, or role of the message. Like `shape`, it is empty at [`Depth::Light`] (except
-    /// for a parameter).
+    /// Name of the tool or the parameter that differs, or role of the message. Like `shape`, it is empty at
+    /// [`Depth::Light`] (except for a parameter).
     pub name: String,
-    /// Index of the differing tool or document within its kind, or of the differing message, from 0.
+    /// Index of the tool or document that differs among those of its kind, or of the message that differs, from 0.
     pub index: u32,
-    /// Bytes from the beginning of the tool, the text or the message to the first differing piece.
+    /// Number of bytes from the beginning of the tool, the text or the message to the first piece (tool, document or
+    /// sentence) that differs.
     pub offset: u32,
-    /// The form of the differing text with each character replaced by its class, such as `9999-99-99`.
+    /// The text that differs with each character replaced by its class, such as `9999-99-99` for a date.
     pub shape: String,
-    /// For each run of segments of one kind, in order: estimated tokens of the prompt up to its end. At most 16 runs.
+    /// For each run of segments (parts of the prompt) of one kind, in order: estimated tokens of the prompt up to its
+    /// end. At most 16 runs.
     pub extents: SmallVec<[(SegmentKind, u64); 6]>,
 }
 
 impl Diagnosis {
-    /// Applies the engine's report on the prompt: its tokens, and how many of them were cached.
+    /// Corrects the diagnosis by the engine's report on the prompt: `prompt` tokens, of which `cached` were in its
+    /// cache. `page_tokens` is the size of a page of that cache.
     ///
     /// If the engine had cached clearly less than an earlier prompt shares, the cause becomes [`Cause::Evicted`]. If it
     /// had cached more than expected, the lost tokens are reduced.
@@ -137,8 +144,9 @@ impl Diagnosis {
         }
     }
 
-    /// Applies the number of document tokens that the engine is believed to hold. If that is clearly less than an
-    /// earlier prompt shares, the cause becomes [`Cause::Evicted`].
+    /// Corrects the diagnosis by the number of tokens of this prompt's documents that the engine's cache is believed to
+    /// hold. If that is clearly less than an earlier prompt shares, the cause becomes [`Cause::Evicted`]. `page_tokens`
+    /// is the size of a page of that cache.
     pub fn believed(&mut self, document_tokens: u64, page_tokens: u32) {
         let mut start = 0;
         let mut expected = 0_u64;
@@ -157,7 +165,8 @@ impl Diagnosis {
         }
     }
 
-    /// Sets the cause to eviction and clears the details of the former one.
+    /// Sets the cause to [`Cause::Evicted`], for this segment (tool, document or text) and number of lost tokens, and
+    /// clears the details of the former cause.
     fn evicted(&mut self, segment: Option<SegmentKind>, lost_tokens: u64) {
         self.cause = Cause::Evicted;
         self.volatile = None;
@@ -167,43 +176,47 @@ impl Diagnosis {
     }
 }
 
-/// An index of recent requests, which stores hashes and no text.
+/// An index of recent requests, by which it diagnoses why a prompt shares no longer prefix with an earlier one. It
+/// stores hashes and no text.
 #[derive(Debug)]
 pub struct Index {
     limits: Limits,
-    /// Number of requests so far.
+    /// Number of requests read so far, evicted ones included.
     count: u64,
     entries: VecDeque<Entry>,
     parts: FxHashMap<(u64, SegmentKind), Part>,
     pieces: Slab,
-    /// The requests that contain a piece, by the piece's [`same`](super::outline::Piece::same) hash.
+    /// The newest requests that contain a piece (tool, document or sentence), by the piece's
+    /// [`same`](super::outline::Piece::same) hash.
     holders: FxHashMap<u64, Holders>,
-    /// Recent values of a slot in a text, by a hash of the pieces before and after it.
+    /// Recent values at a position in a text (hashes of a piece that changes), by a hash of the pieces (tools,
+    /// documents, sentences) before and after that position.
     slots: FxHashMap<u64, SmallVec<[u64; 3]>>,
 }
 
-/// The pieces of a segment, which requests with the same segment share.
+/// The pieces of a segment (a tool, a document or a text), which requests with the same segment share.
 #[derive(Debug)]
 struct Part {
     pieces: Arc<[u32]>,
     requests: u32,
 }
 
-/// The newest requests that contain a piece.
+/// The newest stored requests that contain a piece (tool, document or sentence) of a prompt.
 #[derive(Debug, Default)]
 struct Holders {
     newest: VecDeque<u64>,
     pieces: u32,
 }
 
-/// The bounds of a search for the most similar request.
+/// The bounds of the work of a search for the most similar request.
 #[derive(Clone, Copy, Debug)]
 struct Effort {
-    /// The maximum number of requests recorded for each piece.
+    /// The maximum number of requests recorded for each piece (tool, document or sentence) of a prompt.
     holders: usize,
-    /// The maximum number of requests compared piece by piece.
+    /// The maximum number of requests with which a request is compared in full, by pieces (tools, documents,
+    /// sentences).
     compared: usize,
-    /// The maximum number of requests whose prefixes are compared.
+    /// The maximum number of requests with whose beginnings that of a request is compared.
     beginnings: usize,
 }
 
@@ -224,14 +237,15 @@ impl Effort {
     }
 }
 
-/// The maximum number of slots with recorded values; beyond it, all are dropped.
+/// The maximum number of places in texts, each between two sentences, whose changing values are recorded; when it is
+/// reached, all are dropped.
 const SLOTS: usize = 4_096;
 
-/// The distinct stored pieces, each identified by a number.
+/// The distinct pieces (tools, documents, sentences) of the stored requests' prompts, each identified by a number.
 #[derive(Debug, Default)]
 struct Slab {
     by_hash: FxHashMap<u64, u32>,
-    /// Pieces, each with the number of stored segments that contain it.
+    /// For each stored piece, the number of stored segments (tools, documents, texts) that contain it.
     held: Slots<(Piece, u32)>,
 }
 
@@ -240,7 +254,8 @@ impl Slab {
         self.held.get(id).map(|(piece, _)| piece)
     }
 
-    /// Counts one more stored segment with the piece. Returns the piece's number, and whether the piece is new.
+    /// Counts one more stored segment (tool, document or text) with the piece. Returns the piece's number, and whether
+    /// the piece was not stored before.
     fn hold(&mut self, piece: Piece) -> (u32, bool) {
         if let Some(&id) = self.by_hash.get(&piece.hash) {
             if let Some((_, held)) = self.held.get_mut(id) {
@@ -253,7 +268,8 @@ impl Slab {
         (id, true)
     }
 
-    /// Counts one stored segment less with the piece; if none is left, frees the piece's number and returns the piece.
+    /// Counts one stored segment (tool, document or text) less with the piece of this number; if none is left, frees
+    /// the number and returns the piece. `None` if the piece stays stored or the number is unknown.
     fn release(&mut self, id: u32) -> Option<Piece> {
         let (piece, held) = self.held.get_mut(id)?;
         *held = held.saturating_sub(1);
@@ -272,7 +288,7 @@ impl Slab {
 }
 
 impl Index {
-    /// Returns an empty index.
+    /// Returns an index without requests.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self {
@@ -286,25 +302,26 @@ impl Index {
         }
     }
 
-    /// Returns the number of requests stored.
+    /// Returns the number of requests that the index has stored now.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Returns whether no request is stored.
+    /// Returns whether the index has stored no request.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Returns the number of distinct pieces stored.
+    /// Returns the number of distinct pieces of prompts (tools, documents, sentences) that the index has stored.
     #[must_use]
     pub fn pieces(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Reads a request for [`Index::diagnose`]. O(segments), plus hashing and copying of texts that are not stored yet.
+    /// Reads a request, with a copy of what [`Index::diagnose`] needs of it. O(parts of the prompt), plus hashing and
+    /// copying of texts that are not stored yet.
     fn read(&mut self, asked: &DiagnosedRequest<'_, '_>) -> PendingPrompt {
         let DiagnosedRequest {
             parsed, segments, ..
@@ -364,12 +381,14 @@ impl Index {
         pending
     }
 
-    /// Diagnoses a request that this index has read, against the requests diagnosed before, and stores it.
+    /// Diagnoses a request that [`Index::read_sent`] of this index has read, against the requests diagnosed before, and
+    /// stores it.
     pub fn diagnose(&mut self, pending: PendingPrompt) -> Diagnosis {
         self.resolve(pending, None)
     }
 
-    /// Diagnoses a request. If `asked`, the request itself, is `None`, names and shapes stay empty.
+    /// Diagnoses a request and stores it. If `asked`, the request itself, is `None`, names and shapes of what differs
+    /// stay empty.
     fn resolve(
         &mut self,
         pending: PendingPrompt,
@@ -408,7 +427,7 @@ impl Index {
         diagnosis
     }
 
-    /// Diagnoses and stores a list of documents without a body, in the order in which they are sent.
+    /// Diagnoses and stores a ranking of documents without a body. `documents` are in the order in which they are sent.
     pub fn explain_ranking(&mut self, documents: &[Retrieved]) -> Diagnosis {
         let mut segments = Vec::with_capacity(documents.len());
         for (index, document) in (0..).zip(documents) {
@@ -432,7 +451,8 @@ impl Index {
         diagnosis
     }
 
-    /// Counts one more request with a segment, and returns its pieces; `make` is called if they are not stored.
+    /// Counts one more request with the segment (tool, document or text) that has this key and kind, and returns the
+    /// numbers of its pieces; `make` is called to create the pieces if they are not stored.
     fn part(
         &mut self,
         key: u64,
@@ -464,7 +484,8 @@ impl Index {
         pieces
     }
 
-    /// Counts one more request with a segment, and returns its pieces; `None` if they are not stored.
+    /// Counts one more request with the segment (tool, document or text) that has this key and kind, and returns the
+    /// numbers of its pieces; `None` if they are not stored.
     fn hold_part(&mut self, key: u64, kind: SegmentKind) -> Option<Arc<[u32]>> {
         let part = self.parts.get_mut(&(key, class_of(kind)))?;
         part.requests = part.requests.saturating_add(1);
@@ -500,7 +521,7 @@ impl Index {
         }
     }
 
-    /// Returns all pieces of a request, in the order of the prompt.
+    /// Returns all pieces (tools, documents, sentences) of a stored request, in the order of the prompt.
     fn flat(&self, entry: &Entry) -> Vec<Flat> {
         let mut flat = Vec::with_capacity(entry.segments.len() * 2);
         let mut bytes = 0_u64;
@@ -530,7 +551,7 @@ impl Index {
     }
 
     /// Compares a request with the most similar earlier one. Returns the diagnosis, and the first difference with the
-    /// piece to report it at; `None` if there is nothing to report.
+    /// piece (tool, document or sentence) at which to report it; `None` if there is nothing to report.
     fn compare(&mut self, entry: &Entry) -> (Diagnosis, Option<(Difference, Flat)>) {
         let flat = self.flat(entry);
         let mut diagnosis = Diagnosis {
@@ -591,7 +612,9 @@ impl Index {
         (diagnosis, at.map(|at| (found, at)))
     }
 
-    /// Reports a short value as volatile if the same slot has recently had at least three values, whatever its form.
+    /// Returns the difference `found`, reported as a volatile value if the piece (sentence or line) that differs is
+    /// short and pieces in the same surroundings have recently had at least three values. Records the values of both
+    /// requests. `new` and `old` are all their pieces.
     fn slotted(&mut self, mut found: Difference, new: &[Flat], old: &[Flat]) -> Difference {
         let (Cause::SystemText | Cause::VolatileValue, Some(at)) = (found.cause, found.at) else {
             return found;
@@ -626,7 +649,8 @@ impl Index {
         found
     }
 
-    /// Returns earlier requests, each with a rough estimate of the tokens shared with these pieces, highest first.
+    /// Returns the numbers of earlier requests, each with a rough estimate of the tokens shared with these pieces
+    /// (tools, documents, sentences), highest first; at most [`Effort::beginnings`].
     fn candidates(&self, flat: &[Flat]) -> SmallVec<[(u64, u64); 64]> {
         let mut found: SmallVec<[(u64, u64); 64]> = SmallVec::new();
         let Some(oldest) = self.entries.front().map(|entry| entry.number) else {
@@ -662,8 +686,9 @@ impl Index {
         found
     }
 
-    /// Returns the earlier request that shares the most tokens; on a tie the one with the longest prefix, then the
-    /// newest. A request of the same model, salt and engine is preferred if it shares at least 90 % as many tokens.
+    /// Returns the one of the candidates that shares the most tokens with the request; on a tie the one with the
+    /// longest shared prefix, then the newest. A request of the same model, salt and engine is preferred if it shares
+    /// at least 90 % as many tokens. `None` if there are no candidates.
     fn best(&self, entry: &Entry, flat: &[Flat], candidates: &[(u64, u64)]) -> Option<Best> {
         let effort = Effort::of(self.limits.depth);
         let new = flat.iter().map(|flat| (flat.piece.same, flat.tokens));
@@ -708,7 +733,7 @@ impl Index {
         Some(Best { reused, ..chosen })
     }
 
-    /// Returns the estimated tokens of the prefix that both prompts share.
+    /// Returns the estimated tokens of the prefix that the prompts of the request and of an earlier one share.
     fn prefix(&self, entry: &Entry, flat: &[Flat], earlier: &Entry) -> u64 {
         let mut pieces = earlier.pieces.iter();
         // If other system messages inside the history are rendered first, everything after them moves.
@@ -730,7 +755,7 @@ impl Index {
         self.entries.get(at)
     }
 
-    /// Stores a request, and evicts the oldest ones beyond the bounds.
+    /// Stores a request in the index, and evicts the oldest ones beyond the bounds.
     fn keep(&mut self, entry: Entry) {
         let most = Effort::of(self.limits.depth).holders;
         for placed in &entry.segments {
@@ -783,7 +808,8 @@ impl Index {
         }
     }
 
-    /// Adds the place of the difference to a diagnosis, and at [`Depth::Full`] the name and the shape too.
+    /// Adds to the diagnosis where in the prompt the difference is, and at [`Depth::Full`] the name and the shape of
+    /// what differs too.
     fn add_location(
         &self,
         diagnosis: &mut Diagnosis,
@@ -820,7 +846,8 @@ impl Index {
         }
     }
 
-    /// Returns the piece of a segment's text that contains byte `offset`.
+    /// Returns the piece (sentence or line) that contains byte `offset` of the text of a segment (a part of the
+    /// prompt); `None` if there is none.
     fn words_at<'a>(
         asked: &DiagnosedRequest<'_, 'a>,
         segment: &Segment,
@@ -852,12 +879,13 @@ struct Best {
     number: u64,
     shared: u64,
     prefix: u64,
-    /// Estimated tokens of the longest prefix shared with any earlier request of the same model, salt, engine and
-    /// parameters.
+    /// Estimated tokens of the longest prefix shared with any compared earlier request of the same model, salt, engine
+    /// and parameters.
     reused: u64,
 }
 
-/// Returns the tokens of the pieces of `new` that are also in `old`; both are sorted by hash.
+/// Returns the tokens of the pieces (tools, documents, sentences) of a prompt `new` that are also in the prompt `old`.
+/// `new` has the pieces' hashes with tokens, `old` has hashes; both are sorted by hash.
 fn in_both(new: &[(u64, u32)], old: &[u64]) -> u64 {
     let mut old = old.iter().peekable();
     let mut shared = 0;
@@ -870,11 +898,12 @@ fn in_both(new: &[(u64, u32)], old: &[u64]) -> u64 {
     shared
 }
 
-/// The maximum length of a slot's value, in bytes.
+/// The maximum length in bytes of a piece (tool, document or sentence) whose values between the same neighbours are
+/// recorded, to find volatile ones.
 const LONGEST_SLOT: u32 = 160;
 
-/// Returns the kind under which a segment's pieces are stored. A question counts as a message, since the next request
-/// sends it as one.
+/// Returns the kind under which the pieces of a segment (tool, document or text) are stored. A question counts as a
+/// message, since the next request sends it as one.
 fn class_of(kind: SegmentKind) -> SegmentKind {
     match kind {
         SegmentKind::Question | SegmentKind::Hint => SegmentKind::Message,
@@ -882,7 +911,8 @@ fn class_of(kind: SegmentKind) -> SegmentKind {
     }
 }
 
-/// Reorders the documents of each message into the order sent; text between them stays in place.
+/// Reorders the documents of each message among the segments (tools, documents, texts) into the order `sent`; text
+/// between documents stays in place.
 fn arrange(placed: &mut [Placed], sent: &[Fingerprint]) {
     // For a document sent twice, the first position counts.
     let places = sent.iter().enumerate().rev();
@@ -901,7 +931,8 @@ fn arrange(placed: &mut [Placed], sent: &[Fingerprint]) {
     }
 }
 
-/// Returns the runs of segments of one kind, with the tokens up to their ends; see [`Diagnosis::extents`].
+/// Returns the runs of pieces (tools, documents, sentences) of one kind, each with the estimated tokens of the prompt
+/// up to its end; see [`Diagnosis::extents`].
 fn extents(flat: &[Flat]) -> SmallVec<[(SegmentKind, u64); 6]> {
     let mut extents: SmallVec<[(SegmentKind, u64); 6]> = SmallVec::new();
     for flat in flat {
@@ -929,10 +960,11 @@ fn hash_of(text: &str) -> u64 {
     xxh3_64_with_seed(inner_of(text).unwrap_or(text).as_bytes(), 0)
 }
 
-/// Entry points that need the configuration with which bodies are parsed.
+/// Methods that need the configuration with which bodies are parsed.
 impl Index {
-    /// Reads a parsed request, with the documents in the order in which `rewritten` sends them, if there is a rewrite.
-    /// If the rewrite changed the head, use [`Index::explain_body`] on the new body instead.
+    /// Reads a parsed request for [`Index::diagnose`], with the documents in the order in which `rewritten` sends them,
+    /// if there is a rewrite. If the rewrite changed the prompt's head (tools, system text), use
+    /// [`Index::explain_body`] on the new body instead.
     pub fn read_sent(
         &mut self,
         parsed: &Parsed<'_>,
@@ -956,7 +988,7 @@ impl Index {
         })
     }
 
-    /// Parses, diagnoses and stores a body, as it is forwarded.
+    /// Parses a body as it is forwarded, diagnoses it against the requests diagnosed before, and stores it.
     ///
     /// # Errors
     /// Returns a [`Skip`](crate::Skip) if the body cannot be parsed.
@@ -981,5 +1013,5 @@ impl Index {
     }
 }
 
-/// Number of the oldest stored requests whose scores are in a dense list; those of newer ones are in a map.
+/// Number of the oldest stored requests whose similarity scores are in a dense list; those of newer ones are in a map.
 const FEW: usize = 1_024;

@@ -1,4 +1,5 @@
-//! Finds volatile spans that no pattern matches, by comparing the system texts of one tenant and model.
+//! Finds volatile spans (texts that change between requests) that no pattern matches, by comparing the system texts of
+//! one tenant and model.
 //!
 //! ```text
 //!   request 1   [You are Ada.] [Be brief.] [Desk 4, Ann.] [Cite.]
@@ -14,34 +15,39 @@ use super::marks::{Class, Word, words};
 use super::texts::{MAX_UNITS, Unit};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The templates of one tenant and model.
+/// The templates of the system texts of one tenant and model: which lines or sentences are stable, and where text
+/// changes.
 #[derive(Debug, Default)]
 pub(super) struct Learned {
     templates: Vec<Template>,
     now: u64,
-    /// Increases whenever the set of volatile slots changes.
+    /// Increases whenever the set of slots (places between stable lines) whose text changes between requests may have
+    /// changed.
     pub(super) version: u64,
 }
 
 #[derive(Debug)]
 struct Template {
-    /// Hash and length of each stable unit.
+    /// Hash and length in bytes of each stable unit (line or sentence), in order.
     stable: Vec<(u64, u32)>,
-    /// The slots before, between and after the stable units: one more than there are stable units.
+    /// The slots, in which text may change, before, between and after the stable units (lines or sentences): one more
+    /// than there are stable units.
     slots: Vec<Slot>,
     last_used: u64,
 }
 
-/// The text between two stable units, as far as it is recorded.
+/// The text between two stable lines or sentences of a template: the hash of its first value, and whether it has
+/// changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Slot {
-    /// Hash of the first text seen in the slot; 0 if it has always been empty.
+    /// Hash of the first text seen between these lines or sentences; 0 if there has never been any.
     first: u64,
-    /// True if the slot has held a different text since.
+    /// True if a different text than the first one has stood between these lines or sentences.
     is_volatile: bool,
 }
 
-/// A unit of a system text, as the templates need it.
+/// Hash and length of a unit (line or sentence) of a system text, which is what the templates (stable lines of earlier
+/// texts) need.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
     pub(super) hash: u64,
@@ -58,8 +64,9 @@ impl Seen {
 }
 
 impl Learned {
-    /// Compares a system text with the templates, which learn from it. Returns for each unit whether it is in a
-    /// volatile slot. O(units), for a bounded number of templates.
+    /// Compares a system text, given by its units (lines or sentences), with the templates (stable lines of earlier
+    /// texts), which learn from it. Returns for each unit whether it is where text changes between requests. O(units),
+    /// for a bounded number of templates.
     pub(super) fn learn(&mut self, units: &[Seen]) -> Vec<bool> {
         let mut volatile = vec![false; units.len()];
         if units.len() > MAX_UNITS {
@@ -101,16 +108,19 @@ impl Learned {
     }
 }
 
-/// The correspondence between a text and a template.
+/// The correspondence between a system text and a template (the stable lines of earlier texts): the units (lines or
+/// sentences) that both have.
 struct Fit {
-    /// For each common unit: its index among the template's stable units, and its index in the text.
+    /// For each common unit: its index among the template's stable units (lines or sentences), and its index in the
+    /// system text.
     pairs: Vec<(usize, usize)>,
-    /// Number of bytes of the common units.
+    /// Number of bytes of the units (lines or sentences) that both have.
     bytes: u64,
 }
 
 impl Template {
-    /// Returns the correspondence of the text with the template; `None` if the text does not belong to it.
+    /// Returns the correspondence of a system text with the template (the stable lines of earlier texts); `None` if the
+    /// text does not belong to the template.
     fn fit(&self, units: &[Seen]) -> Option<Fit> {
         let mut pairs = Vec::with_capacity(units.len());
         let (mut next, mut since) = (0, 0);
@@ -137,8 +147,9 @@ impl Template {
         (left <= MAX_GAP && is_shared).then_some(Fit { pairs, bytes })
     }
 
-    /// Adapts the template to a text and marks the text's units in volatile slots. Returns true if the template lost
-    /// stable units or a slot became volatile.
+    /// Adapts the template (the stable lines of earlier texts) to a system text that belongs to it, and sets `volatile`
+    /// for the units (lines or sentences) that are where text changes between requests. Returns true if the template
+    /// lost stable units or the text at one more place changed.
     fn take(&mut self, units: &[Seen], fit: &Fit, volatile: &mut [bool]) -> bool {
         let mut changed = false;
         let is_whole = fit.pairs.len() == self.stable.len();
@@ -178,7 +189,8 @@ impl Template {
         changed
     }
 
-    /// Returns one slot in place of the stable units `from..to`, which the text lacks, and of the slots around them.
+    /// Returns one slot (where text may change) that replaces the stable units (lines or sentences) `from..to`, which
+    /// the system text lacks, and the slots around them.
     fn joined(&self, from: usize, to: usize) -> Slot {
         let units = self.stable.get(from..to).unwrap_or_default();
         let slots = self.slots.get(from..=to).unwrap_or_default();
@@ -194,9 +206,9 @@ fn hashed(hashes: impl Iterator<Item = u64>) -> u64 {
     hash.max(1)
 }
 
-/// Returns whether a unit has the form of data: a time, an id, an address, a name with a number, a label with such a
-/// value, or one element that contains these. Any other text stays in the system message: it may be an instruction or a
-/// persona, which would lose its authority elsewhere.
+/// Returns whether a line or sentence has the form of data: a time, an id, an address, a name with a number, a label
+/// with such a value, or one element that contains these. Any other text stays in the system message: it may be an
+/// instruction or a persona, which would lose its authority elsewhere.
 pub(super) fn looks_like_data(words: &str) -> bool {
     if words.len() > MAX_DATA_BYTES || words.contains("```") {
         return false;
@@ -207,7 +219,8 @@ pub(super) fn looks_like_data(words: &str) -> bool {
     }
 }
 
-/// Returns attributes and text of an element that spans all of `words`: `<now>12:03</now>`, `<session id="7"/>`.
+/// Returns the attributes and the text of an XML element that spans all of `words`: `<now>12:03</now>`, `<session
+/// id="7"/>`; `None` if `words` has another form.
 fn element(words: &str) -> Option<[&str; 2]> {
     let rest = words.trim().strip_prefix('<')?;
     let name = rest
@@ -269,20 +282,21 @@ fn is_prose(words: &str) -> bool {
     plain > MAX_PLAIN_WORDS && plain > 5 * telling
 }
 
-/// The maximum length of a unit that may be data, in bytes.
+/// The maximum length in bytes of a line or sentence that may be data.
 const MAX_DATA_BYTES: usize = 240;
 
-/// The maximum length of a label before a value, in bytes.
+/// The maximum length in bytes of the label before a value, as in `label: value`.
 const MAX_LABEL_BYTES: usize = 48;
 
-/// The maximum number of plain words in a value, unless at least a sixth of its words are names or numbers.
+/// The maximum number of plain words in a value; with more, it is prose, unless at least a sixth of its words are names
+/// or numbers.
 const MAX_PLAIN_WORDS: u32 = 16;
 
-/// The maximum number of consecutive units of a text in one slot, and of consecutive units of a template that a text
-/// may lack.
+/// The maximum number of consecutive units (lines or sentences) of a system text between two stable ones, and of
+/// consecutive stable units that a text may lack.
 const MAX_GAP: usize = 8;
 
-/// The maximum number of templates of one tenant and model.
+/// The maximum number of templates of system texts for one tenant and model.
 const MAX_TEMPLATES: usize = 8;
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
-//! Hashes of a text that leave out its volatile parts: white space, dates and ids, numbers, or names.
+//! Hashes of a text that leave out its volatile parts (which change between requests): white space, dates and ids,
+//! numbers, or names.
 //!
-//! If two texts differ but their hashes without dates are equal, they differ only in a date. So the index can classify
-//! differences without storing text. All hashes are computed in one pass over the text, escaped as in JSON.
+//! If two texts differ but their hashes without dates are equal, they differ only in a date. So the index of recent
+//! requests can classify differences without storing text. All hashes are computed in one pass over the text, escaped
+//! as in JSON.
 //!
 //! ```text
 //!   Current time: 2026-11-22 14:03:09, for Anna Berg at desk 12.
@@ -12,29 +14,29 @@ use super::cause::Volatile;
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Hashes of a text, each of which leaves out another kind of volatile part.
+/// Hashes of a text, each of which leaves out other kinds of words that may change between requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Marks {
-    /// Hash without white space. Hashes can be [joined](Solid::then), so texts that were split at different places can
-    /// be compared.
+    /// Hash of the text without white space. Hashes can be [joined](Solid::then), so texts that were split at different
+    /// places can be compared.
     pub(super) solid: Solid,
-    /// Hash without dates, times and ids.
+    /// Hash of the text without dates, times and ids.
     pub(super) timeless: u32,
-    /// Hash without dates, times, ids and numbers.
+    /// Hash of the text without dates, times, ids and numbers.
     pub(super) numberless: u32,
-    /// Hash without dates, times, ids, numbers, names and other values; in a text of the form `label: value`, without
-    /// the value.
+    /// Hash of the text without dates, times, ids, numbers, names and other values; in a text of the form `label:
+    /// value`, without the value.
     pub(super) valueless: u32,
-    /// Hash of the words, independent of their order.
+    /// Hash of the text's words, independent of their order.
     pub(super) bag: u32,
-    /// True if the text has dates or times.
+    /// True if the hashed text has dates or times.
     pub(super) has_time: bool,
-    /// True if the text has ids.
+    /// True if the hashed text has ids.
     pub(super) has_id: bool,
 }
 
 impl Marks {
-    /// Returns the hashes of `text`.
+    /// Returns the hashes of `text`, which is escaped as in a JSON string.
     pub(super) fn of(text: &str) -> Self {
         Self::of_words(text, &words(text))
     }
@@ -85,8 +87,8 @@ impl Marks {
         }
     }
 
-    /// Returns the kind of volatile value that is the only difference between the two texts; `None` if they differ in
-    /// more.
+    /// Returns the kind of volatile value that is the only difference between two texts with these hashes; `None` if
+    /// they differ in more.
     pub(super) fn differ_by(&self, other: &Self) -> Option<Volatile> {
         if self.timeless == other.timeless {
             let is_time = self.has_time && (other.has_time || !self.has_id);
@@ -133,7 +135,7 @@ impl Solid {
         solid
     }
 
-    /// Returns the hash of the first text followed by the second.
+    /// Returns the hash of two joined texts: the one with this hash, followed by the one with the hash `other`.
     pub(super) fn then(self, other: Self) -> Self {
         let shifted = self.hash.wrapping_mul(Self::BASE.wrapping_pow(other.bytes));
         Self {
@@ -142,13 +144,14 @@ impl Solid {
         }
     }
 
-    /// Returns whether the text has nothing but white space.
+    /// Returns whether the hashed text has nothing but white space.
     pub(super) fn is_empty(self) -> bool {
         self.bytes == 0
     }
 }
 
-/// A running hash of words and of the text between them. Adjacent left-out words count as one constant.
+/// A running hash of a text's words and of the text between them. Adjacent words that are left out count as one
+/// constant.
 #[derive(Clone, Copy, Default)]
 struct Stream {
     hash: u64,
@@ -192,10 +195,11 @@ impl Stream {
     }
 }
 
-/// The value that is hashed in place of a word that is left out.
+/// The value that is hashed in place of a word that a hash leaves out.
 const HIDDEN: u64 = 0x5851_f42d_4c95_7f2d;
 
-/// Returns whether words with this text between them may be one value: `Tue, Jun 16`, `12:03 / 13:04`.
+/// Returns whether two words with this text between them may be one value, such as a date: `Tue, Jun 16`, `12:03 /
+/// 13:04`.
 fn is_joint(between: &str) -> bool {
     between.len() <= 3 && between.bytes().all(|byte| b" ,.-/|".contains(&byte))
 }
@@ -214,7 +218,7 @@ fn folded(hash: u64) -> u32 {
     (hash >> 32) as u32 ^ hash as u32
 }
 
-/// The class of a word, by its form.
+/// The class of a word, judged by its form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
     Plain,
@@ -228,15 +232,16 @@ pub(super) enum Class {
 #[derive(Clone, Debug)]
 pub(super) struct Word {
     pub(super) range: Range<usize>,
-    /// Hash of the word's bytes.
+    /// Hash of the bytes of the word.
     hash: u64,
     pub(super) class: Class,
 }
 
-/// The words of a text, in order. The part of a document that a gateway reads has about fifty.
+/// The words of a text, in order. The part of a document that a gateway reads for a diagnosis has about fifty.
 pub(super) type Words = SmallVec<[Word; 64]>;
 
-/// Splits a text into words and classifies them. Numbers next to a date are part of it.
+/// Splits a text, escaped as in a JSON string, into words and classifies them. Numbers next to a date are part of that
+/// date.
 pub(super) fn words(text: &str) -> Words {
     let bytes = text.as_bytes();
     let mut words = Words::new();
@@ -293,7 +298,7 @@ fn is_of_word(byte: u8) -> bool {
     byte >= 0x80 || bits >> (byte & 63) & 1 == 1
 }
 
-/// Returns for each of the 64 bytes from `first` on, as a bit, whether it may be part of a word.
+/// Returns, for each of the 64 ASCII characters from `first` on, a bit that is set if it may be part of a word.
 const fn of_word(first: u8) -> u64 {
     let mut bits = 0;
     let mut nth = 0;
@@ -311,7 +316,7 @@ const fn of_word(first: u8) -> u64 {
     bits
 }
 
-/// Returns the class of a word. `begins` is true if the word begins a sentence.
+/// Returns the class of a word, judged by its form. `begins` is true if the word begins a sentence.
 fn class_of(word: &str, begins: bool) -> Class {
     let bytes = word.as_bytes();
     let (mut digits, mut letters, mut has_at) = (0, 0, false);
@@ -348,7 +353,8 @@ fn class_of(word: &str, begins: bool) -> Class {
     Class::Plain
 }
 
-/// Returns whether a word is a time: `2026-11-22`, `22/11/2026`, `14:03`, `2026-11-22T14:03:09.123Z`, `14h03`.
+/// Returns whether a word is a date or a time: `2026-11-22`, `22/11/2026`, `14:03`, `2026-11-22T14:03:09.123Z`,
+/// `14h03`.
 fn is_time(word: &str) -> bool {
     let mut shape: SmallVec<[u8; 32]> = SmallVec::new();
     for byte in word.bytes().take(40) {
@@ -458,7 +464,7 @@ fn is_calendar(word: &str) -> bool {
     })
 }
 
-/// Classifies numbers next to a month, a weekday or a time as parts of it.
+/// Changes the class of numbers next to a month, a weekday or a time to [`Class::Time`].
 fn join_dates(text: &str, words: &mut [Word]) {
     let is_near = |left: &Word, right: &Word| {
         let between = text.get(left.range.end..right.range.start);
@@ -478,8 +484,9 @@ fn join_dates(text: &str, words: &mut [Word]) {
     }
 }
 
-/// Returns the start of the value if the text has the form `label: value`: a label of at most 48 bytes, and a value of
-/// at most 64 bytes and two plain words, since a longer one may be an instruction.
+/// Returns the offset at which the value starts if the text has the form `label: value`: a label of at most 48 bytes,
+/// and a value of at most 64 bytes and two plain words, since a longer one may be an instruction. `None` for any other
+/// text.
 fn label_end(text: &str, words: &[Word]) -> Option<usize> {
     let colon = text.find(": ")?;
     let is_of_label = |byte: u8| byte.is_ascii_alphanumeric() || b" _-*#()/\t'>".contains(&byte);
@@ -493,8 +500,9 @@ fn label_end(text: &str, words: &[Word]) -> Option<usize> {
 }
 
 /// Returns the form of a text: its characters' classes, so that `2026-11-22 14:03` becomes `9999-99-99 99:99`. A person
-/// can recognise a value by it without seeing the text. It covers the first volatile value if there is one, otherwise
-/// the text's beginning; at most [`MAX_SHAPE`] characters.
+/// can recognise a value by it without seeing the text. It covers the first value of the text that may change between
+/// requests (a date or time, else an id, number or name), otherwise the text's beginning; at most [`MAX_SHAPE`]
+/// characters.
 pub(super) fn shape(text: &str) -> String {
     let words = words(text);
     let wanted = [Class::Time, Class::Id, Class::Number, Class::Value];
@@ -528,22 +536,23 @@ pub(super) fn shape(text: &str) -> String {
         .collect()
 }
 
-/// The maximum length of a [`shape`], in characters.
+/// The maximum length of the form of a text that [`shape`] returns, in characters.
 pub(super) const MAX_SHAPE: usize = 24;
 
-/// Hashes of a document's text that recognise variants of the document.
+/// Hashes of a document's text by which variants of the document (another score, an edit) are recognised.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DocumentMarks {
-    /// Hash of the text without a retriever's values: the attributes of its tag; its number, score, rank, distance or
-    /// id; and its time of retrieval.
+    /// Hash of the text without what a retriever wrote: the attributes of the document's tag; its number, score, rank,
+    /// distance or id; and its time of retrieval.
     pub(super) apart: u32,
-    /// Eight one-byte minima of hashes of the text's word pairs (MinHash): a text and its edited version agree in most.
+    /// Eight one-byte minima of hashes of pairs of adjacent words (MinHash): those of a text and of its edited version
+    /// are mostly equal.
     pub(super) sketch: [u8; 8],
     pub(super) marks: Marks,
 }
 
 impl DocumentMarks {
-    /// Returns the hashes of a document's text.
+    /// Returns the hashes of a document's text, by which variants of the document are recognised.
     pub(super) fn of(text: &str) -> Self {
         let found = words(text);
         // A tag's end is not part of a word and begins a sentence, so the words after it are those of the text alone.
@@ -559,7 +568,7 @@ impl DocumentMarks {
 }
 
 /// Returns [`DocumentMarks::apart`] for `text` from byte `start` on: a hash that leaves out the numbers, scores, ids
-/// and times that a retriever wrote. `words` are the words of that part.
+/// and times that a retriever wrote. `words` are the words of that part of the text.
 fn apart_from_rank(text: &str, start: usize, words: &[Word]) -> u32 {
     let mut stream = Stream::default();
     let mut done = start;
@@ -590,7 +599,7 @@ fn apart_from_rank(text: &str, start: usize, words: &[Word]) -> u32 {
     folded(stream.hash)
 }
 
-/// Words before a number, id or time that a retriever wrote.
+/// Words after which a number, id or time counts as written by the retriever.
 const RANKS: [&str; 18] = [
     "score",
     "rank",
@@ -612,7 +621,7 @@ const RANKS: [&str; 18] = [
     "rerank_score",
 ];
 
-/// Returns the end of the tag with which a text begins; 0 if it begins with none.
+/// Returns the offset after the tag with which a text begins; 0 if it begins with none.
 fn tag_end(text: &str) -> usize {
     let is_tag =
         text.starts_with('<') && text.as_bytes().get(1).is_some_and(u8::is_ascii_alphabetic);
@@ -620,7 +629,7 @@ fn tag_end(text: &str) -> usize {
     end.map_or(0, |end| end + 1)
 }
 
-/// Returns the minima of the hashes of word pairs; see [`DocumentMarks::sketch`].
+/// Returns the minima of the hashes of pairs of adjacent words; see [`DocumentMarks::sketch`].
 fn sketch(words: &[Word]) -> [u8; 8] {
     let mut least = [u64::MAX; 8];
     let mut before = 0;
@@ -635,7 +644,8 @@ fn sketch(words: &[Word]) -> [u8; 8] {
     least.map(|least| (least >> 28) as u8)
 }
 
-/// Returns whether two sketches agree in at least half of their bytes.
+/// Returns whether two sketches (minima of word hashes) agree in at least half of their bytes, so that the texts are
+/// probably versions of one document.
 pub(super) fn are_alike(one: [u8; 8], other: [u8; 8]) -> bool {
     one.iter()
         .zip(&other)

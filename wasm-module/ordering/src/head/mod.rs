@@ -10,8 +10,9 @@
 //! [`segments`] divides a request into the parts of its prompt, in the order in which engines render them;
 //! [`diagnosis`] finds why a request does not share a longer prefix with an earlier one, and [`cause`] names the
 //! reasons. `stabilise` decides the changes that make heads begin alike: one order and form of tools, and volatile
-//! spans moved behind the documents, frozen or dropped. `contexts` restores documents that a client removes from its
-//! chat's history. [`config`] is the configuration, [`HeadReport`] the report.
+//! spans (texts that change between requests) moved behind the documents, replaced by their first value or dropped.
+//! `contexts` restores documents that a client removes from its chat's history. [`config`] is the configuration,
+//! [`HeadReport`] the report.
 
 pub mod cause;
 mod compare;

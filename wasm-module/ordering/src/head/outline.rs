@@ -1,4 +1,5 @@
-//! Divides a request into pieces that an index can store: hashes and counts, and no text.
+//! Divides a request's prompt into pieces (tools, documents, sentences or lines) that an index can store: hashes and
+//! counts, and no text.
 //!
 //! ```text
 //!   segments   Tool  Tool  System              Message  Document  Document  Question
@@ -19,41 +20,45 @@ use smallvec::SmallVec;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The smallest part of a prompt that is compared, as hashes.
+/// The smallest part of a prompt that is compared (a tool, a document, or a sentence or line of a text), as hashes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
-    /// Hash of the bytes that an engine would match.
+    /// Hash of the bytes of this tool, document or sentence that an engine would match.
     pub(super) hash: u64,
-    /// Hash of the content, independent of the order of a tool's keys and, at full depth, of a document's score.
+    /// Hash of the content of the tool, document or sentence, independent of the order of a tool's keys and, at
+    /// [`Depth::Full`], of a document's score.
     pub(super) same: u64,
     /// Hash of the tool's name or the document's label; 0 if it has none, or only a number.
     pub(super) name: u64,
     pub(super) bytes: u32,
-    /// Hash of a document's text without rank and score; 0 for other pieces.
+    /// Hash of a document's text without the rank and score; 0 for tools and sentences.
     pub(super) apart: u32,
-    /// Hash of the part of a document's text that is read, and of its length if that is not all; 0 for other pieces.
+    /// Hash of the part of a document's text that is read, and of the text's length if that is not all; 0 for tools and
+    /// sentences.
     pub(super) exact: u32,
-    /// A document's [sketch](DocumentMarks::sketch); 0 for other pieces.
+    /// The [sketch](DocumentMarks::sketch) of a document, by which edited versions are recognised; 0 for tools and
+    /// sentences.
     pub(super) sketch: [u8; 8],
     pub(super) marks: Marks,
 }
 
-/// The amount of each text that is read to classify differences, in addition to hashing all of it.
+/// How much of each text of a prompt is read to classify differences, in addition to hashing all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Depth {
-    /// The whole text is read: for logs.
+    /// The whole text is read: for tools that read logs.
     Full,
-    /// Of long texts, only the beginning and the end are read: for a gateway, where a client waits.
+    /// Of long texts, only the beginning and the end are read: for a gateway, where a client waits for the answer.
     Light,
 }
 
 impl Depth {
     const FIRST: usize = 256;
     const LAST: usize = 64;
-    /// The maximum number of bytes of a text that a gateway reads, not counting up to three for a whole character.
+    /// The maximum number of bytes of a text that are read at [`Depth::Light`], not counting up to three for a whole
+    /// character.
     pub(super) const LOOKED_AT: usize = Self::FIRST + Self::LAST;
 
-    /// Returns the parts of `text` to read: all of it and an empty part, or its beginning and its end.
+    /// Returns the parts of `text` to read at this depth: all of it and an empty part, or its beginning and its end.
     fn of(self, text: &str) -> [&str; 2] {
         if self == Self::Full || text.len() <= Self::LOOKED_AT {
             return [text, ""];
@@ -64,14 +69,16 @@ impl Depth {
     }
 }
 
-/// A function that returns a stored piece by its hash, so that a text need not be read again.
+/// A function that returns the stored piece (tool, document or sentence) with a hash, so that its text need not be read
+/// again; `None` if none is stored.
 pub(super) type Known<'k> = dyn Fn(u64) -> Option<Piece> + 'k;
 
-/// A piece whose text may not have been read yet: [`RawPiece::made`] completes it. Ranges are ranges of a text that the
-/// caller stores.
+/// A piece (tool, document or sentence) of a prompt whose text may not have been read yet: [`RawPiece::made`] completes
+/// it. Ranges are ranges of a text that the caller stores.
 #[derive(Clone, Debug)]
 pub(super) enum RawPiece {
-    /// A complete piece. Boxed, because it is rare in a gateway and three times the size of the other variants.
+    /// A complete piece (tool, document or sentence). Boxed, because it is rare in a gateway and three times the size
+    /// of the other variants.
     Made(Box<Piece>),
     Tool(Range<usize>),
     Document {
@@ -81,10 +88,10 @@ pub(super) enum RawPiece {
         tokens: u32,
         /// Length of the document's text in bytes.
         length: u32,
-        /// Ranges of the document's text to read.
+        /// Ranges of the stored text with the parts of the document's text to read.
         looked: [Range<usize>; 2],
     },
-    /// A text of a message that is short enough to compute its [`Marks`].
+    /// A text of a message that is short enough for its [`Marks`] to be computed.
     Text {
         hash: u64,
         range: Range<usize>,
@@ -92,7 +99,8 @@ pub(super) enum RawPiece {
 }
 
 impl RawPiece {
-    /// Returns the piece of a document; `keep` stores the parts of its text to read and returns their ranges.
+    /// Returns the piece of a prompt that a document is; `keep` stores the parts of the document's text to read and
+    /// returns the range of each.
     pub(super) fn document(
         fingerprint: u64,
         label: &str,
@@ -115,7 +123,8 @@ impl RawPiece {
         }
     }
 
-    /// Returns the piece of a message's text; `keep` stores the text, unless it is too long, and returns its range.
+    /// Returns the piece of a prompt that a sentence of a message's text is; `keep` stores the text, unless it is too
+    /// long to be read, and returns its range.
     pub(super) fn text(
         text: &str,
         role: Role,
@@ -131,13 +140,15 @@ impl RawPiece {
         Self::Text { hash, range }
     }
 
-    /// Returns the piece of a value other than text, such as a tool call or an image.
+    /// Returns the complete piece of a prompt for a value other than text, such as a tool call or an image, given as
+    /// JSON.
     pub(super) fn opaque(raw: &str, role: Role) -> Self {
         let hash = xxh3_64_with_seed(raw.as_bytes(), role as u64 + 13);
         Self::Made(Box::new(Piece::plain(hash, length(raw), Marks::default())))
     }
 
-    /// Completes the piece. `kept` is the text that its ranges refer to; `known` finds a stored piece to reuse.
+    /// Returns the completed piece (tool, document or sentence). `kept` is the text to which the piece's ranges refer;
+    /// `known` finds a stored piece to use instead.
     pub(super) fn made(&self, kept: &str, depth: Depth, known: &Known<'_>) -> Piece {
         let of = |range: &Range<usize>| kept.get(range.clone()).unwrap_or_default();
         match self {
@@ -170,7 +181,8 @@ impl RawPiece {
 }
 
 impl Piece {
-    /// Returns a piece with these hashes and nothing specific to tools or documents.
+    /// Returns a piece (tool, document or sentence) with these hashes and without those that only tools or documents
+    /// have.
     fn plain(hash: u64, bytes: u32, marks: Marks) -> Self {
         Self {
             hash,
@@ -184,7 +196,8 @@ impl Piece {
         }
     }
 
-    /// Adds the hashes of a document's text, given its beginning, its end and its length in bytes.
+    /// Returns this piece of a prompt with the hashes of a document's text added, given the text's beginning, its end
+    /// (empty if the beginning is all) and its length in bytes.
     fn of_document(self, [first, last]: [&str; 2], length: u32, depth: Depth) -> Self {
         let found = DocumentMarks::of(first);
         let mut apart = u64::from(found.apart);
@@ -210,7 +223,7 @@ impl Piece {
     }
 }
 
-/// Returns the piece of a tool.
+/// Returns the [`Piece`] of a tool, given its JSON.
 fn tool(raw: &str) -> Piece {
     let shape = Shape::of(raw);
     Piece {
@@ -220,12 +233,12 @@ fn tool(raw: &str) -> Piece {
     }
 }
 
-/// Returns whether a label consists of digits only.
+/// Returns whether the label of a document consists of digits only.
 fn is_count(label: &str) -> bool {
     label.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// The maximum length of a text for which a gateway computes [`Marks`], in bytes. Longer texts are only compared for
+/// The maximum length in bytes of a text whose [`Marks`] a gateway computes. Longer texts are only compared for
 /// equality.
 const LONGEST_MARKED: usize = 512;
 
@@ -237,18 +250,19 @@ fn seeded(hash: u64, what: &[u8]) -> u64 {
     xxh3_64_with_seed(what, hash)
 }
 
-/// The texts of the current message, split once for all of its segments.
+/// The texts of one message at a time, split once for all of its segments (tools, documents, texts).
 #[derive(Default)]
 pub(super) struct MessageTexts<'a> {
     message: Option<u32>,
-    /// The message's texts and other values, in order; `true` for a text.
+    /// The current message's texts and other values, in order; `true` for a text.
     all: Vec<(&'a str, bool)>,
 }
 
 impl<'a> MessageTexts<'a> {
-    /// Returns the texts of a segment that is neither a tool nor a document, without quotes, each with `true` for text
-    /// and `false` for another value. If the segment is a whole message, the message's other rendered fields come last.
-    /// O(texts of the segment), plus the message's bytes for its first segment.
+    /// Returns the texts of a segment (tool, document or text) that is neither a tool nor a document, without quotes,
+    /// each with `true` for text and `false` for another value. If the segment is a whole message, the message's other
+    /// fields that a template renders, such as tool calls, come last. O(texts of the segment), plus the message's bytes
+    /// for its first segment.
     pub(super) fn of(
         &mut self,
         body: &'a str,
@@ -300,7 +314,8 @@ impl<'a> MessageTexts<'a> {
     }
 }
 
-/// Appends the texts in a list of parts or blocks to `all`. Beyond [`MAX_PARTS`], the rest of the list is one value.
+/// Appends to `all` the texts in a list of content parts, each with `true`, and other values, each with `false`. Beyond
+/// [`MAX_PARTS`], the rest of the list is one value.
 fn parts<'a>(content: &'a str, all: &mut Vec<(&'a str, bool)>) {
     let mut rest = None;
     // A syntax error ends the list, as the bound does.
@@ -337,10 +352,12 @@ fn parts<'a>(content: &'a str, all: &mut Vec<(&'a str, bool)>) {
     all.extend(rest.map(|rest| (rest, false)));
 }
 
-/// The maximum number of texts of a message that become separate pieces; the rest is one piece.
+/// The maximum number of texts of a message that become separate pieces of the prompt; the rest of the message is one
+/// piece.
 const MAX_PARTS: usize = 4_096;
 
-/// Returns the pieces of a prompt that an engine's cache distinguishes, in order, with their kinds and token counts.
+/// Returns the pieces (tools, documents, sentences) of a prompt that an engine's cache distinguishes, in order, each
+/// with its kind, hash and tokens.
 #[must_use]
 pub fn sent(parsed: &Parsed<'_>, segments: &Segments) -> Vec<(SegmentKind, Retrieved)> {
     let body = parsed.text;
@@ -383,20 +400,19 @@ pub fn sent(parsed: &Parsed<'_>, segments: &Segments) -> Vec<(SegmentKind, Retri
     pieces
 }
 
-/// The places at which a text is split into units.
+/// Where a text of a prompt is split into units (lines or sentences), which are compared separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SplitAt {
-    /// The text is not split: it is one unit.
+    /// Nowhere: the text is one unit.
     Whole,
-    /// The text is split after line breaks and at ends of sentences.
+    /// After line breaks and at ends of sentences.
     Sentences,
-    /// The text is split as for `Sentences`, and after colons, so that a template's words before a question are a
-    /// separate piece.
+    /// As for `Sentences`, and after colons, so that a template's words before a question are separate from it.
     Labels,
 }
 
-/// Splits a text into units and returns their adjacent ranges. Each ends after a line or a sentence, with the white
-/// space that follows. At most [`MAX_UNITS`]; the last one holds the rest.
+/// Splits a text into units (lines or sentences) and returns their adjacent ranges. Each unit includes the white space
+/// that follows. At most [`MAX_UNITS`]; the last one holds the rest of the text.
 pub(super) fn units(text: &str, cut: SplitAt) -> SmallVec<[Range<usize>; 16]> {
     let bytes = text.as_bytes();
     let mut units = SmallVec::new();
@@ -445,13 +461,13 @@ pub(super) fn units(text: &str, cut: SplitAt) -> SmallVec<[Range<usize>; 16]> {
     units
 }
 
-/// The maximum number of units of one text.
+/// The maximum number of units (lines or sentences) into which one text is split.
 const MAX_UNITS: usize = 256;
 
 /// The minimum length of a sentence in bytes, so that an abbreviation such as `e.g. this` ends none.
 const SHORTEST_SENTENCE: usize = 12;
 
-/// Returns the documents of a body in the order of [`Segment::index`].
+/// Returns the documents of a body, so that those of [`Segment::index`] are at that index.
 pub(super) fn documents<'p, 'a>(parsed: &'p Parsed<'a>) -> Vec<&'p FoundDocument<'a>> {
     let mut found: Vec<&FoundDocument<'_>> = Vec::new();
     if let Some(front) = &parsed.front {
@@ -468,13 +484,15 @@ pub(super) fn documents<'p, 'a>(parsed: &'p Parsed<'a>) -> Vec<&'p FoundDocument
     found
 }
 
-/// Returns the tokens of the bytes from `start` to `end` of a prompt, rounded so that adjacent pieces add up exactly.
+/// Returns the estimated tokens of the bytes from `start` to `end` of a prompt, rounded so that adjacent parts add up
+/// exactly.
 pub(super) fn tokens_between(start: u64, end: u64) -> u32 {
     let upto = |bytes: u64| estimate_tokens(usize::try_from(bytes).unwrap_or(usize::MAX));
     upto(end).saturating_sub(upto(start))
 }
 
-/// Returns the places at which a segment's text is split. `holds_documents` is true if its message has documents.
+/// Returns where the text of a segment (tool, document or text) is split into units. `holds_documents` is true if the
+/// segment's message has documents.
 pub(super) fn cut_of(segment: &Segment, holds_documents: bool) -> SplitAt {
     if segment.kind == SegmentKind::System || segment.role == Role::System {
         SplitAt::Sentences
@@ -486,7 +504,7 @@ pub(super) fn cut_of(segment: &Segment, holds_documents: bool) -> SplitAt {
 }
 
 /// Two hashes of a JSON value: one in the order of its keys, and one independent of the order of keys and of sets'
-/// elements. Both ignore white space, since an engine renders the value itself.
+/// elements. Both ignore white space between values, since an engine renders the value itself.
 #[derive(Clone, Copy)]
 struct Shape {
     in_order: u64,
@@ -494,7 +512,7 @@ struct Shape {
 }
 
 impl Shape {
-    /// Hashes a JSON value. Reads each byte once.
+    /// Returns the hashes of a JSON value. Reads each byte once; a value that is not valid JSON is hashed as bytes.
     fn of(raw: &str) -> Self {
         let read = Self::value(&mut Scan::new(raw), raw, false, 0);
         read.unwrap_or_else(|_| Self::leaf(raw.trim_ascii()))
@@ -511,7 +529,8 @@ impl Shape {
         }
     }
 
-    /// Hashes the next value of `text`. If `is_set` is true and the value is an array, its order has no meaning.
+    /// Returns the hashes of the next value of `text`. If `is_set` is true and the value is an array, its order has no
+    /// meaning.
     fn value(scan: &mut Scan<'_>, text: &str, is_set: bool, depth: u32) -> Result<Self, scan::Bad> {
         let start = scan.next();
         let first = text.as_bytes().get(start).filter(|_| depth < MAX_DEPTH);
@@ -558,7 +577,7 @@ fn beside(sum: u64, item: u64) -> u64 {
     sum.wrapping_add(xxh3_64_with_seed(&item.to_le_bytes(), 11))
 }
 
-/// Levels of nesting that are parsed; deeper values are hashed as bytes.
+/// The maximum depth of nesting at which lists and objects are parsed; deeper values are hashed as bytes.
 const MAX_DEPTH: u32 = 24;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The patterns of volatile text in system messages, and the built-in ones.
+//! The patterns that find volatile text (which changes between requests) in system messages, and the built-in ones.
 //!
 //! | class | action |
 //! | --- | --- |
@@ -15,34 +15,35 @@ use regex_lite::Regex;
 use serde::Deserialize;
 use std::ops::Range;
 
-/// The action for a volatile span.
+/// What the gateway does with a volatile span (text that changes between requests) of a system message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
-    /// The span moves, unchanged, behind the documents of the newest user message.
+    /// The line or sentence of the volatile span moves, unchanged, behind the documents of the newest user message.
     Move,
-    /// The span is replaced by its value in the conversation's first request.
+    /// The span is replaced by the value that it had in the conversation's first request.
     Freeze,
-    /// The span is removed from the prompt.
+    /// The text that matches is removed from the prompt.
     Drop,
-    /// The span is not changed.
+    /// The text that matches is not changed.
     Leave,
 }
 
-/// A validated and compiled pattern.
+/// A validated and compiled pattern that finds volatile spans (texts that change between requests) in lines of system
+/// messages.
 #[derive(Clone, Debug)]
 pub(crate) struct Pattern {
     pub(crate) name: Box<str>,
     pub(crate) class: Class,
     regex: Regex,
-    /// The pattern is tried only on lines with one of these words, or on all lines if there is none. Each word has its
-    /// [`pairs`].
+    /// The pattern is tried only on lines with one of these words, or on all lines if there is none. Each word has the
+    /// bits of its byte [`pairs`].
     words: Box<[(&'static str, u64)]>,
-    /// Text that the system message must contain; empty for none.
+    /// Text that the system message must contain for the pattern to be tried; empty if it need not contain any.
     inside: &'static str,
 }
 
-/// A match of a pattern in a line.
+/// A match of a pattern for volatile spans (texts that change between requests) in a line of a system message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Match {
     pub(super) range: Range<usize>,
@@ -51,10 +52,11 @@ pub(super) struct Match {
 }
 
 impl Pattern {
-    /// Compiles a pattern that is tried on every line.
+    /// Compiles a pattern for volatile spans (texts that change between requests) that is tried on every line of a
+    /// system message.
     ///
     /// # Errors
-    /// Returns the reason why the expression is invalid.
+    /// Returns the reason why the regular expression is invalid.
     pub(crate) fn new(name: &str, class: Class, pattern: &str) -> Result<Self, String> {
         let regex = Regex::new(pattern).map_err(|error| error.to_string())?;
         Ok(Self {
@@ -66,7 +68,7 @@ impl Pattern {
         })
     }
 
-    /// Returns the built-in patterns.
+    /// Returns the built-in patterns for volatile spans (texts that change between requests), compiled.
     pub(crate) fn table() -> Vec<Self> {
         let built = TABLE.iter().filter_map(|row| {
             let mut pattern = Self::new(row.name, row.class, row.pattern).ok()?;
@@ -78,8 +80,9 @@ impl Pattern {
     }
 }
 
-/// Returns the matches of `patterns` in a line, in order and without overlaps; earlier patterns take precedence. Each
-/// pattern tried takes the line's length from `budget`; `None` if too little is left.
+/// Returns the matches of `patterns` in a line of a system message, in order and without overlaps; earlier patterns
+/// take precedence. `before` must contain the text that some patterns require in the message. Each pattern tried takes
+/// the line's length from `budget`; `None` if too little is left.
 pub(super) fn matches(
     patterns: &[Pattern],
     before: &str,
@@ -110,7 +113,8 @@ pub(super) fn matches(
     Some(found)
 }
 
-/// Returns a bit for each pair of adjacent bytes, by hash. A text that contains a word has all of the word's bits.
+/// Returns a number with a bit set for each pair of adjacent bytes of the text, by hash. A text that contains a word
+/// has all of the word's bits.
 fn pairs(text: &str) -> u64 {
     let bytes = text.as_bytes();
     let pairs = bytes.iter().zip(bytes.iter().skip(1));
@@ -142,10 +146,12 @@ const fn row(
     }
 }
 
-/// The beginning of Claude Code's billing line. It contains a checksum of the body, which Anthropic verifies.
+/// The text with which Claude Code's billing line begins. That line contains a checksum of the body, which Anthropic
+/// verifies.
 pub(super) const BILLING: &str = "x-anthropic-billing-header:";
 
-/// The built-in patterns. Their literals come from the sources named in the documentation's table of clients.
+/// The built-in patterns for volatile spans (texts that change between requests). Their literals come from the sources
+/// named in the documentation's table of clients.
 const TABLE: &[Row] = &[
     row(
         "billing-line",
@@ -237,7 +243,7 @@ const TABLE: &[Row] = &[
     ),
 ];
 
-/// The maximum number of matches of one pattern in one line.
+/// The maximum number of matches of one pattern in one line that are used.
 const MAX_MATCHES: usize = 16;
 
 #[cfg(test)]

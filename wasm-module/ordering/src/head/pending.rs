@@ -1,5 +1,5 @@
-//! A prompt that was read but not yet diagnosed: a gateway stores it while the request is forwarded at once, and
-//! diagnoses it later.
+//! A prompt that was read but not yet diagnosed (compared with earlier prompts): a gateway stores it while the request
+//! is forwarded at once, and diagnoses it later.
 //!
 //! ```text
 //!   request ─▶ Index::read ─▶ PendingPrompt ───── the request is forwarded ─────▶ Index::diagnose ─▶ Diagnosis
@@ -19,34 +19,38 @@ use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A prompt, from [`Index::read_sent`](super::Index::read_sent) to [`Index::diagnose`](super::Index::diagnose).
+/// A prompt that was read, by [`Index::read_sent`](super::Index::read_sent), but not yet diagnosed, by
+/// [`Index::diagnose`](super::Index::diagnose).
 #[derive(Debug)]
 pub struct PendingPrompt {
     pub(super) realm: Realm,
     pub(super) parameters: Parameters,
-    /// Sum of the hashes of the system messages inside the history.
+    /// Sum of the hashes of the system messages that follow other messages of the chat.
     pub(super) inline: u64,
     pub(super) segments: Vec<Placed<PendingPieces>>,
-    /// True if the prompt has more than [`MAX_SEGMENTS`] segments and is not compared.
+    /// True if the prompt has more than [`MAX_SEGMENTS`] segments (tools, documents, texts), so that it is not
+    /// compared.
     pub(super) is_unread: bool,
-    /// The documents in the order sent; empty if that is their order in the body.
+    /// The documents in the order in which they are sent; empty if that is their order in the body.
     pub(super) sent: SmallVec<[Fingerprint; 16]>,
     raw: Vec<RawPiece>,
-    /// The texts that the ranges of `raw` refer to.
+    /// The text to which the ranges of `raw` refer: copied parts of the body.
     text: String,
 }
 
-/// The pieces of a segment, stored or not.
+/// The pieces of a segment (tool, document or text) of a prompt, stored in the index or not.
 #[derive(Debug)]
 pub(super) enum PendingPieces {
-    /// Numbers of pieces that the index already stores.
+    /// The numbers of the pieces (tools, documents, sentences), which the index already stores.
     Known(Arc<[u32]>),
-    /// A range of [`PendingPrompt::raw`].
+    /// The pieces (tools, documents, sentences) in this range of [`PendingPrompt::raw`], which the index does not store
+    /// yet.
     Raw(Range<usize>),
 }
 
 impl PendingPrompt {
-    /// Returns a prompt without segments, with capacity for those of the request.
+    /// Returns a prompt without segments (tools, documents, texts), with capacity for those of the request `asked` and
+    /// for the text of this number of documents.
     pub(super) fn new(
         asked: &DiagnosedRequest<'_, '_>,
         realm: Realm,
@@ -65,13 +69,14 @@ impl PendingPrompt {
         }
     }
 
-    /// Returns the bytes of text that the prompt holds.
+    /// Returns the number of bytes of text that are stored for the prompt until it is diagnosed.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.text.len()
     }
 
-    /// Adds a segment's pieces, and returns their range. At [`Depth::Light`], pieces beyond [`MAX_PIECES`] become one.
+    /// Adds the pieces of a segment (tool, document or text), and returns their range. At [`Depth::Light`], the rest of
+    /// a segment after [`MAX_PIECES`] pieces of the prompt becomes one.
     pub(super) fn take<'a>(
         &mut self,
         asked: &DiagnosedRequest<'_, 'a>,
@@ -124,7 +129,8 @@ impl PendingPrompt {
         PendingPieces::Raw(start..self.raw.len())
     }
 
-    /// Adds a piece and stores its text. Beyond [`KEPT`] bytes of text, completes the piece at once and drops its text.
+    /// Adds the piece (tool, document or sentence) that `make` returns and stores its text. Beyond [`KEPT`] bytes of
+    /// text in all, completes the piece at once and drops its text.
     fn add(
         &mut self,
         depth: Depth,
@@ -145,7 +151,8 @@ impl PendingPrompt {
         self.raw.push(piece);
     }
 
-    /// Completes the raw pieces in `range`; those that `known` finds are reused.
+    /// Returns the completed pieces (tools, documents, sentences) for the raw ones in `range`; stored pieces that
+    /// `known` finds are used instead.
     pub(super) fn made<'p>(
         &'p self,
         range: Range<usize>,
@@ -158,10 +165,11 @@ impl PendingPrompt {
     }
 }
 
-/// The maximum number of segments of a prompt that a gateway compares with others.
+/// The maximum number of segments (tools, documents, texts) of a prompt that a gateway compares with others.
 pub(super) const MAX_SEGMENTS: usize = 2_048;
 
-/// Number of pieces after which a gateway does not divide the rest of a segment.
+/// The number of pieces of a prompt after which a gateway does not divide the rest of a segment (tool, document or
+/// text).
 const MAX_PIECES: usize = 512;
 
 /// The maximum number of bytes of text stored for a prompt until it is diagnosed: enough for tools of 64 KB that change

@@ -22,33 +22,34 @@ use std::fmt::Write;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The changes that remove numbers and scores from a group's documents. Ranges are of the client's body.
+/// The changes that remove numbers and scores from the documents of a group. Ranges are of the client's body.
 #[derive(Debug, Default)]
 pub(super) struct Unranked<'a> {
-    /// Ranges and their replacements, sorted.
+    /// Ranges of the body and the text that replaces each, sorted.
     pub(super) edits: Vec<(Range<usize>, Cow<'a, str>)>,
-    /// The sentences to write after the documents, escaped as in a JSON string.
+    /// The sentences with numbers and scores to write after the documents, escaped as in a JSON string.
     pub(super) words: String,
-    /// Number of documents whose number becomes a key.
+    /// Number of documents whose number is replaced by one derived from the text.
     pub(super) numbered: u32,
-    /// Number of scores that move after the documents.
+    /// Number of scores, ranks and distances that move after the documents.
     pub(super) scored: u32,
     pub(super) changes: Vec<Change>,
 }
 
-/// A document of the group with its numbers and scores.
+/// A document of the group with its number and scores.
 struct Ranked<'a> {
     start: usize,
     block: &'a str,
     label: &'a str,
     ranks: Ranks<'a>,
-    /// The number, derived from the rest of its block, that replaces the document's number; `None` unless the group's
-    /// documents are numbered.
+    /// The number, derived from the rest of the document's block, that replaces the client's number; `None` unless the
+    /// group's documents are numbered.
     key: Option<String>,
 }
 
-/// Returns the changes for a group of documents in a message with this role; `None` if there are none. `max_bytes`
-/// limits the sentences. O(documents · (opening tag + first lines)), and O(bytes) if the documents are numbered.
+/// Returns the changes that move the numbers and scores of a group of documents after them, in a message with this
+/// role; `None` if there are none. `max_bytes` limits the sentences after the documents. O(documents · (opening tag +
+/// first lines)), and O(bytes) if the documents are numbered.
 pub(super) fn unranked<'a>(
     wanted: RawHeadDocuments,
     max_bytes: usize,
@@ -125,7 +126,7 @@ impl<'a> Unranked<'a> {
         self.edits.push((range, with));
     }
 
-    /// Returns the text of a range of the body with the edits applied.
+    /// Returns the text of a range of the body with the changes inside this range applied.
     pub(super) fn written(&self, body: &str, range: Range<usize>) -> String {
         let (start, end) = (range.start, range.end);
         let within = (self.edits.iter()).filter(|(edit, _)| start <= edit.start && edit.end <= end);
@@ -134,7 +135,7 @@ impl<'a> Unranked<'a> {
     }
 }
 
-/// Returns whether all documents are numbered consecutively from 0 or 1.
+/// Returns whether the client numbers all documents consecutively from 0 or 1.
 fn are_numbered(documents: &[Ranked<'_>]) -> bool {
     let numbers = (documents.iter()).map(|document| document.ranks.number.parse::<usize>().ok());
     let numbers: Option<Vec<usize>> = numbers.collect();
@@ -144,7 +145,8 @@ fn are_numbered(documents: &[Ranked<'_>]) -> bool {
     })
 }
 
-/// Sets each document's key; returns false if two different documents would have the same key.
+/// Sets the key of each document, the number derived from its text; returns false if two different documents would have
+/// the same key.
 fn number(documents: &mut [Ranked<'_>]) -> bool {
     let mut keys: Vec<(u64, String)> = Vec::with_capacity(documents.len());
     for document in documents.iter_mut() {
@@ -162,7 +164,7 @@ fn number(documents: &mut [Ranked<'_>]) -> bool {
     })
 }
 
-/// Returns a block without its numbers and scores.
+/// Returns the block of a document without its number and scores.
 fn apart_from_ranks(document: &Ranked<'_>) -> String {
     let ranks = &document.ranks;
     let mut gone: Vec<Range<usize>> = ranks.numbers.to_vec();
@@ -172,7 +174,7 @@ fn apart_from_ranks(document: &Ranked<'_>) -> String {
     replaced(document.block, 0..document.block.len(), gone)
 }
 
-/// Returns the sentence that maps keys to the original numbers.
+/// Returns the sentence that says by which original number to cite the document with each new number.
 fn citations(documents: &[Ranked<'_>]) -> String {
     let mut words = String::from("Cite documents by these numbers: ");
     for (at, document) in documents.iter().enumerate() {
@@ -185,7 +187,8 @@ fn citations(documents: &[Ranked<'_>]) -> String {
     words
 }
 
-/// Returns the sentence with all scores; `None` if there are none, or if a document with a score has no safe name.
+/// Returns the sentence with the scores of all documents; `None` if there are none, or if a document with a score has
+/// no name that is safe to quote.
 fn scores(documents: &[Ranked<'_>]) -> Option<String> {
     let mut words = String::from("Search results: ");
     let mut count = 0;
@@ -208,5 +211,5 @@ fn scores(documents: &[Ranked<'_>]) -> Option<String> {
     (count > 0).then_some(words)
 }
 
-/// Range of keys: more digits than clients' own numbers have, and more than a year has.
+/// Range of the numbers that replace clients' numbers: more digits than these have, and more than a year has.
 const KEYS: Range<u64> = 100_000..1_000_000;

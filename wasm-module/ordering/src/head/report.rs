@@ -1,72 +1,83 @@
-//! The report on the changes to a head, applied or only proposed.
+//! The report on the changes to a prompt's head (tools, system text, documents' markup), applied or only proposed.
 
 use std::ops::Range;
 
-/// The name reported for spans that no pattern matches.
+/// The name reported for volatile spans (texts that change between requests) that were found by comparing requests, not
+/// by a pattern.
 pub(super) const LEARNED: &str = "learned";
 
-/// The changes to a request's head. If they were not applied, the counts are those of the changes proposed.
+/// The changes to the head of a request's prompt (tools, system text, documents' markup). If they were not applied, the
+/// counts are those of the changes proposed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeadReport {
-    /// True if there are changes and the forwarded body contains them.
+    /// True if there are changes to the prompt's head (tools, system text) and the forwarded body has them.
     pub applied: bool,
-    /// Number of tools at another position than in the client's list.
+    /// Number of tools that are sent at another position than in the client's list.
     pub tools_moved: u32,
-    /// Number of tools whose keys changed order.
+    /// Number of tools whose JSON keys changed order.
     pub tools_reformed: u32,
-    /// Number of spans that moved behind the documents.
+    /// Number of volatile spans (texts that change between requests) that moved behind the documents.
     pub moved: u32,
-    /// Number of spans in `moved` that no pattern matched.
+    /// Number of volatile spans (texts that change between requests) in `moved` that were found by comparing requests,
+    /// not by a pattern.
     pub learned: u32,
-    /// Number of spans replaced by their value in the conversation's first request.
+    /// Number of volatile spans (texts that change between requests) replaced by their value in the conversation's
+    /// first request.
     pub frozen: u32,
-    /// Number of spans that were removed.
+    /// Number of volatile spans (texts that change between requests) that were removed from the prompt.
     pub dropped: u32,
-    /// Number of earlier messages of the chat whose contexts were restored.
+    /// Number of earlier messages of the chat whose contexts (retrieved documents) were restored.
     pub restored: u32,
-    /// Number of groups of contexts that moved from the system text into the newest user message.
+    /// Number of groups of documents that moved from the system text into the newest user message.
     pub relocated: u32,
     /// Number of documents whose number was replaced by one derived from their text.
     pub numbered: u32,
-    /// Number of scores, ranks and distances that moved after the documents.
+    /// Number of documents' scores, ranks and distances that moved after the documents.
     pub scored: u32,
-    /// Number of earlier messages left without contexts, because these might belong to another chat.
+    /// Number of earlier messages that stay without contexts (retrieved documents), because the recorded ones might
+    /// belong to another chat.
     pub doubtful: u32,
-    /// Number of volatile spans not changed: they look like instructions, lack room, or must not change.
+    /// Number of volatile spans (texts that change between requests) that were not changed: they look like
+    /// instructions, exceed a limit, or must not change.
     pub left: u32,
-    /// Number of texts, lines and lists of tools not read because the request has too much of them.
+    /// Number of texts, lines and lists of tools that were not read because the request has too much of them.
     pub unread: u32,
-    /// The changed tools, spans and messages, each with a range of the client's body.
+    /// The changed tools, texts, messages, numbers and scores, each with a range of the client's body.
     pub changes: Vec<Change>,
 }
 
-/// One change to a head, applied or proposed.
+/// One change to the head of a prompt (tools, system text, documents' markup), applied or proposed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// The kind of change made to the range, or proposed.
+    /// The kind of change to `range`.
     pub kind: ChangeKind,
-    /// The name of the span's pattern, or `learned` without one; empty for changes to anything but volatile spans.
+    /// The name of the pattern that found the volatile span (a text that changes between requests), or `learned` if
+    /// none did; empty for changes to anything else.
     pub name: Box<str>,
-    /// The changed range of the client's body: a tool, a span, a message's content, contexts, a number or a score.
+    /// The changed range of the client's body: a tool, a volatile span, a message's content, retrieved documents, a
+    /// number or a score.
     pub range: Range<usize>,
 }
 
-/// The kind of change to a range of a head.
+/// The kind of change to a range of the client's body that is part of the prompt's head (tools, system text, documents'
+/// markup).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangeKind {
-    /// The tool moved, or its keys changed order.
+    /// The tool moved in the list, or its JSON keys changed order.
     Tool,
-    /// The span moved, unchanged, behind the documents of the newest user message.
+    /// The volatile span (a text that changes between requests) moved, unchanged, behind the documents of the newest
+    /// user message.
     Moved,
-    /// The span was replaced by its value in the conversation's first request.
+    /// The volatile span (a text that changes between requests) was replaced by its value in the conversation's first
+    /// request.
     Frozen,
-    /// The span was removed from the prompt.
+    /// The volatile span (a text that changes between requests) was removed from the prompt.
     Dropped,
-    /// The contexts moved, with the words around them, from the system text into the newest user message.
+    /// The retrieved documents moved, with the words around them, from the system text into the newest user message.
     Context,
-    /// The message's content was replaced by the one forwarded earlier, contexts included.
+    /// The content of an earlier message was replaced by the one forwarded before, with retrieved documents.
     Restored,
-    /// The document's number was replaced; a sentence after the documents gives the original.
+    /// The document's number was replaced; a sentence after the documents says which number to cite.
     Number,
     /// The document's score, rank or distance moved into a sentence after the documents.
     Score,
@@ -83,7 +94,8 @@ impl Change {
 }
 
 impl HeadReport {
-    /// Takes back the moves and removals from the change at index `first` on: their spans count as left.
+    /// Takes back the moves and removals of volatile spans (texts that change) from the change at index `first` on:
+    /// their spans count as left.
     pub(super) fn leave(&mut self, first: usize) {
         for change in self.changes.split_off(first) {
             match change.kind {
@@ -101,7 +113,8 @@ impl HeadReport {
         }
     }
 
-    /// Returns whether the report has no change, and nothing left, doubtful or unread.
+    /// Returns whether the report is of a prompt's head (tools, system text) without changes, and without anything
+    /// left, doubtful or unread.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty() && self.left + self.doubtful + self.unread == 0

@@ -1,4 +1,4 @@
-//! Divides a request into the segments of its prompt, in the order in which engines render them.
+//! Divides a request into the segments (parts) of its prompt, in the order in which engines render them.
 //!
 //! ```text
 //!   body       {"messages":[system, user, assistant, user: "Read:\n<doc…>…</doc>\n<doc…>…</doc>\nWhy?" ], "tools":[…]}
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Segments are ranges of the body and hold no text. The segments of one message cover it without gaps. Only documents
-//! of a `documents` array have another place in the body than in the prompt. Nothing is read twice: the ranges are the
+//! of a `documents` array are elsewhere in the body than in the prompt. Nothing is read twice: the ranges are the
 //! parser's, and a whole message's hash derives from the one that identifies its chat.
 
 use crate::body::{FoundDocument, Message, Parsed, Role, offset_in, range_in};
@@ -18,54 +18,57 @@ use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 crate::named! {
-    /// The kind of a segment of a prompt.
+    /// The kind of a segment (part) of a prompt.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum SegmentKind {
         /// An element of the body's `tools`, or of `functions` if there are no tools.
         Tool = "tools",
         /// A system message before all other messages, or its text between documents.
         System = "system",
-        /// Another message, or the text before and between its documents.
+        /// Any other message, or the text before and between its documents.
         Message = "history",
-        /// The rendered text of one document.
+        /// One document, with its tags, or as rendered by the gateway or the engine.
         Document = "documents",
-        /// An order hint that the body already contains.
+        /// An order hint (a sentence with the retriever's ranking) that the body already contains.
         Hint = "hint",
         /// The last message if a user wrote it; if it has documents, the text after them.
         Question = "question",
     }
 }
 
-/// One segment of a prompt.
+/// One segment (part) of a prompt: a tool, a document, or a text of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// The kind of text that the segment holds.
+    /// The kind of text that this segment (tool, document or text) holds.
     pub kind: SegmentKind,
-    /// Role of the segment's message; [`Role::Other`] for tools.
+    /// Role of the message to which the segment (tool, document or text) belongs; [`Role::Other`] for tools and
+    /// documents before all messages.
     pub role: Role,
-    /// Index of its message; a `system` field counts as the first one. `None` for a segment before all messages.
+    /// Index of the message to which the segment (tool, document or text) belongs; a `system` field counts as the first
+    /// message. `None` for a segment before all messages.
     pub message: Option<u32>,
-    /// The segment's range of the body. A document that a retriever returned is not in the body: its range is empty, at
-    /// the place where it would be written.
+    /// The range of the body that has this segment (tool, document or text). A document that a retriever returned is
+    /// not in the body: its range is empty, at the offset where it would be written.
     pub range: Range<usize>,
-    /// Index of the tool or the document among those of its kind in the request, from 0; otherwise 0.
+    /// Index of the tool or the document among those of the request, from 0; 0 for texts.
     pub index: u32,
-    /// Hash of the segment's bytes and role; for a document, its fingerprint. Equal bytes in two messages of one role
-    /// have equal hashes if both segments are whole messages or neither is.
+    /// Hash of the bytes and role of the segment (tool, document or text); for a document, its fingerprint. Equal bytes
+    /// in two messages of one role have equal hashes if both segments are whole messages or neither is.
     pub hash: u64,
-    /// Estimated tokens of the segment.
+    /// Estimated tokens of the segment (tool, document or text).
     pub tokens: u32,
 }
 
-/// The segments of one request's prompt; see the [module documentation](self).
+/// The segments (parts) of one request's prompt; see the [module documentation](self).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Segments {
-    /// The segments, in the order of the prompt.
+    /// The segments (tools, documents, texts), in the order of the prompt.
     pub list: Vec<Segment>,
 }
 
 impl Segments {
-    /// Returns the segments of a body. O(segments), plus hashing of the text between documents.
+    /// Returns the segments (tools, documents, texts) of a body's prompt. O(segments), plus hashing of the text between
+    /// documents.
     #[must_use]
     pub fn of(parsed: &Parsed<'_>, config: &Config) -> Self {
         let mut reading = Reading {
@@ -90,14 +93,15 @@ impl Segments {
         Self { list: reading.list }
     }
 
-    /// Returns the sum of the segments' estimated tokens.
+    /// Returns the estimated tokens of the prompt, summed over its segments (tools, documents, texts).
     #[must_use]
     pub fn tokens(&self) -> u64 {
         let tokens = self.list.iter().map(|segment| u64::from(segment.tokens));
         tokens.sum()
     }
 
-    /// Returns the segments before the prompt's first document, hint or question; all segments if there is none.
+    /// Returns the segments (tools, documents, texts) before the first document, order hint or question of the prompt;
+    /// all segments if there is none.
     #[must_use]
     pub fn head(&self) -> &[Segment] {
         let end = self.list.iter().position(|segment| {
@@ -112,7 +116,7 @@ impl Segments {
 }
 
 impl<'a> Parsed<'a> {
-    /// Returns the body's segments, in the order in which engines render them.
+    /// Returns the segments (parts) of the body's prompt, in the order in which engines render them.
     #[must_use]
     pub fn segments(&self, config: &Config) -> Segments {
         Segments::of(self, config)
@@ -133,7 +137,7 @@ impl<'a> Parsed<'a> {
         Some(message.content).filter(|content| !content.is_empty())
     }
 
-    /// Returns the body that was parsed.
+    /// Returns the body that was parsed, as text.
     #[must_use]
     pub fn text(&self) -> &'a str {
         self.text
@@ -228,7 +232,8 @@ impl Reading<'_, '_> {
         self.words(kind, message, at, done..whole.end);
     }
 
-    /// Adds the text of `range` of a message, unless it is empty.
+    /// Adds a segment (tool, document or text) with the text of `range` of the message with index `at`, unless it is
+    /// empty.
     fn words(&mut self, kind: SegmentKind, message: &Message<'_>, at: u32, range: Range<usize>) {
         if range.is_empty() {
             return;
@@ -238,7 +243,8 @@ impl Reading<'_, '_> {
         self.text(kind, message, at, range, hash);
     }
 
-    /// Adds a segment: the text of `range` in the message with index `at`. `hash` identifies the text without its role.
+    /// Adds a segment (tool, document or text): the text of `range` in the message with index `at`. `hash` identifies
+    /// the text without its role.
     fn text(
         &mut self,
         kind: SegmentKind,
@@ -277,7 +283,8 @@ impl Reading<'_, '_> {
     }
 }
 
-/// Returns the range of an order hint directly after the documents; `None` if there is none.
+/// Returns the range of an order hint in the body that follows the documents directly; `range` begins after the
+/// documents. `None` if there is none.
 fn hint_behind(text: &str, template: &HintTemplate, range: Range<usize>) -> Option<Range<usize>> {
     let rest = text.get(range.clone())?;
     let mut words = rest;
@@ -291,7 +298,7 @@ fn hint_behind(text: &str, template: &HintTemplate, range: Range<usize>) -> Opti
     Some(start..start + length)
 }
 
-/// The text that opens a hint after documents that are content blocks.
+/// The JSON that opens the block of an order hint after documents that are content blocks.
 const HINT_BLOCK: &str = r#",{"type":"text","text":""#;
 
 fn is_within(text: &str, part: &str) -> bool {

@@ -1,4 +1,5 @@
-//! Decides the changes that make heads begin alike: the order and form of tools, and what happens to volatile spans.
+//! Decides the changes that make prompts' heads begin alike: the order and form of tools, and what happens to volatile
+//! spans (texts that change between requests).
 //!
 //! ```text
 //!   tools   ─▶ order, form ────────────▶ edits
@@ -23,19 +24,22 @@ use crate::lru::Lru;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The state of the heads of one tenant and model. Bounded in size.
+/// What was learnt from the heads (tools, system text) of one tenant's and model's prompts, to make later ones begin
+/// alike. Bounded in size.
 #[derive(Debug, Default)]
 pub(crate) struct Heads {
     tools: Tools,
     learned: Learned,
-    /// Matches of patterns in lines, cached by the line's hash.
+    /// Matches of the configured patterns in lines of system texts, cached by the line's hash.
     lines: Lru<u64, Box<[Match]>>,
-    /// Hashes of heads (tools, system text) that needed no change, with the versions of `learned` and `tools` then.
+    /// Hashes of heads (tools, system text) that needed no change, with the versions of `learned` and `tools` at that
+    /// time.
     settled: Lru<u64, (u64, u64)>,
 }
 
 impl Heads {
-    /// Decides the changes to a request's head, and learns from it. O(new bytes) for tools, lines and templates.
+    /// Decides the changes to the head (tools, system text) of a request's prompt, and learns from it. O(new bytes) for
+    /// tools, lines and templates.
     pub(crate) fn decide<'a>(&mut self, config: &Head, parsed: &Parsed<'a>) -> Decision<'a> {
         let mut decision = Decision::default();
         if config.raw.mode == HeadMode::Off {
@@ -82,18 +86,20 @@ impl Heads {
         decision
     }
 
-    /// Removes and returns the forms of tools that this worker has chosen since the last call, for other workers.
+    /// Removes and returns the forms of tools (order of keys and of sets) that this worker has chosen since the last
+    /// call, for other workers.
     pub(crate) fn take_unpublished(&mut self) -> Vec<Form> {
         self.tools.take_unpublished()
     }
 
-    /// Records a form from another worker. Of two forms of one tool or set of tools, the smaller one by byte order is
-    /// kept.
+    /// Records a form (order of a tool's keys or of a set of tools) that another worker chose. Of two forms for the
+    /// same tool or set, the smaller one by byte order is kept.
     pub(crate) fn learn(&mut self, form: &Form) {
         self.tools.learn(form);
     }
 
-    /// Decides which spans of the system text are moved, frozen or removed.
+    /// Decides which volatile spans of the system text (texts that change between requests) are moved, replaced by
+    /// their first value or removed, and adds these changes to `decision`.
     fn system<'a>(&mut self, config: &Head, parsed: &Parsed<'a>, decision: &mut Decision<'a>) {
         if config.patterns.is_empty() && !config.raw.volatile.learn {
             return;
@@ -258,8 +264,8 @@ impl Heads {
         });
     }
 
-    /// Returns the matches of the patterns in a text, in order. Lines that are not cached take their bytes from
-    /// `budget`; a line that exceeds it has no matches and is counted in `unread`.
+    /// Returns the matches of the configured patterns in a system text, in order. Lines that are not cached take their
+    /// bytes from `budget`; a line that exceeds it has no matches and is counted in `unread`.
     fn found(
         &mut self,
         config: &Head,
@@ -318,8 +324,9 @@ impl Heads {
         all
     }
 
-    /// Returns, for each unit of each text, whether it is in a volatile slot of a template. False for units that hold
-    /// documents, and for units that a pattern moves, freezes or drops. The templates also learn from the texts.
+    /// Returns, for each unit (line or sentence) of each text, whether it is where text changes between requests. False
+    /// for units that hold documents, and for units that a pattern moves, freezes or drops. The templates also learn
+    /// from the texts.
     fn volatile(
         &mut self,
         config: &Head,
@@ -356,20 +363,21 @@ impl Heads {
     }
 }
 
-/// A match of a pattern in the plain text of a system message.
+/// A match of a configured pattern in the unescaped text of a system message.
 struct PatternMatch {
     range: Range<usize>,
     pattern: usize,
 }
 
-/// Returns the indices of the units that `range` overlaps. O(log units).
+/// Returns the indices of the units (lines or sentences) that `range` overlaps. O(log units).
 fn overlapping(units: &[Unit], range: &Range<usize>) -> Range<usize> {
     let start = units.partition_point(|unit| unit.range.end <= range.start);
     let end = units.partition_point(|unit| unit.range.start < range.end);
     start..end.max(start)
 }
 
-/// Returns whether a line of a message begins as a billing line does; line breaks are escaped in a JSON string.
+/// Returns whether a line of a message begins with [`BILLING`]; line breaks of `content` are escaped as in a JSON
+/// string.
 fn has_billing_line(content: &str) -> bool {
     let mut found = content.match_indices(BILLING);
     found.any(|(at, _)| {
@@ -378,8 +386,8 @@ fn has_billing_line(content: &str) -> bool {
     })
 }
 
-/// Returns a hash of everything that the decision depends on, except learned state; `None` if a system message has
-/// documents, which the hash would not cover.
+/// Returns a hash of everything in the request on which the decision about its head depends; `None` if a system message
+/// has documents, which the hash would not cover.
 fn key_of(parsed: &Parsed<'_>) -> Option<u64> {
     let mut opening = (parsed.messages.iter()).take_while(|message| message.role == Role::System);
     opening.try_fold(parsed.start.before, |key, message| {
@@ -390,23 +398,24 @@ fn key_of(parsed: &Parsed<'_>) -> Option<u64> {
     })
 }
 
-/// The element in which Claude Code, opencode and Cline write the date.
+/// The tag of the element in which Claude Code, opencode and Cline write the date.
 const ENVIRONMENT: &str = "<env>";
 
-/// The maximum length of a line that patterns are matched against, in bytes.
+/// The maximum length in bytes of a line of a system text against which patterns are matched.
 const MAX_LINE_BYTES: usize = 2_048;
 
-/// Patterns are matched against new lines with at most one byte in this many of a request, plus a minimum: a regular
-/// expression takes a hundred times as long per byte as everything else. Spans in other lines stay in place until a
-/// later request.
+/// The share of a request's bytes that may be matched against patterns: at most one byte in this many, plus a minimum,
+/// if their lines are not cached. A regular expression takes a hundred times as long per byte as everything else.
+/// Volatile texts in other lines stay in place until a later request.
 const MATCHED_SHARE: usize = 9;
 const LEAST_MATCHED_BYTES: usize = 1_024;
 
-/// The maximum number of units of a request that are classified as data or instruction; the others are not moved.
+/// The maximum number of lines and sentences of a request that are classified as data or instruction; the others are
+/// not moved.
 const MAX_JUDGED: usize = 256;
 
-/// The maximum number of lines whose matches are cached.
+/// The maximum number of lines of one tenant's and model's system texts whose matches are cached.
 const MAX_LINES: usize = 4_096;
 
-/// The maximum number of heads cached as needing no change.
+/// The maximum number of heads (tools, system text) of one tenant and model that are cached as needing no change.
 const MAX_SETTLED: usize = 256;

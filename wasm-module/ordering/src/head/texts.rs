@@ -1,4 +1,4 @@
-//! Divides the system messages at a prompt's beginning into texts, lines and sentences.
+//! Divides the system messages at a prompt's beginning into texts and units (lines or sentences).
 //!
 //! ```text
 //!   "You are Ada.\nBe brief. Today is Monday.\n"        a text, as between quotes
@@ -15,41 +15,43 @@ use crate::body::{Message, Parsed, Role, inner_of, offset_in, range_in};
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// One text of the system messages at a prompt's beginning.
+/// One text of the system messages at a prompt's beginning, divided into lines and sentences.
 pub(super) struct SystemText<'a> {
-    /// Offset in the body of the text's first byte, after its opening quote.
+    /// Offset in the body of the text's first byte, after the opening quote.
     pub(super) start: usize,
     pub(super) source: &'a str,
-    /// The content part that holds the text; `None` if the content is a single string.
+    /// The JSON of the content part that holds the text; `None` if the content is a single string.
     pub(super) part: Option<&'a str>,
     pub(super) text: Text<'a>,
-    /// True if this text or a later one has a cache marker: then nothing in it moves or is frozen.
+    /// True if this text or a later one has a cache marker of the client: then nothing in it moves or keeps its first
+    /// value.
     pub(super) is_marked: bool,
     pub(super) units: Vec<Unit>,
 }
 
-/// A line, or a sentence of a line: the smallest part that can be removed.
+/// A line of a system text, or a sentence of a line: the smallest part that can be removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Unit {
-    /// Range of the line or sentence in the plain text, without surrounding spaces.
+    /// Range of the line or sentence in the unescaped text, without surrounding spaces.
     pub(super) range: Range<usize>,
-    /// Range of the unit's line in the plain text, line break included.
+    /// Range, in the unescaped text, of the line that has the unit, line break included.
     pub(super) line: Range<usize>,
-    /// Hash of the unit's text; 0 if it holds documents.
+    /// Hash of the line's or sentence's text; 0 if it holds documents.
     pub(super) hash: u64,
-    /// True if the unit holds documents. Then it is neither searched nor removed.
+    /// True if the line or sentence holds documents. Then it is neither searched nor removed.
     pub(super) is_barrier: bool,
 }
 
 /// The texts of the system messages at a prompt's beginning, as far as they are read.
 pub(super) struct SystemTexts<'a> {
     pub(super) texts: Vec<SystemText<'a>>,
-    /// Number of texts not read to their end because the request has too many texts or units.
+    /// Number of texts not read to their end because the request has too many texts, lines or sentences.
     pub(super) unread: u32,
 }
 
 impl<'a> SystemTexts<'a> {
-    /// Reads the system messages before all others, up to [`MAX_TEXTS`] texts and [`MAX_UNITS`] units. O(bytes).
+    /// Reads the system messages before all others, up to [`MAX_TEXTS`] texts and [`MAX_UNITS`] lines and sentences.
+    /// O(bytes).
     pub(super) fn of(parsed: &Parsed<'a>) -> Self {
         let opening = (parsed.messages.iter()).take_while(|message| message.role == Role::System);
         let mut read = Self {
@@ -112,18 +114,19 @@ impl<'a> SystemTexts<'a> {
 }
 
 impl<'a> SystemText<'a> {
-    /// Converts a range of the plain text to a range of the body.
+    /// Converts a range of the unescaped text to a range of the body.
     pub(super) fn in_body(&self, range: &Range<usize>) -> Range<usize> {
         let source = self.text.source(range);
         self.start + source.start..self.start + source.end
     }
 
-    /// Returns the bytes of the body for a range of the plain text.
+    /// Returns the bytes of the body that a range of the unescaped text stands for.
     pub(super) fn raw(&self, range: &Range<usize>) -> &'a str {
         self.source.get(self.text.source(range)).unwrap_or_default()
     }
 
-    /// Returns whether nothing but white space is left of the plain text without the sorted ranges `cut`.
+    /// Returns whether nothing but white space is left of the unescaped text without the ranges `cut`, which must be
+    /// sorted.
     pub(super) fn is_blank_without(&self, cut: &[Range<usize>]) -> bool {
         let starts = std::iter::once(0).chain(cut.iter().map(|range| range.end));
         let ends = cut.iter().map(|range| range.start);
@@ -134,7 +137,8 @@ impl<'a> SystemText<'a> {
         })
     }
 
-    /// Returns the ranges of the plain text whose removal removes the units marked in `gone`.
+    /// Returns the ranges of the unescaped text to cut out so that the lines and sentences for which `gone` is true are
+    /// removed, with their line breaks or spaces.
     pub(super) fn without(&self, gone: &[bool]) -> Vec<Range<usize>> {
         let mut out: Vec<Range<usize>> = Vec::new();
         let units: Vec<(&Unit, bool)> = self.units.iter().zip(gone.iter().copied()).collect();
@@ -168,8 +172,8 @@ impl<'a> SystemText<'a> {
     }
 }
 
-/// Returns the ranges of the body from the first to the last document of each group in a message, sorted. Labels
-/// between groups are part of them.
+/// Returns the ranges of the body from the first to the last document of each group in a message, sorted. Groups
+/// divided by labels, such as "Old contract:", make one range.
 fn documents_of(message: &Message<'_>) -> Vec<Range<usize>> {
     let groups = (message.groups).chunk_by(|one, next| one.is_labelled && next.is_labelled);
     let hulls = groups.filter_map(|groups| {
@@ -179,7 +183,8 @@ fn documents_of(message: &Message<'_>) -> Vec<Range<usize>> {
     merged(hulls.collect())
 }
 
-/// Returns the first `most` units of a text, and whether these are all. `documents` are sorted ranges of the body.
+/// Returns the first `most` lines and sentences of a text, and whether these are all. `start` is the text's offset in
+/// the body, and `documents` are sorted ranges of the body.
 fn units(
     text: &Text<'_>,
     start: usize,
@@ -223,7 +228,7 @@ fn units(
     (units, true)
 }
 
-/// Returns the ranges of a line's sentences, without the spaces between them.
+/// Returns the ranges of the sentences in a line, without the spaces between them.
 fn sentences(line: &str) -> Vec<Range<usize>> {
     let mut found = Vec::new();
     let end = line.trim_end().len();
@@ -262,13 +267,13 @@ fn sentences(line: &str) -> Vec<Range<usize>> {
     found
 }
 
-/// Ranges of array elements to remove, added in the order of the body. Elements that stand side by side are one range.
+/// Ranges of elements to remove from JSON arrays, added in the order of the body. Adjacent elements are one range.
 #[derive(Debug, Default)]
 pub(super) struct RemovedElements(Vec<Range<usize>>);
 
 impl RemovedElements {
-    /// Adds the range of `element`, a slice of `body`, with the comma that its removal would leave over. Returns false,
-    /// and adds nothing, if its array would then be empty.
+    /// Adds the range of `element`, a slice of `body`, with the comma that would be left over. Returns false, and adds
+    /// nothing, if the array would then be empty.
     pub(super) fn add(&mut self, body: &str, element: &str) -> bool {
         let element = range_in(body, element);
         let touches = |last: &Range<usize>| last.end == element.start;
@@ -295,14 +300,14 @@ impl RemovedElements {
     }
 }
 
-/// Sentence ends in Chinese and Japanese.
+/// The punctuation marks that end sentences in Chinese and Japanese.
 const IDEOGRAPHIC: [&str; 3] = ["。", "！", "？"];
 const IDEOGRAPHIC_BYTES: usize = 3;
 
-/// The maximum number of lines and sentences read in a request's system texts; later text is not changed.
+/// The maximum number of lines and sentences read in the system texts of one request; later text is not changed.
 pub(super) const MAX_UNITS: usize = 2_048;
 
-/// The maximum number of texts read in a request.
+/// The maximum number of system texts read in one request.
 const MAX_TEXTS: usize = 64;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Gives the tools of a request an order and a form that do not depend on the client.
+//! Gives the tools of a request an order and a form (order of JSON keys) that do not depend on the client.
 //!
 //! ```text
 //!   request 1   search {"name", "parameters"}   weather {…}      first seen: recorded as the form
@@ -29,23 +29,26 @@ use std::borrow::Cow;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The recorded forms and orders of the tools of one tenant and model.
+/// The forms (order of JSON keys) and the order in which the tools of one tenant and model are forwarded.
 #[derive(Debug, Default)]
 pub(crate) struct Tools {
-    /// The form in which each tool is forwarded, by its canonical hash; and the order of each set of tools, by its key.
+    /// The form (order of members) in which each tool is forwarded, by a hash of the tool that ignores this order; and
+    /// the order of each set of tools, by the set's key.
     forms: Forms,
-    /// Parsed tools, by the hash of their JSON.
+    /// Tools that were parsed before, by the hash of their JSON.
     known: Lru<u64, Known>,
-    /// The sets of tools with their orders.
+    /// The sets of tools that requests have offered, with their orders.
     sets: ToolSets,
-    /// Forms that this worker chose, instead of receiving them, and that other workers have not received yet.
+    /// Forms (orders of members) that this worker chose, instead of receiving them, and that other workers have not
+    /// received yet.
     queued_forms: Vec<Form>,
-    /// Increases whenever a form is recorded.
+    /// Increases whenever a form or the order of a set is recorded.
     pub(crate) version: u64,
 }
 
-/// Forms by hash. Most take a few dozen bytes, and products with many tool lists have thousands of them, so large forms
-/// are in a separate list with a bound of its own. Together the two lists take at most half a megabyte.
+/// Forms (orders of a tool's members or of a set of tools) by hash. Most take a few dozen bytes, and products with many
+/// tool lists have thousands of them, so large forms are in a separate list with a bound of its own. Together the two
+/// lists take at most half a megabyte.
 #[derive(Debug, Default)]
 struct Forms {
     small: Lru<u64, Box<[u8]>>,
@@ -70,32 +73,33 @@ impl Forms {
     }
 }
 
-/// The properties of a tool that was parsed before.
+/// What is recorded of a tool that was parsed before.
 #[derive(Debug)]
 struct Known {
-    /// Range of the tool's name, without quotes; empty if it has none.
+    /// Range in the tool's JSON of its name, without quotes; empty if it has none.
     name: Range<usize>,
-    /// Hash of the tool, independent of the order of its members; `None` if the tool must not be changed.
+    /// Hash of the tool, independent of the order of its members (keys and set elements); `None` if the tool must not
+    /// be changed.
     canonical: Option<u64>,
-    /// Hash of the order of the tool's members in this JSON.
+    /// Hash of the order of the members (keys and set elements) in this JSON of the tool.
     order: u64,
     marked: bool,
 }
 
-/// The tools to forward, if they differ from the client's.
+/// The tools of a request as they are forwarded, if they differ from the client's.
 #[derive(Debug, Default)]
 pub(crate) struct Arranged<'a> {
-    /// The tools in the order sent, each with its index in the client's list and its JSON.
+    /// The tools in the order in which they are sent, each with its index in the client's list and its JSON.
     pub(crate) tools: Vec<(usize, Cow<'a, str>)>,
-    /// Number of tools that changed position.
+    /// Number of tools whose position in the list changed.
     pub(crate) moved: u32,
-    /// Number of tools whose keys changed order.
+    /// Number of tools whose JSON keys changed order.
     pub(crate) reformed: u32,
 }
 
 impl Tools {
-    /// Returns the tools to forward; `None` if they are the client's, unchanged (also with more than [`MAX_TOOLS`]).
-    /// O(bytes of the tools not seen before) + O(tools log tools).
+    /// Returns the tools to forward; `None` if the client's are to be forwarded unchanged, as always with more than
+    /// [`MAX_TOOLS`]. Records tools and sets that are new. O(bytes of the tools not seen before) + O(tools log tools).
     pub(crate) fn arrange<'a>(
         &mut self,
         tools: &[&'a str],
@@ -164,8 +168,8 @@ impl Tools {
     }
 
     /// Returns `names` in the order recorded for this set of tools; for a new set, an order is chosen and recorded.
-    /// `names` are sorted by name, each with the tool's index in `ids`; with more than [`MAX_SET_TOOLS`], they stay
-    /// sorted by name.
+    /// `names` are sorted by name, each with the index of its tool in `ids`; if there are more than [`MAX_SET_TOOLS`],
+    /// they stay sorted by name.
     fn in_set_order<'a>(
         &mut self,
         names: Vec<(&'a str, usize)>,
@@ -192,7 +196,7 @@ impl Tools {
             .collect()
     }
 
-    /// Records a form that this worker has chosen, and queues it for other workers.
+    /// Records a form (order of members) that this worker has chosen, and queues it for other workers.
     fn queue_form(&mut self, form: Form) {
         self.version += 1;
         self.forms.insert(form.canonical, form.order.clone());
@@ -200,13 +204,14 @@ impl Tools {
         self.queued_forms.push(form);
     }
 
-    /// Removes and returns the forms that this worker has chosen since the last call, for other workers; at most 64.
+    /// Removes and returns the forms (orders of members) that this worker has chosen since the last call, for other
+    /// workers; at most 64.
     pub(crate) fn take_unpublished(&mut self) -> Vec<Form> {
         std::mem::take(&mut self.queued_forms)
     }
 
-    /// Records a form from another worker. Of two forms of one tool, every worker keeps the smaller one by byte order,
-    /// so all agree whichever they saw first.
+    /// Records a form (order of members) that another worker chose. Of two forms of one tool, every worker keeps the
+    /// smaller one by byte order, so all agree whichever they saw first.
     pub(crate) fn learn(&mut self, form: &Form) {
         if form.order.len() > MAX_FORM_BYTES {
             return;
@@ -218,7 +223,9 @@ impl Tools {
         }
     }
 
-    /// Returns the record of a tool. The first tool with a canonical hash defines the form of all tools with that hash.
+    /// Returns what to record of a tool; `layout` is `None` if the tool must not be changed. The first tool with a
+    /// canonical hash (independent of the order of keys and sets) defines the form (that order) of all tools with that
+    /// hash.
     fn read(&mut self, tool: &str, layout: Option<&Layout>) -> Known {
         let marked = ["\"cache_control\"", "\"cachePoint\""];
         let marked = marked.into_iter().any(|mark| tool.contains(mark));
@@ -251,7 +258,8 @@ impl Tools {
 }
 
 /// Returns a tool's name, without quotes: `function.name` (OpenAI), `toolSpec.name` (Bedrock), `name` (Responses,
-/// Anthropic, Cohere, Gemini's functions), else its `type`, which names a provider's own tools.
+/// Anthropic, Cohere, Gemini's functions), else its `type`, which names a provider's own tools. `None` if it has none
+/// of these, or is not a JSON object.
 pub(crate) fn name_of(tool: &str) -> Option<&str> {
     let names = ["function", "toolSpec", "name", "type"];
     let [function, spec, name, kind] = fields(tool, names).ok()?;
@@ -263,28 +271,28 @@ pub(crate) fn name_of(tool: &str) -> Option<&str> {
     name.strip_prefix('"')?.strip_suffix('"')
 }
 
-/// A tool's JSON as nested lists of members.
+/// The JSON of a tool, parsed as nested lists of members (fields of objects, elements of sets).
 struct Layout {
     canonical: u64,
-    /// The outermost lists of the JSON: exactly one, the tool's object.
+    /// The outermost lists of the JSON: exactly one, the fields of the tool's object.
     lists: Vec<List>,
-    /// Number of lists, nested ones included.
+    /// Number of lists in the JSON, nested ones included.
     count: usize,
 }
 
-/// An object or a set-like array.
+/// A JSON object, or an array whose order has no meaning, as a list of members.
 struct List {
-    /// The list's number, from 0 up to [`Layout::count`].
+    /// The number of the list in its [`Layout`], from 0 up to [`Layout::count`].
     number: usize,
-    /// The members, keys included, in the order of the JSON.
+    /// The members (fields with their names, or elements) in the order of the JSON.
     members: Vec<Member>,
-    /// Indices into `members`, sorted by key.
+    /// Indices into `members`, sorted by the members' keys.
     sorted: SmallVec<[u8; 8]>,
 }
 
 struct Member {
     range: Range<usize>,
-    /// The outermost objects and set-like arrays in the member's value.
+    /// The outermost objects and set-like arrays in the value of this member.
     lists: Vec<List>,
 }
 
@@ -308,7 +316,8 @@ impl Layout {
         })
     }
 
-    /// Returns a tool's JSON with the members of its lists in the order of `form`; `None` if the form does not fit.
+    /// Returns a tool's JSON with the members of each list in the order of `form`; `None` if the form does not fit this
+    /// tool.
     fn reformed(&self, tool: &str, form: &[u8]) -> Option<String> {
         let mut orders: Vec<&[u8]> = vec![&[]; self.count];
         let mut rest = form;
@@ -328,7 +337,7 @@ impl Layout {
     }
 
     /// Returns the form of this JSON: for each list of two or more members, in canonical order, the rank of each member
-    /// by its key. `None` if a rank exceeds a byte.
+    /// by its key. `None` if a rank does not fit into a byte.
     fn order(&self) -> Option<Vec<u8>> {
         let mut order = Vec::new();
         visit(&self.lists, &mut |list| {
@@ -343,7 +352,9 @@ impl Layout {
     }
 }
 
-/// Visits lists of two or more members in canonical order: each list before those in its members, these by key.
+/// Calls `each` for the lists (objects and set-like arrays) of two or more members, in an order that does not depend on
+/// the client: each list before those in its members, and these in the order of the members' keys. Stops and returns
+/// `None` when `each` does.
 fn visit<'l>(lists: &'l [List], each: &mut dyn FnMut(&'l List) -> Option<()>) -> Option<()> {
     for list in lists {
         if list.sorted.len() > 1 {
@@ -356,8 +367,8 @@ fn visit<'l>(lists: &'l [List], each: &mut dyn FnMut(&'l List) -> Option<()>) ->
     Some(())
 }
 
-/// Writes `range` of a tool, which contains `lists`, with the members of each list in the order that `orders` has for
-/// it.
+/// Appends to `out` the `range` of a tool, which contains `lists`, with the members of each list in the order that
+/// `orders` has for its number. `None` if an order does not fit.
 fn write(
     tool: &str,
     range: Range<usize>,
@@ -383,23 +394,24 @@ fn write(
     Some(())
 }
 
-/// The interpretation of an object's keys.
+/// What the keys of a JSON object in a tool mean, which decides how their values are parsed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Context {
-    /// The keys are keywords of JSON schema or of a tool.
+    /// The keys are keywords of JSON schema or of a tool's definition.
     Schema,
-    /// The keys are names of schemas, such as the keys of `properties`.
+    /// The keys are names whose values are schemas, such as the keys of `properties`.
     Names,
-    /// The keys are names whose values are set-like arrays.
+    /// The keys are names whose values are arrays without a meaningful order.
     Sets,
 }
 
-/// The way in which the value of a key is parsed.
+/// How the value of a key in a tool's JSON is parsed.
 enum Reads {
     As(Context),
-    /// The value is parsed as a set-like array if it is an array, and otherwise as any other value.
+    /// As an array whose order has no meaning if the value is an array of distinct strings, and otherwise as any other
+    /// value.
     Set,
-    /// The value is kept as bytes without structure.
+    /// As bytes without structure: nothing in it is reordered.
     Raw,
 }
 
@@ -429,14 +441,15 @@ impl Context {
 struct Reading<'a> {
     text: &'a str,
     scan: Scan<'a>,
-    /// The complete lists in the current value.
+    /// The complete lists (objects and set-like arrays) read so far in the current value.
     lists: Vec<List>,
-    /// Number of lists so far, nested ones included.
+    /// Number of lists (objects and set-like arrays) read so far, nested ones included.
     count: usize,
 }
 
 impl Reading<'_> {
-    /// Parses the next value and returns its canonical hash; `None` if the tool must not be changed.
+    /// Parses the next value and returns its canonical hash (independent of the order of members); `None` if the tool
+    /// must not be changed.
     fn value(&mut self, context: Context, depth: usize) -> Option<u64> {
         if depth > MAX_DEPTH {
             return None;
@@ -487,7 +500,7 @@ impl Reading<'_> {
         self.close(2, members, &keys)
     }
 
-    /// Parses an array whose elements keep their order.
+    /// Parses an array whose elements keep their order and returns its hash; `None` if the tool must not be changed.
     fn array(&mut self, context: Context, depth: usize) -> Option<u64> {
         self.scan.expect(b'[').ok()?;
         let mut hash = 3;
@@ -504,6 +517,7 @@ impl Reading<'_> {
     }
 
     /// Parses an array whose order has no meaning if all elements are distinct strings, and any other value as usual.
+    /// Returns the canonical hash; `None` if the tool must not be changed.
     fn set(&mut self, depth: usize) -> Option<u64> {
         let start = self.scan.next();
         let mut ahead = Scan::new(self.text.get(start..)?);
@@ -539,8 +553,8 @@ impl Reading<'_> {
         self.close(4, members, &keys)
     }
 
-    /// Adds a list, given its members and, for each, its key and the hash of its value. Returns the list's canonical
-    /// hash.
+    /// Adds a list (object or set-like array), given its members and, for each, the key and the hash of the value.
+    /// Returns the list's canonical hash; `None` if two keys are equal or there are too many.
     fn close(&mut self, kind: u64, members: Vec<Member>, keys: &[(&str, u64)]) -> Option<u64> {
         // A rank must fit into a byte.
         let count = u8::try_from(keys.len()).ok()?;
@@ -568,34 +582,38 @@ impl Reading<'_> {
     }
 }
 
-/// The maximum depth of nesting of a tool that is parsed.
+/// The maximum depth of nesting that is parsed in a tool's JSON; a deeper tool is not changed.
 const MAX_DEPTH: usize = 48;
 
-/// The maximum number of small forms for one tenant and model; the least recently used are evicted.
+/// The maximum number of small forms (orders of a tool's members) for one tenant and model; the least recently used are
+/// evicted.
 const MAX_SMALL_FORMS: usize = 4_096;
 
-/// The maximum length of a small form, in bytes.
+/// The maximum length in bytes of a form (order of a tool's members) that counts as small.
 const MAX_SMALL_FORM_BYTES: usize = 128;
 
-/// The maximum number of larger forms for one tenant and model; the least recently used are evicted.
+/// The maximum number of larger forms (orders of a tool's members) for one tenant and model; the least recently used
+/// are evicted.
 const MAX_LARGE_FORMS: usize = 256;
 
-/// The maximum length of a form that is recorded, in bytes: one byte for each member of a list of two or more members.
+/// The maximum length in bytes of a form (order of members) that is recorded: one byte for each member of a list of two
+/// or more members.
 const MAX_FORM_BYTES: usize = 2_048;
 
-/// The maximum number of tools of a request; with more, the tools are not changed.
+/// The maximum number of tools of a request; if there are more, they are forwarded unchanged.
 pub(super) const MAX_TOOLS: usize = 1_024;
 
-/// The maximum number of members of an object or set-like array, since a rank takes one byte; a tool with a larger one
-/// keeps its JSON.
+/// The maximum number of members of an object or set-like array in a tool, since a rank takes one byte; a tool with a
+/// larger one keeps its JSON.
 const MAX_MEMBERS: usize = 255;
 
-/// The maximum number of tools of a set with a recorded order, since a rank takes one byte. Larger sets are sorted by
+/// The maximum number of tools of a set whose order is recorded, since a rank takes one byte. Larger sets are sorted by
 /// name.
 const MAX_SET_TOOLS: usize = 255;
 
-/// The maximum number of parsed tools of one tenant and model that are recorded.
+/// The maximum number of parsed tools recorded for one tenant and model.
 const MAX_KNOWN: usize = 2_048;
 
-/// The maximum number of forms that wait to be sent to other workers, not counting the newest one.
+/// The maximum number of forms (orders of a tool's members) that wait to be sent to other workers, not counting the
+/// newest one.
 const MAX_QUEUED_FORMS: usize = 63;

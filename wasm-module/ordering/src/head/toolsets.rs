@@ -19,14 +19,14 @@ use smallvec::SmallVec;
 use std::cmp::Reverse;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The orders of the tool sets of one tenant and model. Beyond [`MAX_SETS`] sets or [`MAX_PLACES`] tools in all, the
-/// least recently used set is evicted.
+/// The orders in which the sets of tools of one tenant and model are forwarded. Beyond [`MAX_SETS`] sets or
+/// [`MAX_PLACES`] tools in all, the least recently used set is evicted.
 #[derive(Debug, Default)]
 pub(super) struct ToolSets {
     sets: Vec<ToolSet>,
-    /// For each tool, the number of sets that contain it.
+    /// For each tool, by its hash, the number of recorded sets that contain it.
     offered: FxHashMap<u64, u32>,
-    /// Number of tools in all sets.
+    /// Number of tools in all recorded sets together.
     places: usize,
     now: u64,
 }
@@ -34,20 +34,20 @@ pub(super) struct ToolSets {
 #[derive(Debug)]
 struct ToolSet {
     key: u64,
-    /// Hashes of the tools, in the chosen order.
+    /// Hashes of the set's tools, in the chosen order.
     sequence: Box<[u64]>,
     last_used: u64,
 }
 
-/// A tool of a set, as far as the order depends on it.
+/// A tool of a set, reduced to what decides on its position: hash and size.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SetTool {
-    /// Hash of the tool, independent of the order of its keys.
+    /// Hash of the tool, independent of the order of its JSON keys.
     pub(super) id: u64,
     pub(super) bytes: usize,
 }
 
-/// Returns the key of a set of tools, which must be sorted by name.
+/// Returns the key that identifies a set of tools, which must be sorted by name.
 pub(super) fn key_of(tools: &[SetTool]) -> u64 {
     let seed = 22;
     (tools.iter()).fold(seed, |hash, tool| {
@@ -57,8 +57,9 @@ pub(super) fn key_of(tools: &[SetTool]) -> u64 {
 
 impl ToolSets {
     /// Returns the order of a set of at most 255 tools, which must be sorted by name: for each position, the tool's
-    /// rank by name. `told` is an order already recorded for the set (such as another worker's), which is used if
-    /// valid. O(tools) for a known set; O(known sets + tools) for a new one, unless many begin alike.
+    /// rank by name. `key` identifies the set, and `told` is an order already recorded for it (such as another
+    /// worker's), which is used if valid. A new set is recorded. O(tools) for a known set; O(known sets + tools) for a
+    /// new one, unless many begin alike.
     pub(super) fn order(
         &mut self,
         key: u64,
@@ -112,7 +113,8 @@ impl ToolSets {
         }
     }
 
-    /// Chooses the order of a new set: the beginning of a known set, then the other tools.
+    /// Returns the order of a new set, as ranks by name: it begins as the recorded set that shares the most bytes, and
+    /// the other tools follow.
     fn choose(&self, tools: &[SetTool]) -> SmallVec<[u8; 32]> {
         let ranks: FxHashMap<u64, u8> = tools.iter().map(|tool| tool.id).zip(0..).collect();
         let bytes = |rank: &u8| tools.get(usize::from(*rank)).map_or(0, |tool| tool.bytes);
@@ -138,7 +140,7 @@ impl ToolSets {
     }
 }
 
-/// Returns whether `order` contains each rank below `count` exactly once.
+/// Returns whether `order` has each number below `count` exactly once.
 pub(super) fn is_permutation(order: &[u8], count: usize) -> bool {
     let mut seen = [false; 256];
     order.len() == count
@@ -149,10 +151,10 @@ pub(super) fn is_permutation(order: &[u8], count: usize) -> bool {
         })
 }
 
-/// The maximum number of sets of one tenant and model with a recorded order.
+/// The maximum number of sets of tools whose order is recorded for one tenant and model.
 const MAX_SETS: usize = 256;
 
-/// The maximum number of tools in all recorded sets together.
+/// The maximum number of tools in all recorded sets of one tenant and model together.
 const MAX_PLACES: usize = 8_192;
 
 #[cfg(test)]

@@ -1,27 +1,29 @@
-//! The state of heads by tenant and model. It is separate from the state of documents: most chats with a head bring no
-//! documents, and must not evict a tree.
+//! What was learnt from the heads of prompts (tools, system text), by tenant and model. It is separate from the state
+//! of documents: most chats with a head bring no documents, and must not evict a knowledge tree.
 
 use crate::config::Config;
 use crate::head::stabilise::Heads;
 use crate::tenant::{Tenant, key_of};
 use fxhash::FxHashMap;
 
-/// The state of the heads of at most `tree.max_trees` tenants and models.
+/// What was learnt from the heads of prompts (tools, system text), for at most `tree.max_trees` pairs of tenant and
+/// model.
 #[derive(Default)]
 pub(super) struct HeadKeep {
     all: FxHashMap<String, Entry>,
 }
 
 struct Entry {
-    /// The tenant's name.
+    /// The name of the tenant.
     tenant: Box<str>,
     last_used: u64,
     heads: Heads,
 }
 
 impl HeadKeep {
-    /// Returns the state of the heads of a tenant and model; creates it if there is none. When full, this replaces the
-    /// least recently used state of the tenant that has the most.
+    /// Returns what was learnt from the heads (tools, system text) of a tenant's and model's prompts; creates an empty
+    /// state if there is none. When full, this replaces the least recently used state of the tenants that have the
+    /// most.
     pub(super) fn of(
         &mut self,
         config: &Config,
@@ -45,7 +47,8 @@ impl HeadKeep {
         &mut entry.heads
     }
 
-    /// Returns the state of the heads of a tenant and model; `None` if there is none.
+    /// Returns what was learnt from the heads (tools, system text) of a tenant's and model's prompts; `None` if there
+    /// is no state.
     pub(super) fn get_mut(&mut self, tenant: Tenant<'_>, model: &str) -> Option<&mut Heads> {
         let entry = self.all.get_mut(&key_of(tenant, model))?;
         Some(&mut entry.heads)

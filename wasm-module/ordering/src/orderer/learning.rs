@@ -1,4 +1,5 @@
-//! Applies what others report: requests of other orderers, events of an engine's feed, and cached tokens in responses.
+//! Applies what others report: requests that other orderers forwarded, events of an engine's feed of cache events, and
+//! cached tokens in responses.
 
 use super::Orderer;
 use crate::conversation::memory::Path;
@@ -10,10 +11,11 @@ use crate::tenant::Tenant;
 use crate::tree::ResidencyEvent;
 
 impl Orderer {
-    /// Applies an update from another orderer or a feed, as if this one had forwarded the request or read the feed.
+    /// Applies an update from another orderer or from a feed of cache events, as if this orderer had forwarded the
+    /// request or read the feed.
     ///
-    /// Recorded messages of a chat are not changed. A continuation of an unknown message is ignored. A [`RemoteRecord`]
-    /// only adds paths to trees.
+    /// Recorded messages of a chat are not changed. A continuation of a message that is not recorded is ignored. A
+    /// [`RemoteRecord`] only adds sequences of documents to knowledge trees.
     ///
     /// [`RemoteRecord`]: crate::RemoteRecord
     pub fn learn(&mut self, update: &PeerUpdate) {
@@ -68,14 +70,15 @@ impl Orderer {
         }
     }
 
-    /// Applies an event of an engine's feed.
+    /// Applies an event of an engine's feed of cache events to the knowledge trees.
     ///
     /// A feed identifies a tenant by its key and the model by the engine's name for it. Requests without a model name
     /// have a state with an empty model, which every event concerns.
     ///
     /// A cleared cache without a model name concerns every model.
     ///
-    /// A path stored without a key may belong to any tenant, so states of named tenants without a key ignore it.
+    /// Documents stored without a tenant's key may belong to any tenant, so states of named tenants without a key
+    /// ignore them.
     fn learn_event(&mut self, engine: EngineId, model: &str, event: &Event) {
         let change = match event.change() {
             Change::Forget => ResidencyEvent::Cleared,

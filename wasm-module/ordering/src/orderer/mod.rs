@@ -32,26 +32,30 @@ use crate::standalone::{self, StandaloneDocument, StandaloneOrder};
 use crate::tenant::Tenant;
 use crate::tree::ViewedNode;
 
-/// Orders requests. For every tenant and model it holds a policy, a memory of chats and a knowledge tree per engine.
+/// Orders the documents of requests. For every tenant and model it holds a policy, a memory of chats and a knowledge
+/// tree (documents believed to be cached) for each engine.
 ///
-/// A tenant's decisions depend only on its own requests while at most `tree.max_trees` tenants and models are in use.
-/// Beyond that, states are evicted, so decisions also depend on how many other tenants there are. Memory is bounded by
-/// the configuration: at most `tree.max_trees` times `conversation.max_bytes`, and `tree.max_nodes` for each engine.
+/// A tenant's decisions depend only on its own requests while at most `tree.max_trees` pairs of tenant and model are in
+/// use. Beyond that, states are evicted, so decisions also depend on how many other tenants there are. Memory is
+/// bounded by the configuration: at most `tree.max_trees` times `conversation.max_bytes`, and `tree.max_nodes` for each
+/// engine.
 pub struct Orderer {
     config: Config,
     tenants: TenantStore,
-    /// State of the prompts' heads, by tenant and model.
+    /// What was learnt from the heads of prompts (tools, system text), by tenant and model, to make later ones begin
+    /// alike.
     heads: HeadKeep,
-    /// Questions that clients sent without contexts, as a filter of hashes.
+    /// Questions that clients sent without contexts (retrieved documents), of all tenants, as a filter of hashes.
     bare: BareQuestions,
-    /// The head report of the last request; see [`Orderer::last_head`].
+    /// The report on the prompt's head (tools, system text) of the last request; see [`Orderer::last_head`].
     head: HeadReport,
-    /// Number of requests so far, those learnt from other orderers included. States are evicted by this time.
+    /// Number of requests so far, including those learnt from other orderers. The state of a tenant and model that was
+    /// last used earliest by this count is evicted first.
     now: u64,
 }
 
 impl Orderer {
-    /// Returns an orderer without state.
+    /// Returns an orderer that has no state of any tenant.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
@@ -66,17 +70,17 @@ impl Orderer {
 
     /// Orders the documents of `body`, a chat request of `tenant`, for a gateway with one engine.
     ///
-    /// Messages of a known chat are replayed: their documents are arranged as when they were first forwarded.
+    /// Recorded messages of a chat are replayed: their documents are arranged as when they were first forwarded.
     ///
     /// # Errors
     /// Returns [`Skip`], the reason why the original body must be forwarded. Nothing is recorded then, except with
-    /// [`Skip::NoDocuments`]: the chat's continuation, and the state learned from its head.
+    /// [`Skip::NoDocuments`]: the chat's continuation, and what was learnt from its head (tools, system text).
     pub fn rewrite(&mut self, tenant: Tenant<'_>, body: &[u8]) -> Result<Rewrite, Skip> {
         self.rewrite_on(&RewriteOptions::default(), tenant, body)
     }
 
     /// Like [`Orderer::rewrite`], with options for this request. If the options have a salt, [`Tenant::key`] must be
-    /// its key. With neither salt nor key, `key_of` (if given) derives the key from the client's salt.
+    /// the key of that salt. With neither salt nor key, `key_of` (if given) derives the key from the client's salt.
     ///
     /// # Errors
     /// Returns the errors of [`Orderer::rewrite`]. The original body then lacks the gateway's salt; use
@@ -91,10 +95,11 @@ impl Orderer {
         self.rewrite_parsed(options, tenant, &mut parsed)
     }
 
-    /// Like [`Orderer::rewrite_on`], for a body that was already parsed with this orderer's configuration.
+    /// Like [`Orderer::rewrite_on`], for a body that was already parsed with this orderer's configuration. May
+    /// recompute the hashes in `parsed`.
     ///
     /// # Errors
-    /// Returns [`Skip::NoDocuments`] if the body has no documents and its head is not changed.
+    /// Returns [`Skip::NoDocuments`] if the body has no documents and its head (tools, system text) is not changed.
     pub fn rewrite_parsed(
         &mut self,
         options: &RewriteOptions<'_>,
@@ -189,8 +194,8 @@ impl Orderer {
         rewrite
     }
 
-    /// Returns the chat's arm in an experiment, and whether the head's changes are applied. If they are, the hashes in
-    /// `parsed` are recomputed without the removed bytes.
+    /// Returns the chat's arm of an experiment (`None` outside one), and whether the changes to the prompt's head
+    /// (tools, system text) are applied. If they are, recomputes the hashes in `parsed` without the removed bytes.
     fn settle(
         &self,
         options: &RewriteOptions<'_>,
@@ -216,7 +221,8 @@ impl Orderer {
         (arm, applies)
     }
 
-    /// Rewrites `parsed`, with the head's changes if they apply; offsets in `decision` are offsets in that body.
+    /// Rewrites `parsed`, with the changes to the prompt's head (tools, system text) if they apply; offsets in
+    /// `decision` are offsets in that body. Returns [`Skip::NoDocuments`] if there is nothing to order or change.
     fn rewrite_as(
         &mut self,
         options: &RewriteOptions<'_>,
@@ -251,8 +257,8 @@ impl Orderer {
         Ok(rewrite)
     }
 
-    /// Returns the plan for rebuilding the body with earlier contexts; `None` in a dry run, or if the configuration
-    /// enables no change.
+    /// Returns the plan for rebuilding the body with contexts (retrieved documents) of earlier turns; `None` in a dry
+    /// run, or if the configuration enables no such change.
     fn plan<'a>(
         &self,
         options: &RewriteOptions<'_>,
@@ -272,14 +278,15 @@ impl Orderer {
         )
     }
 
-    /// Returns the report on the head of the last request: its changes, or in mode `report` those that would be made.
-    /// It is set even if the request was skipped.
+    /// Returns the report on the prompt's head (tools, system text) of the last request: its changes, or in mode
+    /// `report` those that would be made. It is set even if the request was skipped.
     #[must_use]
     pub fn last_head(&self) -> &HeadReport {
         &self.head
     }
 
-    /// Decides the changes to a head. A request with neither tools nor a leading system message creates no state.
+    /// Decides the changes to the head of a request's prompt (tools, system text). A request with neither tools nor a
+    /// leading system message creates no state.
     fn decide<'a>(&mut self, tenant: Tenant<'_>, parsed: &Parsed<'a>) -> Decision<'a> {
         let config = &self.config.head;
         let opens = (parsed.messages.first()).is_some_and(|first| first.role == Role::System);
@@ -314,40 +321,41 @@ impl Orderer {
         ))
     }
 
-    /// Returns the `limit` most recently used nodes of the tree of a tenant, a model and the first engine, as
-    /// [`view`](crate::tree::KnowledgeTree::view) does; empty if there is no tree.
+    /// Returns the `limit` most recently used nodes of the knowledge tree of a tenant and model for the first engine,
+    /// as [`view`](crate::tree::KnowledgeTree::view) does; empty if there is no tree.
     #[must_use]
     pub fn view(&self, tenant: Tenant<'_>, model: &str, limit: usize) -> Vec<ViewedNode> {
         let state = self.tenants.any(tenant, model);
         state.map_or_else(Vec::new, |state| state.trees.first().view(limit))
     }
 
-    /// Returns the configuration with which the orderer was built.
+    /// Returns the configuration with which this orderer was built.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Drops all state. Call it after the engine restarts with an empty cache.
+    /// Drops all state of all tenants. Call it after the engine restarts with an empty cache.
     pub fn clear(&mut self) {
         self.tenants = TenantStore::default();
         self.heads = HeadKeep::default();
         self.bare = BareQuestions::default();
     }
 
-    /// Returns the number of pairs of tenant and model with state; each pair has one tree per engine.
+    /// Returns the number of pairs of tenant and model that have state; each pair has one knowledge tree for each
+    /// engine.
     #[must_use]
     pub fn trees(&self) -> usize {
         self.tenants.len()
     }
 
-    /// Returns the number of nodes in all trees.
+    /// Returns the number of nodes in all knowledge trees, of all tenants, models and engines.
     #[must_use]
     pub fn nodes(&self) -> usize {
         self.tenants.iter().map(|state| state.trees.nodes()).sum()
     }
 
-    /// Returns the size of the memory of chats, over all tenants and models.
+    /// Returns how much is recorded of chats' messages, over all tenants and models.
     #[must_use]
     pub fn remembered(&self) -> Remembered {
         let memories = || self.tenants.iter().map(|state| &state.memory);

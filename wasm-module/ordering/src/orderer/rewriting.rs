@@ -5,7 +5,7 @@
 //!     │         │         │         └─ the tree and the memory of chats record the forwarded request only
 //!     │         │         └─ edits and salt become a body
 //!     │         └─ arranged for each engine: the one with the lowest cost is chosen
-//!     └─ the known messages of the chat, and its previous engine
+//!     └─ the recorded messages of the chat, and its previous engine
 //! ```
 //!
 //! Arranging a request returns a record, and only this record changes state. Another worker, a dry run and an
@@ -31,23 +31,23 @@ use crate::tenant::Tenant;
 use crate::trees::Trees;
 use smallvec::SmallVec;
 
-/// One request during rewriting.
+/// One request while it is being rewritten.
 pub(super) struct Rewriting<'r> {
     pub(super) config: &'r Config,
     pub(super) options: &'r RewriteOptions<'r>,
     pub(super) tenant: Tenant<'r>,
     pub(super) parsed: &'r Parsed<'r>,
-    /// The changes to the head; `None` if none are made.
+    /// The changes to the prompt's head (tools, system text); `None` if none are made.
     pub(super) head: Option<&'r Decision<'r>>,
     pub(super) arm: Option<Arm>,
 }
 
-/// The report and the documents that would have been forwarded without the dry run; `None` if the request is not a dry
-/// run.
+/// In a dry run, the report and the documents that would have been forwarded if the order were applied; otherwise
+/// `None`.
 type DryRunResult = Option<(Report, Vec<SentRun>)>;
 
 impl<'r> Rewriting<'r> {
-    /// Returns the chat's arm; `None` outside an experiment.
+    /// Returns the arm of the experiment to which the chat belongs; `None` outside an experiment.
     pub(super) fn arm(
         options: &RewriteOptions<'_>,
         tenant: Tenant<'_>,
@@ -59,10 +59,12 @@ impl<'r> Rewriting<'r> {
         }
     }
 
-    /// Arranges the request for the best engine, writes the body and records both in `state`.
+    /// Arranges the request's documents for the engine with the lowest cost, writes the body, and records the request
+    /// in `state`.
     ///
     /// # Errors
-    /// Returns [`Skip::NoDocuments`] without documents and other changes; the chat is recorded anyway.
+    /// Returns [`Skip::NoDocuments`] if the request has neither documents nor other changes; the chat is recorded
+    /// anyway.
     pub(super) fn run(&self, state: &mut TenantState) -> Result<Rewrite, Skip> {
         let path = self.recall(&state.memory);
         let choices = self.choices(&state.memory, &path);
@@ -146,7 +148,7 @@ impl<'r> Rewriting<'r> {
         })
     }
 
-    /// Returns the chat's known messages; empty if documents keep the client's order.
+    /// Returns the recorded messages of the request's chat; empty if its documents keep the client's order.
     fn recall(&self, memory: &Memory) -> Path {
         if self.keeps_client_order() {
             // The client's order must not depend on how earlier turns were forwarded.
@@ -174,7 +176,8 @@ impl<'r> Rewriting<'r> {
         memory.find(chains, written, moving)
     }
 
-    /// Returns the engines to choose from; for a chat that continues, only the engine of its earlier turns.
+    /// Returns the engines to choose from; for a chat that continues, only the engine of its earlier turns if that is
+    /// offered.
     fn choices(&self, memory: &Memory, path: &Path) -> SmallVec<[EngineCandidate; 4]> {
         // Sending the same messages again does not continue a chat.
         let last = self.parsed.messages.len().saturating_sub(1);
@@ -182,7 +185,7 @@ impl<'r> Rewriting<'r> {
         engines::choices(self.options.choices, memory.engine(path, last))
     }
 
-    /// Returns the request as arranged for this engine.
+    /// Returns the request with its documents arranged for this engine.
     fn send<'a>(
         &'a self,
         trees: &mut Trees,
@@ -201,7 +204,8 @@ impl<'r> Rewriting<'r> {
         request::arrange(config, parsed, head, tree, policy, memory, path, mode)
     }
 
-    /// Returns the engine with the lowest cost (on a tie the first) and the request arranged for it.
+    /// Returns the engine with the lowest cost (on a tie the first) and the request with its documents arranged for
+    /// this engine; `None` if there are no choices.
     fn choose<'a>(
         &self,
         choices: &[EngineCandidate],
@@ -226,7 +230,8 @@ impl<'r> Rewriting<'r> {
         best.map(|(_, engine, sent)| (engine, sent))
     }
 
-    /// Returns the new body with its salt; `None` if the original body is forwarded.
+    /// Returns the body with the edits and, if it has documents or edits, the gateway's salt; `None` if the original
+    /// body is forwarded.
     fn write<'e>(&'e self, mut edits: Vec<Edit<'e>>) -> Option<Vec<u8>> {
         let text = self.parsed.text;
         if self.parsed.has_groups() || !edits.is_empty() {
@@ -236,7 +241,8 @@ impl<'r> Rewriting<'r> {
         (!edits.is_empty()).then(|| edit::apply(text, edits))
     }
 
-    /// Records the chat's new messages in the memory. Returns them for other orderers, `None` if there are none.
+    /// Records the messages that this request adds to its chat, in the memory. Returns them for other orderers, with
+    /// the message that they follow; `None` if there are none.
     fn remember(
         &self,
         memory: &mut Memory,
@@ -259,7 +265,7 @@ impl<'r> Rewriting<'r> {
         chat
     }
 
-    /// Returns whether documents keep the client's order: in a dry run and in an experiment's control arm.
+    /// Returns whether documents keep the client's order: in a dry run, and in an experiment's control arm.
     fn keeps_client_order(&self) -> bool {
         matches!(self.options.trial, Trial::DryRun) || self.arm == Some(Arm::Control)
     }

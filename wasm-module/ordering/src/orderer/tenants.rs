@@ -1,4 +1,5 @@
-//! The states of tenants and models, and the choice of the state to evict when there are too many.
+//! The states of tenants and models (knowledge trees, policy, memory of chats), and the choice of the state to evict
+//! when there are too many.
 
 use crate::client_order::ClientOrder;
 use crate::config::Config;
@@ -16,14 +17,14 @@ use crate::trees::Trees;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 
-/// The states of at most `tree.max_trees` tenants and models.
+/// The states (knowledge trees, policy, memory of chats) of at most `tree.max_trees` pairs of tenant and model.
 #[derive(Default)]
 pub(super) struct TenantStore {
-    /// States by tenant and model (see [`key_of`]).
+    /// The states, by the [`key_of`] tenant and model.
     all: FxHashMap<String, TenantState>,
 }
 
-/// The state of one tenant and model.
+/// The state of one tenant and model: knowledge trees, policy and memory of chats.
 pub(super) struct TenantState {
     /// The tenant's name; empty if tenants are not distinguished.
     pub(super) tenant: Box<str>,
@@ -31,14 +32,14 @@ pub(super) struct TenantState {
     pub(super) model: Box<str>,
     pub(super) trees: Trees,
     pub(super) policy: Box<dyn Policy>,
-    /// Simulates a cache of prompts in their clients' order, to measure what ordering saves.
+    /// A simulated cache of prompts in their clients' order, to measure what ordering saves.
     pub(super) client_order: ClientOrder,
     pub(super) memory: Memory,
-    /// Messages with contexts that their clients omit later.
+    /// Messages forwarded with contexts (retrieved documents) that their clients omit later.
     pub(super) contexts: ContextMemory,
     last_used: u64,
-    /// True if a request through this process used the state. If not, its tenant and model are known only from a feed
-    /// or another gateway, and it holds only paths.
+    /// True if a request through this process used the state. If not, its tenant and model are known only from an
+    /// engine's feed of cache events or another gateway, and the state holds only documents in trees.
     is_own: bool,
 }
 
@@ -66,9 +67,9 @@ impl TenantStore {
         state
     }
 
-    /// Returns the state of a tenant and model for an update from a feed or another gateway; creates it if there is
-    /// none. When the store is full, this evicts only a state that no request has used, since the others hold chats'
-    /// documents; `None` if there is no such state.
+    /// Returns the state of a tenant and model for an update from an engine's feed of cache events or another gateway;
+    /// creates it if there is none. When the store is full, this evicts only a state that no request through this
+    /// process has used, since the others hold chats' documents; `None` if there is no such state.
     pub(super) fn heard(
         &mut self,
         config: &Config,
@@ -89,22 +90,24 @@ impl TenantStore {
         Some(state)
     }
 
-    /// Returns the state of a tenant and model without marking it as used; `None` if no request has used one.
+    /// Returns the state of a tenant and model without marking it as used; `None` if no request through this process
+    /// has used one.
     pub(super) fn get(&self, tenant: Tenant<'_>, model: &str) -> Option<&TenantState> {
         self.any(tenant, model).filter(|state| state.is_own)
     }
 
-    /// Like [`TenantStore::get`], mutable.
+    /// Returns what [`TenantStore::get`] returns, mutable.
     pub(super) fn get_mut(&mut self, tenant: Tenant<'_>, model: &str) -> Option<&mut TenantState> {
         self.any_mut(tenant, model).filter(|state| state.is_own)
     }
 
-    /// Returns the state of a tenant and model, even if only a feed or another gateway has used it.
+    /// Returns the state of a tenant and model, even if only an engine's feed of cache events or another gateway has
+    /// used it; `None` if there is none.
     pub(super) fn any(&self, tenant: Tenant<'_>, model: &str) -> Option<&TenantState> {
         self.all.get(&key_of(tenant, model))
     }
 
-    /// Like [`TenantStore::any`], mutable.
+    /// Returns what [`TenantStore::any`] returns, mutable.
     pub(super) fn any_mut(&mut self, tenant: Tenant<'_>, model: &str) -> Option<&mut TenantState> {
         self.all.get_mut(&key_of(tenant, model))
     }
@@ -125,8 +128,8 @@ impl TenantStore {
         self.all.len() >= config.max_trees as usize
     }
 
-    /// Returns the key of the least recently updated of the states that only a feed or another gateway has used; `None`
-    /// if there is none.
+    /// Returns the key of the least recently updated of the states that only an engine's feed of cache events or
+    /// another gateway has used; `None` if there is none.
     fn oldest_foreign(&self) -> Option<String> {
         let heard = self.all.iter().filter(|(_, state)| !state.is_own);
         let oldest = heard.min_by_key(|(_, state)| state.last_used);
@@ -134,9 +137,9 @@ impl TenantStore {
     }
 
     /// Returns the key of the state to evict for a new one of `tenant`: the least recently used state of the tenant
-    /// that has the most. Counting the new state, `tenant` itself gives one up unless another tenant still has more. So
-    /// each of n tenants in use keeps its share, an n-th of `tree.max_trees`, however many models another one names.
-    /// O(states), once for each new state.
+    /// that has the most states. Counting the new state, `tenant` itself gives one up unless another tenant still has
+    /// more. So each of n tenants in use keeps its share, an n-th of `tree.max_trees`, however many models another one
+    /// names. O(states), once for each new state.
     fn eviction_candidate(&self, tenant: &str) -> Option<String> {
         let mut counts: FxHashMap<&str, u32> = FxHashMap::default();
         for state in self.all.values() {
@@ -174,8 +177,8 @@ impl TenantState {
         }
     }
 
-    /// Records a message that was sent with contexts. If the same text may also have been sent without contexts, the
-    /// message is contested: its contexts are restored in no chat.
+    /// Records a message that was sent with contexts (retrieved documents). If the same text may also have been sent
+    /// without contexts, the message is contested: its contexts are restored in no chat.
     pub(super) fn record_contexts(&mut self, bare: &BareQuestions, message: ContextMessage) {
         let key = message.key;
         let owner = hash_of(self.tenant(), &self.model);
@@ -192,7 +195,7 @@ impl TenantState {
         }
     }
 
-    /// Records documents that another orderer forwarded, also in the clients' order.
+    /// Records documents that another orderer forwarded, in the order sent and in their clients' order.
     pub(super) fn learn(&mut self, engine: EngineId, runs: &[SentRun]) {
         for run in runs {
             if let Some(order) = &run.order {
@@ -202,7 +205,8 @@ impl TenantState {
         self.take(engine, runs);
     }
 
-    /// Records forwarded documents: the engine's tree holds them from now on, and the policy learns their order.
+    /// Records forwarded documents: the engine's knowledge tree holds them from now on, and the policy learns their
+    /// order.
     pub(super) fn take(&mut self, engine: EngineId, runs: &[SentRun]) {
         for run in runs {
             if let Some(order) = &run.order {
@@ -224,7 +228,8 @@ impl TenantState {
         self.policy.evicted(tree.take_evicted());
     }
 
-    /// Applies a change of an engine's cache, as its feed reports it or as a response's cached tokens show it.
+    /// Applies a change of an engine's cache to that engine's tree, as the feed of cache events reports it or as a
+    /// response's cached tokens show it.
     pub(super) fn apply(&mut self, engine: EngineId, event: ResidencyEvent<'_>) {
         let tree = self.trees.of(engine);
         tree.apply(event);
@@ -232,7 +237,7 @@ impl TenantState {
     }
 }
 
-/// Returns a 128-bit hash of [`key_of`] for a tenant and model.
+/// Returns a 128-bit hash of a tenant and model.
 pub(super) fn hash_of(tenant: Tenant<'_>, model: &str) -> u128 {
     xxhash_rust::xxh3::xxh3_128(key_of(tenant, model).as_bytes())
 }

@@ -21,17 +21,17 @@ use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Finds documents in prompts. It needs the gateway's configuration of tags. Documents that the gateway renders from a
-/// `documents` array are found if `document` is one of the tags.
+/// Finds the ends of a request's documents in the prompt rendered by the engine. It needs the gateway's configuration
+/// of tags. Documents that the gateway renders from a `documents` array are found if `document` is one of the tags.
 #[derive(Clone)]
 pub struct Locator(Config);
 
-/// A run of adjacent documents in a prompt, as far as it was found.
+/// A run of adjacent documents in a prompt, as far as its documents were found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Located {
-    /// Scope of the run, as the gateway sent it.
+    /// Hash of the prompt before the first of these documents, as the gateway sent it in the header.
     pub scope: Scope,
-    /// Offset in the prompt at which the first document begins.
+    /// Offset in the prompt at which the first of these documents begins.
     pub start: usize,
     /// The documents that were found, at least one, each with the offset in the prompt at which it ends.
     pub documents: Vec<(Fingerprint, usize)>,
@@ -47,9 +47,8 @@ impl Locator {
         Self(config)
     }
 
-    /// Returns the ends of the documents of `path` in `prompt`, which was rendered from `body`. Runs of which no
-    /// document was found are left out. O(bytes of body and prompt): the search ends after `MAX_PASSES` passes over the
-    /// prompt.
+    /// Returns where the documents of `path` end in `prompt`, which was rendered from `body`. Runs of which no document
+    /// was found are left out. O(bytes of body and prompt): the search ends after `MAX_PASSES` passes over the prompt.
     ///
     /// # Errors
     /// Returns [`Skip`] if a gateway would not have parsed the body.
@@ -66,26 +65,26 @@ impl Locator {
     }
 }
 
-/// The maximum number of passes over a prompt in search of one path's documents. If every block is found, one pass
-/// suffices, and one more for each run that the template puts before the messages.
+/// The maximum number of passes over a prompt in search of the documents of one request. If every document is found,
+/// one pass suffices, and one more for each run of adjacent documents that the template puts before the messages.
 const MAX_PASSES: usize = 8;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PromptPart {
-    /// The part where the template puts the `documents` array.
+    /// The part where the chat template puts the documents of a `documents` array.
     Front,
     Message,
 }
 
 struct Search<'a, 'p> {
-    /// The body's blocks in the order of the prompt, those of the array first.
+    /// The documents found in the body, in the order of the prompt, those of a `documents` array first.
     blocks: Vec<(PromptPart, &'p FoundDocument<'a>)>,
-    /// Indices of the blocks by fingerprint, in ascending order.
+    /// Indices in `blocks` of the documents with each fingerprint, in ascending order.
     known: FxHashMap<Fingerprint, SmallVec<[usize; 1]>>,
     prompt: &'p str,
-    /// Index of the first block after those already found.
+    /// Index in `blocks` after the document found last.
     next: usize,
-    /// Offset in the prompt after the last block found in a message.
+    /// Offset in the prompt after the last document found in a message.
     message_at: usize,
     /// Number of bytes of the prompt that may still be searched.
     left: usize,
@@ -144,8 +143,8 @@ impl<'a, 'p> Search<'a, 'p> {
         located
     }
 
-    /// Returns the first block with this fingerprint after those already found, with its index and its part of the
-    /// prompt; `None` if there is none.
+    /// Returns the first document of the body with this fingerprint after those already found, with its index and its
+    /// part of the prompt; `None` if there is none.
     fn block(
         &self,
         fingerprint: Fingerprint,
@@ -157,8 +156,8 @@ impl<'a, 'p> Search<'a, 'p> {
         Some((index, *place, *found))
     }
 
-    /// Returns the range of `block` in the prompt at or after `at`; `None` if the block is absent, or if the prompt has
-    /// more bytes from there on than may still be searched.
+    /// Returns the range of the text `block` in the prompt at or after offset `at`; `None` if the text is absent, or if
+    /// the prompt has more bytes from there on than may still be searched.
     fn find(&mut self, block: &str, at: usize) -> Option<Range<usize>> {
         let rest = self.prompt.get(at..)?;
         if rest.len() > self.left {
@@ -173,8 +172,8 @@ impl<'a, 'p> Search<'a, 'p> {
     }
 }
 
-/// Iterates over the fingerprints that the gateway may have for this document: of its block as it is, and of the
-/// element of a `documents` array from which it may have been rendered.
+/// Iterates over the fingerprints that the gateway may have for this document: of its block (the document with its
+/// tags), and of the element of a `documents` array from which that may have been rendered.
 fn fingerprints(found: &FoundDocument<'_>) -> impl Iterator<Item = Fingerprint> {
     let parts = match found.source {
         Source::Whole(whole) => body::render::parts_of_block(whole),
@@ -187,7 +186,7 @@ fn fingerprints(found: &FoundDocument<'_>) -> impl Iterator<Item = Fingerprint> 
     std::iter::once(found.fingerprint).chain(parts)
 }
 
-/// Returns the document's text as a template prints it; `None` for a document that is yet to be rendered.
+/// Returns the text of the document as a chat template prints it; `None` for a document that is yet to be rendered.
 fn plain<'a>(found: &FoundDocument<'a>) -> Option<Cow<'a, str>> {
     match found.source {
         Source::Whole(whole) if whole.starts_with(['{', '"']) => body::element_text(whole),

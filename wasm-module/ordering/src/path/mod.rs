@@ -22,38 +22,38 @@ use crate::document::Fingerprint;
 use crate::hexadecimal;
 use crate::tree::Scope;
 
-/// The documents of one request in the order of the prompt, in runs of adjacent ones.
+/// The documents of one forwarded request in the order of the prompt, as fingerprints in runs of adjacent ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SentPath {
-    /// The runs; each has at least one document.
+    /// The runs of adjacent documents; each has at least one document.
     pub runs: Vec<Run>,
 }
 
-/// A run of adjacent documents in a prompt.
+/// A run of documents that follow each other in a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// The scope under which the knowledge tree has these documents.
+    /// Hash of the prompt before the first of these documents, under which the knowledge tree has these documents.
     pub scope: Scope,
-    /// The documents, in the order sent.
+    /// The fingerprints of the documents, in the order sent.
     pub documents: Vec<Fingerprint>,
 }
 
-/// The reason why a header is not a path.
+/// The reason why the header with a request's documents cannot be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadPath {
-    /// The header does not begin with the version, `1;`.
+    /// The header does not begin with the version of its format, `1;`.
     #[error("the path's version is not 1")]
     Version,
-    /// A scope or a fingerprint does not have 16 hexadecimal digits.
+    /// A scope (hash of the prompt before documents) or a fingerprint does not have 16 hexadecimal digits.
     #[error("the path has something other than 16 hexadecimal digits at byte {at}")]
     Hash {
-        /// Offset of the scope or the fingerprint in the header.
+        /// Offset of the scope (hash of the prompt before documents) or the fingerprint in the header.
         at: usize,
     },
-    /// A scope is not followed by `=` and documents.
+    /// A scope (hash of the prompt before documents) is not followed by `=` and documents.
     #[error("the path has a scope without documents at byte {at}")]
     Empty {
-        /// Offset of the scope in the header.
+        /// Offset in the header of the scope (hash of a prompt) that no documents follow.
         at: usize,
     },
     /// The header is longer than [`MAX_PATH_BYTES`].
@@ -64,24 +64,24 @@ pub enum BadPath {
     },
 }
 
-/// Number of hexadecimal digits of a scope or a fingerprint in the header.
+/// Number of hexadecimal digits of a scope (hash of the prompt before documents) or a fingerprint in the header.
 const DIGITS: usize = 16;
 
-/// The maximum length of a header, in bytes: 239 documents of one scope. Proxies and servers accept headers of 8 KiB or
-/// more.
+/// The maximum length in bytes of the header with a request's documents: 239 documents that follow the same prompt.
+/// Proxies and servers accept headers of 8 KiB or more.
 pub const MAX_PATH_BYTES: usize = 4096;
 
 const VERSION: &str = "1";
 
 impl SentPath {
-    /// Returns whether the path has no document.
+    /// Returns whether the request has no documents.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
 
-    /// Returns the header's value; `None` without documents. It is truncated to [`MAX_PATH_BYTES`] after a whole
-    /// document, since the beginning of a path is a path.
+    /// Returns the value of the header for the engine; `None` without documents. It is truncated to [`MAX_PATH_BYTES`]
+    /// after a whole document, since the beginning of the list is valid too.
     #[must_use]
     pub fn to_header(&self) -> Option<String> {
         let hashes = self.runs.iter().map(|run| 1 + run.documents.len());
@@ -107,7 +107,7 @@ impl SentPath {
         (text.len() > VERSION.len()).then_some(text)
     }
 
-    /// Parses a header's value.
+    /// Parses the value of the header with a request's documents.
     ///
     /// # Errors
     /// Returns [`BadPath`] for the first problem in the header.

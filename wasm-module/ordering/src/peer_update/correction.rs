@@ -1,4 +1,4 @@
-//! Corrects the trees when an engine's response shows that it had fewer tokens cached than expected.
+//! Corrects the knowledge trees when an engine's response shows that it had fewer tokens cached than expected.
 
 use crate::bytes::{BadBytes, Reader, Writer};
 use crate::document::Fingerprint;
@@ -10,13 +10,13 @@ use crate::tree::{ResidencyEvent, Scope};
 /// The token counts for a prompt in the `usage` of an engine's response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// Tokens of the whole prompt.
+    /// Number of tokens of the whole prompt.
     pub prompt_tokens: u64,
-    /// Prompt tokens that were cached.
+    /// Number of the prompt's tokens that were in the engine's cache.
     pub cached_tokens: u64,
 }
 
-/// An update: for a request, an engine had fewer document tokens cached than expected. Created by
+/// An update for orderers: for one request, an engine had fewer document tokens cached than expected. Created by
 /// [`OrderingRecord::judged`](super::OrderingRecord::judged).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Correction {
@@ -27,7 +27,7 @@ pub struct Correction {
     pub(crate) runs: Vec<Corrected>,
 }
 
-/// One run of documents of which fewer tokens were cached than expected. Token counts are estimates.
+/// A run of adjacent documents of which fewer tokens were cached than expected. Token counts are estimates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Corrected {
     pub(crate) scope: Scope,
@@ -37,7 +37,7 @@ pub(crate) struct Corrected {
 }
 
 impl Correction {
-    /// Returns the tenant of the request.
+    /// Returns the tenant of the request to which the correction applies.
     #[must_use]
     pub fn tenant(&self) -> Tenant<'_> {
         Tenant {

@@ -29,18 +29,19 @@ use crate::feed::Event;
 /// An update for the other orderers that serve the same engines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerUpdate {
-    /// The record of a request through this proxy.
+    /// The record of a request that this proxy forwarded.
     OrderingRecord(OrderingRecord),
-    /// The documents of a request through another proxy.
+    /// The documents of a request that another proxy forwarded.
     Remote(RemoteRecord),
-    /// Events of an engine's feed.
+    /// Events of an engine's feed of cache events.
     Residency(Residency),
-    /// A correction derived from an engine's response.
+    /// A correction of what an engine's cache is believed to hold, derived from its response.
     Correction(Correction),
 }
 
 impl PeerUpdate {
-    /// Encodes the update for other orderers of this proxy, which read it with [`PeerUpdate::decode`].
+    /// Encodes the update for other orderers of this proxy (of its other workers), which read it with
+    /// [`PeerUpdate::decode`].
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         match self {
@@ -51,7 +52,7 @@ impl PeerUpdate {
         }
     }
 
-    /// Returns the engine that the update concerns.
+    /// Returns the engine to which the update applies.
     #[must_use]
     pub fn engine(&self) -> EngineId {
         match self {
@@ -62,7 +63,7 @@ impl PeerUpdate {
         }
     }
 
-    /// Returns the update with another id for its engine, since ids differ between gateways.
+    /// Returns the update with this id for its engine, since gateways number their engines differently.
     #[must_use]
     pub fn about(mut self, engine: EngineId) -> Self {
         match &mut self {
@@ -74,7 +75,7 @@ impl PeerUpdate {
         self
     }
 
-    /// Encodes the update, without texts, for gateways of other proxies; see [`PeerUpdate::decode_remote`].
+    /// Encodes the update, without texts of requests, for gateways of other proxies; see [`PeerUpdate::decode_remote`].
     #[must_use]
     pub fn encode_remote(&self) -> Vec<u8> {
         match self {
@@ -83,7 +84,7 @@ impl PeerUpdate {
         }
     }
 
-    /// Decodes an update, which must take up all of `bytes`.
+    /// Decodes an update that [`PeerUpdate::encode`] encoded; it must take up all of `bytes`.
     ///
     /// # Errors
     /// Returns [`BadBytes`] if the bytes are not an encoded update.
@@ -103,8 +104,8 @@ impl PeerUpdate {
         Ok(update)
     }
 
-    /// Decodes another gateway's update, which must take up all of `bytes` and have only hashes and counts: a remote
-    /// record, a residency update with only removals, or a correction.
+    /// Decodes an update of another gateway, which must take up all of `bytes` and have only hashes and counts: a
+    /// remote record, a residency update with only removals, or a correction.
     ///
     /// # Errors
     /// Returns [`BadBytes`] for any other bytes, in particular for an [`OrderingRecord`], which may have texts.
@@ -122,13 +123,14 @@ impl PeerUpdate {
 }
 
 impl OrderingRecord {
-    /// Encodes the record as [`PeerUpdate::encode`] does.
+    /// Encodes the record as [`PeerUpdate::encode`] does, for other orderers of this proxy.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         encoded(RECORD, |to| self.write(to))
     }
 
-    /// Encodes the part of the record for gateways of other proxies as [`PeerUpdate::encode_remote`] does.
+    /// Encodes the record, without texts of the request, for gateways of other proxies, as
+    /// [`PeerUpdate::encode_remote`] does.
     #[must_use]
     pub fn encode_remote(&self) -> Vec<u8> {
         PeerUpdate::Remote(self.into()).encode()

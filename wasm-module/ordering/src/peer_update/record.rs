@@ -35,8 +35,8 @@ use crate::tenant::Tenant;
 use crate::tree::Scope;
 use std::ops::Range;
 
-/// The record of one request. [`Orderer::rewrite`](crate::Orderer::rewrite) creates it, and
-/// [`Orderer::learn`](crate::Orderer::learn) applies it.
+/// The record of one forwarded request, from which other orderers learn. [`Orderer::rewrite`](crate::Orderer::rewrite)
+/// creates it, and [`Orderer::learn`](crate::Orderer::learn) applies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrderingRecord {
     pub(crate) tenant: Box<str>,
@@ -46,37 +46,42 @@ pub struct OrderingRecord {
     /// Estimated tokens of the forwarded body.
     pub(crate) tokens: u32,
     pub(crate) runs: Vec<SentRun>,
-    /// The chat's new messages; `None` if there are none to share.
+    /// The messages that the request added to its chat; `None` if there are none to share.
     pub(crate) chat: Option<ChatContinuation>,
-    /// The orders that this orderer has chosen since its last record: of the keys in a tool, and of the tools in a set.
+    /// The orders that this orderer has chosen since its last record: of the JSON keys in a tool, and of the tools in a
+    /// set.
     pub(crate) forms: Vec<Form>,
-    /// The continuations after messages whose contexts this request restored.
+    /// For each message whose contexts (retrieved documents) this request restored, what the chat has after that
+    /// message (its continuation), which got them.
     pub(crate) claims: Vec<Claim>,
-    /// The newest message if it has contexts that its client may omit later; otherwise `None`.
+    /// The newest user message if it has contexts (retrieved documents) that its client may omit later; otherwise
+    /// `None`.
     pub(crate) context: Option<ContextMessage>,
 }
 
-/// A run of documents that were forwarded one after another.
+/// A run of documents that were forwarded one after another in the prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SentRun {
-    /// Scope of the run: hash of the prompt before it.
+    /// Hash of the prompt before the first of these documents.
     pub(crate) scope: Scope,
-    /// Estimated tokens of the body before the run.
+    /// Estimated tokens of the body before the first of these documents.
     pub(crate) before: u32,
-    /// Estimated tokens at the run's beginning that the engine was believed to hold.
+    /// Estimated tokens of the first documents of this run of adjacent ones that the engine was believed to have
+    /// cached.
     pub(crate) matched: u32,
-    /// The documents in the order sent, with their estimated tokens; at least one.
+    /// The fingerprints of the documents in the order sent, with their estimated tokens; at least one.
     pub(crate) documents: Vec<(Fingerprint, u32)>,
-    /// The rank of each document in the order sent, a permutation. `None` if the policy did not decide the order now.
+    /// The client's rank of each document, in the order sent, a permutation of 0 to n − 1. `None` if the policy did not
+    /// decide the order for this request, as for replayed messages.
     pub(crate) order: Option<Vec<u16>>,
-    /// True if the client sent the documents best first; false for formats without ranks (`rank.unranked`).
+    /// True if the client sent the documents best first; false for formats whose order is no ranking (`rank.unranked`).
     pub(crate) is_ranked: bool,
 }
 
-/// The messages that a request added to its chat.
+/// The messages that a request added to its chat, and the message that they follow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ChatContinuation {
-    /// The last message of the chat that was known before; `None` if none was.
+    /// The last message of the chat that was recorded before; `None` if none was.
     pub(crate) after: Option<MessageKey>,
     pub(crate) added: Vec<AddedMessage>,
 }
@@ -91,14 +96,14 @@ impl OrderingRecord {
         }
     }
 
-    /// Returns the engine that the request was sent to.
+    /// Returns the engine to which the request was sent.
     #[must_use]
     pub fn engine(&self) -> EngineId {
         self.engine
     }
 
-    /// Returns the update for a request that the engine did not accept: it removes the documents that were recorded for
-    /// this request alone.
+    /// Returns the update for a request that the engine did not accept: it removes from the knowledge trees the
+    /// documents that were recorded for this request alone.
     #[must_use]
     pub fn undone(&self) -> Residency {
         let events = self.runs.iter().filter_map(|run| {
@@ -122,7 +127,7 @@ impl OrderingRecord {
         }
     }
 
-    /// Changes the record for a request that was sent to another engine than the chosen one.
+    /// Changes the record for a request that was sent to `engine` instead of the chosen one.
     pub fn redirect(&mut self, engine: EngineId) {
         self.engine = engine;
         // The match on that engine is unknown, and the order was decided for the chosen one.
@@ -132,14 +137,16 @@ impl OrderingRecord {
         }
     }
 
-    /// Returns the estimated tokens of the forwarded body, without the documents that the engine was believed to hold.
+    /// Returns the estimated tokens of the forwarded body, less those of documents that the engine was believed to have
+    /// cached.
     #[must_use]
     pub fn uncached(&self) -> u64 {
         let matched = self.runs.iter().map(|run| u64::from(run.matched));
         u64::from(self.tokens).saturating_sub(matched.sum())
     }
 
-    /// Compares the engine's count of cached tokens with the expected match; `None` if no run needs a correction.
+    /// Compares the engine's count of cached tokens with the match that was expected; returns the correction for the
+    /// knowledge trees, `None` if none is needed.
     ///
     /// The engine counts its own tokens over the whole prompt, while documents have estimates. So its count is scaled
     /// by the ratio of the estimated prompt to the engine's prompt tokens, and the tokens before a run are subtracted.
@@ -246,7 +253,7 @@ impl OrderingRecord {
 }
 
 impl SentRun {
-    /// Returns the run's documents without their tokens.
+    /// Returns the fingerprints of these adjacent documents, without their tokens.
     pub(crate) fn path(&self) -> Run {
         Run {
             scope: self.scope,
@@ -258,7 +265,7 @@ impl SentRun {
         }
     }
 
-    /// Returns the run in the form that policies receive.
+    /// Returns these adjacent documents in the form that policies receive.
     pub(crate) fn sent(&self) -> SentDocuments<'_> {
         SentDocuments {
             scope: self.scope,
@@ -267,7 +274,8 @@ impl SentRun {
         }
     }
 
-    /// Returns the documents in rank order, given the rank of each in the order sent.
+    /// Returns the documents with their tokens in the client's order; `order` is the client's rank of each document in
+    /// the order sent.
     pub(crate) fn ranked(&self, order: &[u16]) -> Vec<(Fingerprint, u32)> {
         let mut ranked = self.documents.clone();
         for (rank, document) in order.iter().zip(&self.documents) {
@@ -280,9 +288,9 @@ impl SentRun {
 }
 
 impl ChatContinuation {
-    /// Returns the part of a chat's continuation that fits into an update: everything before the first pinned text that
-    /// does not fit; `None` if nothing is left. Later messages are dropped too, since a worker that knew them without
-    /// the text would forward the chat without it.
+    /// Returns the part of the messages added to a chat that fits into an update: everything before the first message
+    /// whose texts do not fit; `None` if nothing is left. Later messages are dropped too, since a worker that knew them
+    /// without the texts would forward the chat without these. `after` is the recorded message that they follow.
     pub(crate) fn within_limit(after: Option<MessageKey>, added: &[AddedMessage]) -> Option<Self> {
         let mut room = PINNED_BYTES;
         let has_room = |added: &&AddedMessage| {
@@ -510,7 +518,8 @@ impl Reader<'_> {
 }
 
 impl OrderingRecord {
-    /// Sets the record's claims, and its message with contexts unless the message's content exceeds the limit.
+    /// Adds to the record the continuations that got restored contexts, and the newest message with contexts (retrieved
+    /// documents) unless its content exceeds the limit for texts.
     pub(crate) fn tell_contexts(&mut self, claims: Vec<Claim>, context: Option<&ContextMessage>) {
         let added = self.chat.iter().flat_map(|chat| &chat.added);
         let pinned = added.filter(|added| holds_texts(added));
@@ -523,13 +532,15 @@ impl OrderingRecord {
     }
 }
 
-/// Returns whether a message's record has texts.
+/// Returns whether the record of a message has texts of it, not only hashes.
 fn holds_texts(added: &AddedMessage) -> bool {
     added.sent.pin().is_some() || added.sent.kept.is_some()
 }
 
-/// The maximum size of the texts in one record, in bytes: about five documents of 300 words, or twenty passages.
+/// The maximum size of the texts of messages in the record of one request, in bytes: about five documents of 300 words,
+/// or twenty passages.
 const PINNED_BYTES: u64 = 12 << 10;
 
-/// Number of missing tokens that are tolerated: one page of the largest size.
+/// Number of tokens that may be missing from the cache without a correction of the knowledge tree: one page of the
+/// largest size that engines' caches have.
 const SLACK: u64 = 128;

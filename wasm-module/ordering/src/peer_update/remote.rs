@@ -1,4 +1,4 @@
-//! The record of a request through another proxy.
+//! The record of a request that another proxy forwarded.
 //!
 //! ```text
 //!   remote   text tenant, key, text model, engine, list of runs
@@ -10,8 +10,8 @@ use crate::engines::EngineId;
 use crate::feed::TenantKey;
 use crate::tenant::Tenant;
 
-/// The documents of a request through another proxy, as hashes and counts; it has no text of the request. Applying it
-/// affects only the order of documents and the choice of an engine.
+/// The documents of a request that another proxy forwarded, as hashes and counts; it has no text of the request.
+/// Applying it affects only the order of documents and the choice of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteRecord {
     pub(crate) tenant: Box<str>,

@@ -1,4 +1,4 @@
-//! Events of an engine's feed, as an update of bounded size.
+//! Events of an engine's feed of cache events, as an update of bounded size.
 
 use crate::bytes::{BadBytes, Reader, Writer};
 use crate::document::Fingerprint;
@@ -6,14 +6,14 @@ use crate::engines::EngineId;
 use crate::feed::{Event, TenantKey};
 use crate::tree::Scope;
 
-/// An update: consecutive events of an engine's feed, or a full snapshot of its cache.
+/// An update for orderers: consecutive events of an engine's feed of cache events, or a full snapshot of its cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Residency {
     /// The engine whose cache changed.
     pub engine: EngineId,
-    /// The name that the engine has for its model.
+    /// The name of the model as the engine has it.
     pub model: Box<str>,
-    /// The events, in order.
+    /// The events of the cache, in the order in which they happened.
     pub events: Vec<Event>,
 }
 

@@ -6,20 +6,22 @@ use super::{Order, Place, Placement, Policy, SentDocuments, Start, match_of, ran
 use crate::document::{Candidate, Fingerprint};
 use crate::tree::{Bounds, KnowledgeTree};
 
-/// A policy that favours documents and lets another policy order the rest, the shared part, behind the leading favoured
-/// documents. If the match is shorter than a block, the other policy is called again with an empty tree.
+/// A policy that places the favoured documents (the retriever's best) and lets another policy order the others, after
+/// those favoured ones that come first. If the match is shorter than a block of the engine's cache, the other policy is
+/// called again with an empty tree.
 pub(super) struct Constrained {
     policy: Box<dyn Policy>,
     placement: Placement,
-    /// For [`Place::Auto`], measures whether documents should stay in rank order; `None` for any other place.
+    /// For [`Place::Auto`], measures whether documents should stay in the client's order; `None` for any other place.
     stability: Option<RankStability>,
     block_tokens: u64,
-    /// A tree without nodes, in which nothing matches.
+    /// A knowledge tree without nodes, in which nothing matches.
     empty: KnowledgeTree,
 }
 
 impl Constrained {
-    /// Returns `policy` with these constraints; `policy` itself if no document is favoured and any match counts.
+    /// Returns `policy` with the constraints; `policy` itself if no document is favoured and a match of any length
+    /// counts. `block_tokens` is the size of a block of the engine's cache.
     pub(super) fn of(
         policy: Box<dyn Policy>,
         placement: Placement,
@@ -48,8 +50,8 @@ impl Constrained {
     }
 }
 
-/// Returns an order of all candidates: the favoured documents in their places, and the shared ones as `policy` orders
-/// them behind the leading favoured documents.
+/// Returns an order of all candidates: the favoured documents (the retriever's best) in their places, and the others as
+/// `policy` orders them after the favoured documents that come first.
 fn placed(
     policy: &mut dyn Policy,
     placement: Placement,
@@ -94,7 +96,7 @@ impl Policy for Constrained {
         placed(policy, placement, candidates, start.in_empty(&self.empty))
     }
 
-    /// The inner policy learns all documents: those favoured in one request are in the shared part of others.
+    /// Passes all documents to the inner policy: those favoured in one request are ordered by it in others.
     fn remember(&mut self, ranked: &[Fingerprint], order: &[u16]) {
         if let Some(stability) = &mut self.stability {
             stability.observe(ranked, self.placement.documents);

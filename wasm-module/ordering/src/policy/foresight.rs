@@ -1,7 +1,8 @@
-//! The default policy: after the heaviest resident path, the other documents are ordered for later requests to match.
+//! The default policy: after the heaviest sequence of documents that is cached, the other documents are ordered for
+//! later requests to match.
 //!
-//! After the match, the path is new to the engine, so its order is free, and later requests can match its beginning.
-//! Recent requests serve as the sample of later ones.
+//! After the match, the sequence (path) is new to the engine, so its order is free, and later requests can match its
+//! beginning. Recent requests serve as the sample of later ones.
 //!
 //! ```text
 //!   request {a b c d e}, resident path [c]  recent requests with c: {c a b} {c a x} {c b a} {c e y}
@@ -33,16 +34,17 @@ use crate::document::{Candidate, Fingerprint};
 use crate::sort::sort_by_key;
 use smallvec::SmallVec;
 
-/// The policy `foresight`: the heaviest resident path first, then the documents that later requests will likely share.
-/// It learns from requests, not from the cache, so its state stays valid across scopes and after an engine's restart.
+/// The policy `foresight`: first the sequence of documents with the most cached tokens, then the documents that later
+/// requests will likely share. It learns from requests, not from the cache, so its state stays valid across scopes
+/// (hashes of the prompt before documents) and after an engine's restart.
 pub(super) struct Foresight {
     window: Window,
     skew: Skew,
     allowed: Displacement,
 }
 
-/// In even traffic, the number of recent requests that count: combinations of documents in older ones are assumed to be
-/// evicted. From 20 to 300, reuse differs by less than 1 %.
+/// The number of recent requests that count in even traffic (documents of a topic are requested alike): combinations of
+/// documents in older ones are assumed to be evicted. From 20 to 300, reuse differs by less than 1 %.
 const EVEN_AGE: u16 = 100;
 
 impl Foresight {
@@ -110,16 +112,16 @@ impl Policy for Foresight {
     }
 }
 
-/// A candidate that is not in the path yet.
+/// A candidate document that is not in the order built so far.
 struct Open {
     fingerprint: Fingerprint,
     tokens: u32,
     rank: u16,
-    /// The candidate's bit in [`Shared::mask`].
+    /// The index of the candidate's bit in [`Shared::mask`].
     bit: u32,
 }
 
-/// Returns the best-ranked [`MAX_DOCUMENTS`] candidates that are not in `path`.
+/// Returns the best-ranked [`MAX_DOCUMENTS`] candidates whose ranks are not in `path`, the order built so far.
 fn open_candidates(candidates: &[Candidate<'_>], path: &Order) -> SmallVec<[Open; 16]> {
     let mut placed: SmallVec<[u16; 16]> = path.clone();
     sort_by_key(&mut placed, |rank| *rank);
@@ -137,11 +139,11 @@ fn open_candidates(candidates: &[Candidate<'_>], path: &Order) -> SmallVec<[Open
         .collect()
 }
 
-/// A recent request that contains the whole path so far.
+/// A recent request that has all documents of the order built so far.
 struct Evidence {
-    /// The open candidates that the request contains, as bits.
+    /// A bit for each candidate that is not yet in the order, set if the recent request has this document.
     mask: u64,
-    /// Estimated tokens of the candidates in `mask`.
+    /// Estimated tokens of the candidates whose bits are set in `mask`.
     tokens: u64,
     age: u16,
 }
@@ -158,7 +160,8 @@ impl Evidence {
         }
     }
 
-    /// Extends the path by `next`. Returns whether the request contains it and at least one more open candidate.
+    /// Takes the candidate `next`, which was added to the order, out of this request's candidates. Returns whether the
+    /// request has it and at least one more candidate that is not yet in the order.
     fn follow(&mut self, next: &Open) -> bool {
         let held = self.mask >> next.bit & 1 == 1;
         self.mask &= !(1 << next.bit);
@@ -167,8 +170,8 @@ impl Evidence {
     }
 }
 
-/// Returns a score for each bit, over the requests that contain its candidate: under skew, the sum of the tokens that
-/// each shares; in even traffic, their number.
+/// Returns a score for each candidate, by its bit, over the recent requests that have it: under skew, the sum of the
+/// tokens of the candidates in each of these requests; in even traffic, their number.
 fn scores(recent: &[Evidence], skewed: bool) -> [u64; MAX_DOCUMENTS] {
     let mut scores = [0_u64; MAX_DOCUMENTS];
     for evidence in recent {
@@ -191,30 +194,31 @@ fn bits(mut mask: u64) -> impl Iterator<Item = usize> {
 }
 
 /// Measures whether frequently requested documents stay frequent: the correlation between documents' counts in the
-/// newer and in the older half of the window, summed over requests with exponential decay.
+/// newer and in the older half of the window of recent requests, summed over requests with exponential decay.
 ///
 /// Within one half, bursts alone make counts differ, but they do not make the halves agree. The measure is taken where
 /// requests are recorded rather than ordered, so that other workers' requests count equally.
 struct Skew {
-    /// Sum of the products of counts' deviations from their mean in both halves; the next two fields are the sums of
-    /// their squares.
+    /// Sum of the products of the deviations of documents' counts from their mean in the newer and in the older half;
+    /// the next two fields are the sums of the squares in each half.
     newer_older: f64,
     newer_newer: f64,
     older_older: f64,
 }
 
-/// For each document of a request, the number of requests with it in the newer and in the older half of the window.
+/// For each document of a request, the number of requests with it in the newer and in the older half of the window of
+/// recent requests.
 type Counts = SmallVec<[[u32; 2]; 16]>;
 
-/// The factor by which older requests lose weight with each new one; half is left after 1,000.
+/// The factor by which the weight of earlier requests shrinks with each new one; after 1,000 requests, half is left.
 const DECAY: f64 = 0.9993;
 
-/// The correlation above which traffic counts as skewed. It is 0.0 on bursty traces and 0.4 to 0.7 on XQuAD, Zipf
-/// topics and conversations.
+/// The correlation of counts above which traffic is skewed (some documents are requested far more than others). It is
+/// 0.0 on bursty traces and 0.4 to 0.7 on XQuAD, Zipf topics and conversations.
 const SKEWED: f64 = 0.1;
 
 impl Default for Skew {
-    /// Returns the initial state: skewed, with the weight of about 50 counts.
+    /// Returns the initial state: traffic counts as skewed, as if sums of products of 50 had been observed.
     fn default() -> Self {
         Self {
             newer_older: 10.0,
@@ -225,7 +229,7 @@ impl Default for Skew {
 }
 
 impl Skew {
-    /// Adds one request, given its documents' counts.
+    /// Adds one request, given the counts of its documents in both halves of the window of recent requests.
     fn observe(&mut self, counts: &[[u32; 2]]) {
         let documents = counts.len().max(1) as f64;
         let mut means = [0.0; 2];

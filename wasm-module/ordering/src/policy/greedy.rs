@@ -1,10 +1,11 @@
-//! RAGCache++ Algorithm 1: from the start, steps to the best-ranked candidate among the children until there is none.
+//! RAGCache++ Algorithm 1: in the knowledge tree, steps to the best-ranked candidate among the children until there is
+//! none.
 
 use super::{Order, Policy, Start, followed_by_rank};
 use crate::document::Candidate;
 
-/// The policy `greedy` (RAGCache++ Algorithm 1). It takes at most O(k²) child look-ups for k candidates and does not
-/// look ahead: a well-ranked document without children hides a longer path.
+/// The policy `greedy` (RAGCache++ Algorithm 1). It takes at most O(k²) look-ups of children in the knowledge tree for
+/// k candidates and does not look ahead: a well-ranked document without children hides a longer cached sequence.
 pub(super) struct Greedy;
 
 impl Policy for Greedy {

@@ -1,4 +1,5 @@
-//! Policies: rules that order a request's candidate documents, given the knowledge tree. Each policy has a module.
+//! Policies: rules that order a request's candidate documents, given the knowledge tree (the documents believed to be
+//! cached). Each policy has a module.
 
 mod constrained;
 pub mod context_index;
@@ -20,7 +21,7 @@ use crate::sort::sort_by_key;
 use crate::tree::{KnowledgeTree, NodeId, Scope};
 use smallvec::SmallVec;
 
-/// Indices in the candidates' slice (their ranks), in the order in which the documents are to be sent.
+/// Ranks of documents (indices in the slice of candidates), in the order in which the documents are to be sent.
 pub type Order = SmallVec<[u16; 16]>;
 
 /// A rule that orders documents, with its learnt state; one value for each tenant and model.
@@ -28,48 +29,52 @@ pub type Order = SmallVec<[u16; 16]>;
 /// The order is a permutation of `0..candidates.len()`. A policy is deterministic: the same calls and the same tree
 /// give the same orders, on every platform.
 pub trait Policy: Send {
-    /// Returns an order of `candidates`, which are distinct and in rank order (at most [`MAX_CANDIDATES`]).
+    /// Returns the order in which to send `candidates`, which are distinct and in rank order (at most
+    /// [`MAX_CANDIDATES`]). `start` is where in the prompt, and so in the knowledge tree, they begin.
     fn order(&mut self, candidates: &[Candidate<'_>], start: Start<'_>) -> Order;
 
-    /// Learns that documents, `ranked` in rank order, were sent in `order`. Policies that use only the tree do nothing.
+    /// Learns that the documents `ranked`, in rank order, were sent in `order`. Policies that use only the tree do
+    /// nothing.
     fn remember(&mut self, ranked: &[Fingerprint], order: &[u16]) {
         let _ = (ranked, order);
     }
 
-    /// Like [`Policy::remember`], for documents that the client did not list by rank.
+    /// Like [`Policy::remember`], for documents that the client did not send best first.
     fn remember_unranked(&mut self, documents: &[Fingerprint], order: &[u16]) {
         self.remember(documents, order);
     }
 
-    /// Learns one request's documents: the run at the prompt's beginning, then those of the chat's later turns.
-    /// Policies that learn only orders ignore it.
+    /// Learns the documents of one forwarded request: those that follow each other at the prompt's beginning, then
+    /// those of the chat's later turns. Policies that learn only orders ignore it.
     fn sent(&mut self, runs: &[SentDocuments<'_>]) {
         let _ = runs;
     }
 
-    /// Returns the placement now in use. [`Place::Auto`] is returned as `Last`, or as `First` for all documents.
+    /// Returns how favoured documents (the retriever's best) are placed now. [`Place::Auto`] is returned as `Last`, or
+    /// as `First` with all documents.
     fn placement(&self) -> Placement {
         Placement::FREE
     }
 
-    /// Learns that documents with `tokens` tokens were removed from the tree.
+    /// Learns that documents with this number of tokens were removed from the knowledge tree.
     fn evicted(&mut self, tokens: u64) {
         let _ = tokens;
     }
 }
 
-/// The place in the prompts of a tenant and model at which documents are to be sent.
+/// Where documents begin in a prompt of a tenant and model, as a node of the knowledge tree.
 #[derive(Clone, Copy)]
 pub struct Start<'t> {
     tree: &'t KnowledgeTree,
     scope: Scope,
-    /// The tree's node that the documents follow; `None` if the engine holds nothing of this scope.
+    /// The node of the tree after which the documents follow; `None` if no document after this prompt is believed to be
+    /// cached.
     node: Option<NodeId>,
     is_ranked: bool,
 }
 
 impl<'t> Start<'t> {
-    /// Returns the place directly after the prompt that `scope` hashes.
+    /// Returns the start directly after the prompt that `scope` hashes.
     #[must_use]
     pub fn behind(tree: &'t KnowledgeTree, scope: Scope) -> Self {
         Self {
@@ -80,7 +85,7 @@ impl<'t> Start<'t> {
         }
     }
 
-    /// Returns the same place for documents that the client did not list by rank, so that none is favoured.
+    /// Returns the same start for documents that the client did not send best first, so that none is favoured.
     #[must_use]
     pub fn unranked(self) -> Self {
         Self {
@@ -93,7 +98,7 @@ impl<'t> Start<'t> {
         self.is_ranked
     }
 
-    /// Returns the place directly after `document`, if the document is sent here.
+    /// Returns the start directly after `document`, if that document is sent here.
     fn after(self, document: DocumentId) -> Self {
         Self {
             node: self.node.and_then(|node| self.tree.child(node, document)),
@@ -101,7 +106,7 @@ impl<'t> Start<'t> {
         }
     }
 
-    /// Returns the same place in `tree`, which must be empty: nothing matches there.
+    /// Returns the same start in `tree`, which must be empty: nothing matches there.
     fn in_empty<'e>(self, tree: &'e KnowledgeTree) -> Start<'e> {
         Start {
             tree,
@@ -112,72 +117,77 @@ impl<'t> Start<'t> {
     }
 }
 
-/// A run of documents that a request sent one after another.
+/// A run of documents that a request sent one after another in its prompt.
 #[derive(Clone, Copy, Debug)]
 pub struct SentDocuments<'a> {
-    /// Scope of the run: hash of the prompt before it.
+    /// Hash of the prompt before the first of these documents.
     pub scope: Scope,
-    /// The documents in the order sent, with their estimated tokens.
+    /// The fingerprints of the documents in the order sent, with their estimated tokens.
     pub documents: &'a [(Fingerprint, u32)],
-    /// The rank of each document, in the order sent, if a policy decided that order; `None` if it was replayed.
+    /// The client's rank of each document, in the order sent, if a policy decided that order; `None` if it was
+    /// replayed.
     pub order: Option<&'a [u16]>,
 }
 
-/// The maximum number of documents that a policy orders at once; ranks fit into 12 bits.
+/// The maximum number of documents that a policy orders at once; their ranks fit into 12 bits.
 pub const MAX_CANDIDATES: u32 = 4096;
 
 crate::named! {
     /// The policies, by their names in the configuration.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum PolicyKind {
-        /// Keeps the retriever's order.
+        /// Keeps the retriever's order of the documents.
         Retrieval = "retrieval",
-        /// Orders documents at random.
+        /// Orders documents pseudorandomly.
         Random = "random",
-        /// Sorts documents by the clients' ids.
+        /// Sorts documents by the ids that clients give them.
         Sorted = "sorted",
-        /// Puts the most recently used documents first.
+        /// Puts the documents first that were most recently used in the knowledge tree.
         Recency = "recency",
-        /// Follows the tree by the best-ranked child (RAGCache++ Algorithm 1).
+        /// Follows the best-ranked child in the knowledge tree, document by document (RAGCache++ Algorithm 1).
         Greedy = "greedy",
-        /// Orders documents by the path of the most similar context (RAGBoost's context index).
+        /// Orders documents as in the most similar earlier request (RAGBoost's context index).
         ContextIndex = "context-index",
-        /// Puts the heaviest resident path first, found exactly.
+        /// Puts the sequence of documents with the most cached tokens first, found exactly.
         Longest = "longest",
-        /// Puts the heaviest resident path first, then the documents that later requests will likely share.
+        /// Puts the sequence of documents with the most cached tokens first, then those that later requests will likely
+        /// share.
         Foresight = "foresight",
     }
 }
 
-/// The validated options of all policies; each policy reads those that it uses and ignores the others.
+/// The validated options of all policies (rules that order documents); each policy reads those that it uses and ignores
+/// the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PolicyOptions {
-    /// The seed of the `random` policy.
+    /// The seed of the pseudorandom order that the `random` policy applies.
     pub seed: u64,
-    /// Number of recent requests that `foresight` learns from.
+    /// Number of recent requests of a tenant and model from which `foresight` learns.
     pub window: u16,
     /// The maximum number of positions by which `foresight` moves a document, up or down; unlimited if `None`.
     pub max_displacement: Option<u16>,
-    /// The maximum number of contexts that `context-index` keeps.
+    /// The maximum number of contexts (document sets of requests) that `context-index` keeps for a tenant and model.
     pub max_contexts: u32,
-    /// True if `context-index` removes contexts that the engine evicted, as RAGBoost does.
+    /// True if `context-index` removes contexts whose documents the engine evicted, as RAGBoost does.
     pub forget_evicted: bool,
-    /// Tokens in a block of the engine's cache: `greedy`, `longest` and `foresight` count a match shorter than a block
-    /// as none. With 1, any match counts.
+    /// Number of tokens in a block of the engine's cache: `greedy`, `longest` and `foresight` count a match shorter
+    /// than a block as none. With 1, any match counts.
     pub block_tokens: u32,
-    /// The number and place of the favoured documents, for every policy except `retrieval`, which moves none.
+    /// The number of favoured documents (the retriever's best) and where they are placed, for every policy except
+    /// `retrieval`, which moves no document.
     pub placement: Placement,
 }
 
 impl PolicyOptions {
-    /// Returns `policy` constrained by the placement of favoured documents, without a minimum match.
+    /// Returns `policy` constrained by the placement of favoured documents (the retriever's best), without a minimum
+    /// length of a match.
     pub(crate) fn place(&self, policy: Box<dyn Policy>) -> Box<dyn Policy> {
         constrained::Constrained::of(policy, self.placement, 1)
     }
 }
 
 impl PolicyKind {
-    /// Returns the policy with these options and without learnt state.
+    /// Returns a new policy of this kind with these options and without learnt state.
     #[must_use]
     pub fn build(self, options: &PolicyOptions) -> Box<dyn Policy> {
         let placed = |policy| options.place(policy);
@@ -199,15 +209,16 @@ impl PolicyKind {
     }
 }
 
-/// The limit on how far a document may be moved from its rank; unlimited if `None`.
+/// The maximum number of positions by which a document may be moved from its rank; unlimited if `None`.
 #[derive(Clone, Copy, Debug)]
 struct Displacement(Option<u16>);
 
 impl Displacement {
     const ANY: Self = Self(None);
 
-    /// Returns whether `rank` may follow `path`, which was built by this rule. At least one rank always may: each
-    /// position is the last allowed one for at most one document, or else the best-ranked open document may be next.
+    /// Returns whether the document with this rank may follow the ranks in `path`, which were chosen by this rule. At
+    /// least one document always may: each position is the last allowed one for at most one document, or else the
+    /// best-ranked remaining document may be next.
     fn next(self, path: &[u16], rank: u16) -> bool {
         let Self(Some(most)) = self else { return true };
         let (rank, place, most) = (usize::from(rank), path.len(), usize::from(most));
@@ -218,16 +229,17 @@ impl Displacement {
     }
 }
 
-/// The resident part at the beginning of an order.
+/// The documents at the beginning of an order that are believed to be cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Match {
-    /// Number of matched documents.
+    /// Number of documents believed to be cached.
     pub documents: u32,
-    /// Estimated tokens of the matched documents.
+    /// Estimated tokens of the documents believed to be cached.
     pub tokens: u64,
 }
 
-/// Returns the resident part of `candidates` in `order`, from `start` on.
+/// Returns the number and tokens of the documents at the beginning of `order` that are believed to be cached, if they
+/// are sent from `start` on.
 #[must_use]
 pub fn match_of(candidates: &[Candidate<'_>], order: &Order, start: Start<'_>) -> Match {
     let mut found = Match::default();
@@ -245,19 +257,20 @@ pub fn match_of(candidates: &[Candidate<'_>], order: &Order, start: Start<'_>) -
     found
 }
 
-/// Returns the candidates' fingerprints, in rank order.
+/// Returns the fingerprints of the candidates, in rank order.
 #[must_use]
 pub fn fingerprints(candidates: &[Candidate<'_>]) -> SmallVec<[Fingerprint; 16]> {
     let fingerprints = candidates.iter().map(|candidate| candidate.fingerprint);
     fingerprints.collect()
 }
 
-/// Returns rank order, `0..count`.
+/// Returns the order in which every document keeps its rank, `0..count`.
 fn ranks(count: usize) -> Order {
     (0..u16::try_from(count).unwrap_or(u16::MAX)).collect()
 }
 
-/// Returns `head` followed by the remaining candidates in rank order (RAGCache++ Algorithm 1, line 12).
+/// Returns the order that begins with the ranks `head`, followed by the other candidates in rank order (RAGCache++
+/// Algorithm 1, line 12).
 fn followed_by_rank(head: Order, count: usize) -> Order {
     let mut order = head;
     let mut placed: SmallVec<[bool; 32]> = SmallVec::from_elem(false, count);
@@ -275,9 +288,9 @@ fn followed_by_rank(head: Order, count: usize) -> Order {
     order
 }
 
-/// An index of candidates by document id.
+/// The candidates' ranks, found by document id.
 struct Lookup {
-    /// Pairs of `(document, rank)`, sorted.
+    /// Pairs of a candidate's document id and its rank, sorted.
     ranks: SmallVec<[(DocumentId, u16); 32]>,
 }
 
@@ -291,7 +304,8 @@ impl Lookup {
         Self { ranks }
     }
 
-    /// Calls `found` with the rank and node of every child of `node` that is a candidate, in no particular order.
+    /// Calls `found` with the rank and the child node for every child of `node` whose document is a candidate, in no
+    /// particular order.
     fn matching_children(
         &self,
         tree: &KnowledgeTree,

@@ -1,48 +1,52 @@
-//! Rank-aware placement: the retriever's best documents get a fixed place where the model reads well, and a policy
-//! orders the others for reuse. With [`Place::Auto`], all documents stay in rank order where this matches as much.
+//! Rank-aware placement: the retriever's best documents (the favoured ones) get a fixed place where the model reads
+//! well, and a policy orders the others for reuse. With [`Place::Auto`], all documents stay in rank order where this
+//! matches as much.
 
 use super::Order;
 use serde::{Deserialize, Serialize};
 
 crate::named! {
-    /// The place of the favoured documents, which are the retriever's best ones.
+    /// Where the favoured documents, which are the retriever's best ones, are placed among the others.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
     #[serde(rename_all = "lowercase")]
     pub enum Place {
-        /// No document is favoured.
+        /// No document is favoured: the policy orders all of them.
         Free = "free",
-        /// The favoured documents follow all others, the best one last: next to a question that follows the documents.
+        /// The favoured documents (the retriever's best) follow all others, the best one last: next to a question that
+        /// follows the documents.
         Last = "last",
-        /// The favoured documents precede all others, the best one first.
+        /// The favoured documents (the retriever's best) precede all others, the best one first.
         First = "first",
-        /// The best document is last, the second best first, the third best second to last, and so on.
+        /// The favoured documents alternate between both ends: the best one last, the second best first, the third best
+        /// second to last, and so on.
         Ends = "ends",
-        /// Like `Last`, but all documents stay in rank order if this matches some cached tokens and no fewer, or while
-        /// recent requests of the tenant and model share more in rank order.
+        /// Like `Last`, but all documents stay in rank order if this matches some cached tokens and at least as many,
+        /// or while recent requests of the tenant and model share more documents in rank order.
         Auto = "auto",
     }
 }
 
-/// The number of the retriever's best documents that are favoured, and their place.
+/// The number of favoured documents (the retriever's best), and where they are placed among the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Placement {
-    /// The place of the favoured documents.
+    /// Where the favoured documents (the retriever's best) are placed.
     pub place: Place,
-    /// Number of favoured documents.
+    /// Number of the retriever's best documents that are favoured.
     pub documents: u16,
 }
 
 impl Placement {
-    /// The placement in which no document is favoured.
+    /// The placement in which no document is favoured: the policy orders all of them.
     pub const FREE: Self = Self {
         place: Place::Free,
         documents: 0,
     };
 
-    /// The placement in which all documents stay in rank order.
+    /// The placement in which all documents are favoured and so stay in rank order.
     pub(super) const RANKS: Self = Self::of(Place::First, u16::MAX);
 
-    /// The placements that tools compare, from the most freedom to the least.
+    /// The placements that analysis tools compare, from the one that leaves a policy the most freedom to the one with
+    /// the least.
     pub const COMPARED: [Self; 9] = [
         Self::FREE,
         Self::of(Place::Last, 1),
@@ -59,13 +63,14 @@ impl Placement {
         Self { place, documents }
     }
 
-    /// Returns whether no document is favoured.
+    /// Returns whether the placement favours no document.
     #[must_use]
     pub fn is_free(self) -> bool {
         self.place == Place::Free || self.documents == 0
     }
 
-    /// Divides `count` documents into favoured and shared ones; [`Place::Auto`] counts as `Last`.
+    /// Divides `count` documents into favoured ones (the best) and the others, which a policy orders; [`Place::Auto`]
+    /// counts as `Last`.
     #[must_use]
     pub fn split(self, count: usize) -> Split {
         let count = u16::try_from(count).unwrap_or(u16::MAX);
@@ -89,19 +94,22 @@ impl Placement {
     }
 }
 
-/// A request's documents, divided into favoured and shared ones. Documents are given by rank.
+/// The documents of a request, divided into favoured ones (the retriever's best) and the others, which a policy orders.
+/// Documents are given by rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Split {
-    /// The favoured documents before the shared part, in the order sent.
+    /// The ranks of the favoured documents (the retriever's best) that precede the others, in the order sent.
     pub leading: Order,
-    /// Rank of the best document that is not favoured: the shared part is `shared..count`.
+    /// Number of favoured documents, which is the rank of the best one that is not favoured: a policy orders the ranks
+    /// `shared..count`.
     pub shared: u16,
-    /// The favoured documents after the shared part, in the order sent.
+    /// The ranks of the favoured documents (the retriever's best) that follow the others, in the order sent.
     pub trailing: Order,
 }
 
 impl Split {
-    /// Returns the whole order, given an order of the shared part with ranks counted from its best document.
+    /// Returns the order of all documents, given the policy's order of those that are not favoured, as ranks counted
+    /// from the best of them.
     #[must_use]
     pub fn with(self, shared: &[u16]) -> Order {
         let mut order = self.leading;

@@ -4,7 +4,7 @@ use super::{Order, Policy, Start, ranks};
 use crate::document::Candidate;
 use crate::random::Random as Numbers;
 
-/// The policy `random`: every order is equally likely, and the seed determines the sequence of orders.
+/// The policy `random`: every order of the documents is equally likely, and the seed determines the sequence of orders.
 pub(super) struct Random(Numbers);
 
 impl Random {

@@ -5,7 +5,8 @@ use crate::document::Candidate;
 use crate::sort::sort_by_key;
 use std::cmp::Reverse;
 
-/// The policy `recency`: sorts by last use in the tree, then by rank; documents in no path come last.
+/// The policy `recency`: sorts documents by last use in the knowledge tree, then by rank; those not in the tree come
+/// last.
 pub(super) struct Recency;
 
 impl Policy for Recency {

@@ -3,7 +3,7 @@
 use super::{Order, Placement, Policy, Start, ranks};
 use crate::document::Candidate;
 
-/// The policy `retrieval`: keeps rank order.
+/// The policy `retrieval`: keeps the documents in rank order, as the retriever returned them.
 pub(super) struct Retrieval;
 
 impl Policy for Retrieval {

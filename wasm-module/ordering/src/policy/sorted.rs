@@ -1,12 +1,13 @@
 //! One order for all requests, independent of the cache (RAGCache++'s baseline `APC+Sorted`).
 //!
-//! Matches are many but short: any absent document that sorts early breaks the prefix (section 4.3).
+//! Matches are many but short: any document that sorts early and is not cached ends the match (section 4.3).
 
 use super::{Order, Policy, Start, ranks};
 use crate::document::Candidate;
 use crate::sort::sort_by_key;
 
-/// The policy `sorted`: sorts by the clients' ids; documents without one come last, in rank order.
+/// The policy `sorted`: sorts documents by the ids that clients give them; those without an id come last, in rank
+/// order.
 pub(super) struct Sorted;
 
 impl Policy for Sorted {

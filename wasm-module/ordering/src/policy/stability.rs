@@ -15,32 +15,37 @@ use crate::document::Fingerprint;
 use smallvec::SmallVec;
 use std::iter::once;
 
-/// Measures whether recent requests would have shared more documents in rank order than with their favoured ones last.
+/// Measures whether recent requests would have shared more documents if all were sent in rank order than if the
+/// favoured ones (the retriever's best) were sent last.
 pub(super) struct RankStability {
-    /// Recent requests, each as a fingerprint of its favoured documents and its other documents.
+    /// Recent requests, each as one fingerprint for its favoured documents (the retriever's best) together and those of
+    /// its other documents.
     recent: Window,
-    /// Recent requests, each as the fingerprints of its beginnings in rank order.
+    /// Recent requests, each as the fingerprints of all its beginnings in rank order.
     beginnings: Window,
-    /// Number of documents that each request shares with a recent one in rank order, summed with exponential decay.
-    ranked: f64,
-    /// Number of documents that each request shares with a recent one with its favoured ones last, summed with
+    /// Number of documents that each request shares with a recent one if both are in rank order, summed with
     /// exponential decay.
+    ranked: f64,
+    /// Number of documents that each request shares with a recent one if both have their favoured documents (the
+    /// retriever's best) last, summed with exponential decay.
     last: f64,
     is_stable: bool,
 }
 
-/// Number of recent requests that a request is compared with.
+/// Number of recent requests with which a request is compared.
 const RECENT: u16 = 128;
 
-/// The factor by which older requests lose weight with each new one; half is left after 70.
+/// The factor by which the weight of earlier requests shrinks with each new one; after 70 requests, half is left.
 const DECAY: f64 = 0.99;
 
-/// The ratio of `ranked` to `last` from which ranks count as stable, and the one below which they no longer do.
+/// The ratio of [`RankStability::ranked`] to [`RankStability::last`] from which documents stay in rank order; the next
+/// constant is the ratio below which they no longer do.
 const STABLE: f64 = 1.0;
 const UNSTABLE: f64 = 0.95;
 
 impl Default for RankStability {
-    /// Returns the initial state: not stable, with the weight of some requests.
+    /// Returns the initial state: documents do not stay in rank order, as if earlier requests had shared 20 documents
+    /// with the favoured ones last.
     fn default() -> Self {
         Self {
             recent: Window::new(RECENT),
@@ -53,7 +58,8 @@ impl Default for RankStability {
 }
 
 impl RankStability {
-    /// Adds one request, given its documents in rank order, of which the first `favoured` ones are favoured.
+    /// Adds one request, given its documents in rank order, of which the first `favoured` ones are favoured, and
+    /// updates the measure.
     pub(super) fn observe(&mut self, ranked: &[Fingerprint], favoured: u16) {
         let favoured = usize::from(favoured).min(ranked.len());
         let mut hash = 1;
@@ -87,7 +93,7 @@ impl RankStability {
         self.is_stable = self.ranked > (self.last + 1.0) * least;
     }
 
-    /// Returns whether all documents should stay in rank order.
+    /// Returns whether all documents of a request should stay in rank order.
     pub(super) fn is_stable(&self) -> bool {
         self.is_stable
     }

@@ -1,7 +1,7 @@
 //! The document sets of the most recent requests, indexed by document.
 //!
 //! ```text
-//!   slots    0: {a b c}   1: {b d}   2: {a b}        a ring: the next request replaces the oldest one
+//!   slots    0: {a b c}   1: {b d}   2: {a b}        a ring buffer: the next request replaces the oldest one
 //!   postings a: 0 2       b: 0 1 2   c: 0   d: 1     oldest first
 //! ```
 //!
@@ -13,20 +13,21 @@ use fxhash::FxHashMap;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 
-/// The maximum number of documents stored for a request, from the first on: the bits of a mask.
+/// The maximum number of documents stored for one request, from the first on: the number of bits of a mask.
 pub(super) const MAX_DOCUMENTS: usize = 64;
 
-/// The document sets of the most recent requests, with an index by document.
+/// The documents of the most recent requests, with an index from each document to the requests that have it.
 #[derive(Debug)]
 pub(super) struct Window {
     slots: Vec<SmallVec<[Fingerprint; 8]>>,
     postings: FxHashMap<Fingerprint, VecDeque<u16>>,
-    /// The slot that the next request takes, a ring index.
+    /// The index in `slots`, a ring buffer, at which the next request is stored.
     next: u16,
     size: u16,
-    /// For each slot, the intermediate result of the current query; blank between queries.
+    /// For each stored request, by its index in `slots`, the intermediate result of the current query; blank between
+    /// queries.
     marks: Vec<Mark>,
-    /// Slots with a mark that is not blank.
+    /// The indices in `slots` of the requests whose intermediate result is not blank.
     marked: Vec<u16>,
 }
 
@@ -36,17 +37,17 @@ struct Mark {
     shared: u64,
 }
 
-/// A recent request's overlap with the documents of a query.
+/// A recent request, as the documents that it has in common with a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shared {
-    /// Bit `i` is set if the request contains `optional[i]`; at least one bit is set.
+    /// Bit `i` is set if the request has the document `optional[i]` of the query; at least one bit is set.
     pub(super) mask: u64,
-    /// Age in requests, where the latest one has age 1.
+    /// Age of the request, counted in requests; the latest one has age 1.
     pub(super) age: u16,
 }
 
 impl Window {
-    /// Returns an empty window for `size` requests, at least 1.
+    /// Returns an empty window for the latest `size` requests, at least 1.
     pub(super) fn new(size: u16) -> Self {
         Self {
             slots: Vec::new(),
@@ -58,7 +59,7 @@ impl Window {
         }
     }
 
-    /// Adds a request, given its distinct documents; replaces the oldest one if the window is full.
+    /// Adds a request, given its distinct documents; replaces the oldest request if the window is full.
     pub(super) fn push(&mut self, documents: impl Iterator<Item = Fingerprint>) {
         let documents: SmallVec<[Fingerprint; 8]> = documents.take(MAX_DOCUMENTS).collect();
         for &document in &documents {
@@ -85,18 +86,19 @@ impl Window {
         self.next = (self.next + 1) % self.size;
     }
 
-    /// Returns the number of documents stored for the request of this age; 1 is the latest.
+    /// Returns the number of documents stored for the request of this age, where 1 is the latest; 0 if there is none.
     pub(super) fn documents(&self, age: u16) -> usize {
         let slot = (self.next + self.size - age % self.size) % self.size;
         self.slots.get(usize::from(slot)).map_or(0, SmallVec::len)
     }
 
-    /// Returns the number of requests in the window.
+    /// Returns the number of requests stored in the window.
     pub(super) fn len(&self) -> u16 {
         u16::try_from(self.slots.len()).unwrap_or(u16::MAX)
     }
 
-    /// Returns the number of requests that contain a document: among the `newer` latest, and among all earlier ones.
+    /// Returns the number of stored requests that have a document: among the `newer` latest ones, and among all earlier
+    /// ones.
     pub(super) fn counts(&self, document: Fingerprint, newer: u16) -> [u32; 2] {
         let Some(slots) = self.postings.get(&document) else {
             return [0; 2];
@@ -106,8 +108,9 @@ impl Window {
         [slots.len() - older, older].map(|count| u32::try_from(count).unwrap_or(u32::MAX))
     }
 
-    /// Returns the requests that contain all of `required` and some of `optional` (its first [`MAX_DOCUMENTS`]); all
-    /// these documents must be distinct. The order is arbitrary, but the same on every platform.
+    /// Returns the stored requests that have all documents of `required` and at least one of `optional` (of its first
+    /// [`MAX_DOCUMENTS`]); all these documents must be distinct. The order is arbitrary, but the same on every
+    /// platform.
     pub(super) fn sharing(
         &mut self,
         required: &[Fingerprint],
@@ -154,7 +157,8 @@ impl Window {
     }
 }
 
-/// Returns the age of the request in `slot` of a ring of `size` slots, where the slot before `next` has age 1.
+/// Returns the age of the request at index `slot` of a ring buffer of `size` requests, where the one before `next` has
+/// age 1.
 fn age(slot: u16, next: u16, size: u16) -> u16 {
     if slot < next {
         next - slot

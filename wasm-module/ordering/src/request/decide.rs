@@ -1,8 +1,8 @@
-//! Decides how to forward one group's documents when no arrangement is recorded: which ones location hints replace, the
-//! order of the others, and whether an order hint follows.
+//! Decides how to forward the documents of one group (ordered together) when no arrangement is recorded: which ones
+//! location hints replace, the order of the others, and whether an order hint follows.
 //!
 //! A document that a location hint replaces (a reference) keeps its rank; the policy orders only the others, in the
-//! places that are left (RAGBoost's layout). So a hint may precede documents. That costs no sharing between chats,
+//! positions that are left (RAGBoost's layout). So a hint may precede documents. That costs no sharing between chats,
 //! since the documents follow a chat's history anyway.
 
 use super::{OrderingMode, Request};
@@ -15,19 +15,21 @@ use crate::policy::{Order, Start};
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 
-/// The decision on one group's documents: their arrangement, order and hint.
+/// How the documents of one group are forwarded: their arrangement, the order to learn from, and the order hint.
 pub(super) struct Decision {
     pub(super) arrangement: Arrangement,
-    /// The policy's order, or the client's if that is kept, as ranks; `None` if the arrangement was replayed or nothing
-    /// was left to order. Policies that learn from requests learn both.
+    /// The policy's order of the documents that no location hint replaces, or the client's if that is kept, as ranks;
+    /// `None` if the arrangement was replayed or no document was left to order. Policies that learn from requests learn
+    /// orders of both kinds.
     pub(super) order: Option<Order>,
-    /// The order hint; `None` if the documents need none or cannot have one.
+    /// The order hint, with the retriever's ranking; `None` if the documents need none or cannot have one.
     pub(super) hint: Option<OrderHint>,
 }
 
 impl<'a> Request<'_, 'a> {
-    /// Replays a recorded arrangement. If a reference's label now belongs to another document too, because an array was
-    /// written into an earlier message, the document itself is sent.
+    /// Returns the decision to forward a group as in the recorded arrangement (order and location hints). If the label
+    /// of a document that a location hint replaced now belongs to another document too, because an array was written
+    /// into an earlier message, the document itself is sent.
     pub(super) fn again(
         &self,
         known: &Arrangement,
@@ -56,8 +58,9 @@ impl<'a> Request<'_, 'a> {
         }
     }
 
-    /// Returns whether a recorded arrangement holds exactly the client's documents and refers only to documents in
-    /// turns before `turn`. It does unless hashes collided; a collision must not lose a document.
+    /// Returns whether a recorded arrangement (order and location hints) has exactly the client's documents, and its
+    /// location hints refer only to documents in turns before `turn`. True unless hashes collided; a collision must not
+    /// lose a document.
     pub(super) fn is_possible(
         &self,
         known: &Arrangement,
@@ -76,7 +79,8 @@ impl<'a> Request<'_, 'a> {
             })
     }
 
-    /// Decides how to forward a group's documents in `turn`, without a recorded arrangement.
+    /// Decides how to forward the documents of a group in `turn`, for which no arrangement (order and location hints)
+    /// is recorded.
     pub(super) fn decide(
         &mut self,
         group: &Group<'a>,
@@ -158,7 +162,7 @@ impl<'a> Request<'_, 'a> {
         }
     }
 
-    /// Returns for each distinct document, in the client's order, whether a location hint replaces it.
+    /// Returns for each distinct document, in the client's order, whether a location hint is sent in its place.
     fn references(
         &self,
         group: &Group<'a>,
@@ -211,10 +215,10 @@ impl<'a> Request<'_, 'a> {
         references
     }
 
-    /// Returns the text that replaces a numbered document whose text an earlier turn has, under whatever number: the
-    /// current number, and a location hint. If the document consists of joined passages, only those that an earlier
-    /// turn has are replaced. `None` if nothing is replaced, because no earlier turn has the text, or no safe and
-    /// unique name for it.
+    /// Returns the block that replaces a document numbered by its client whose text an earlier turn has, under whatever
+    /// number: the current number, and a location hint. If the document consists of passages joined by the client, only
+    /// those that an earlier turn has are replaced. `None` if nothing is replaced, because no earlier turn has the
+    /// text, or no safe and unique name for it.
     pub(super) fn reference_by_number(
         &self,
         found: &FoundDocument<'a>,
@@ -231,7 +235,8 @@ impl<'a> Request<'_, 'a> {
         block.with_words(&words)
     }
 
-    /// Returns the order hint for a group in this arrangement; `None` if hints are off or the labels do not allow one.
+    /// Returns the order hint (the retriever's ranking) for a group in this arrangement; `None` if hints are off or the
+    /// labels do not allow one.
     fn order_hint(
         &self,
         group: &Group<'a>,

@@ -1,8 +1,8 @@
 //! Arranges one request: turns the messages and documents of its body into the edits that make the forwarded body.
 //!
-//! Messages are handled in the order of the prompt. The documents of a known message are arranged as before; those of
-//! any other message are decided now ([`decide`]), given the prompt before it. This module records nothing: it returns
-//! the records to its caller. In the tree it only interns documents.
+//! Messages are handled in the order of the prompt. The documents of a message that was forwarded before are arranged
+//! as then; those of any other message are decided now ([`decide`]), given the prompt before it. This module records
+//! nothing: it returns the records to its caller. In the knowledge tree it only interns documents (assigns ids).
 
 mod decide;
 mod report;
@@ -29,44 +29,48 @@ use crate::sort::sort_by_key;
 use crate::tree::{KnowledgeTree, Scope};
 use smallvec::SmallVec;
 
-/// The order that the documents get, and its use.
+/// Which order the documents of a request get, and for what purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OrderingMode {
-    /// The policy's order.
+    /// The policy's order, to be forwarded.
     Ordered,
-    /// The client's order: no document is moved, dropped, replaced by a reference or mentioned in a hint, and no
-    /// earlier turn is used. A `documents` array is still written into its message.
+    /// The client's order: no document is moved, dropped, replaced by a location hint or mentioned in an order hint,
+    /// and no earlier turn is used. A `documents` array is still written into its message.
     ClientOrder,
-    /// The policy's order, computed only for the report of a dry run.
+    /// The policy's order, computed only for the report of a dry run and not forwarded.
     Trial,
 }
 
-/// Runs of documents in their client's order, each with its scope and the documents' estimated tokens.
+/// Runs of adjacent documents in their client's order, each with the hash of the prompt before it and the documents'
+/// estimated tokens.
 pub(crate) type ClientRuns = Vec<(Scope, SmallVec<[(Fingerprint, u32); 16]>)>;
 
-/// A request as arranged for one engine, before its edits are applied and its records recorded.
+/// A request whose documents are arranged for one engine, before its edits are applied and its records recorded.
 pub(crate) struct ArrangedRequest<'a> {
-    /// The edits of the body; empty if it is forwarded unchanged.
+    /// The replacements of parts of the body; empty if the original body is forwarded.
     pub(crate) edits: Vec<Edit<'a>>,
     pub(crate) report: Report,
-    /// The documents sent, as the tree and the policy record them.
+    /// The forwarded documents, as the knowledge tree and the policy record them.
     pub(crate) runs: Vec<SentRun>,
-    /// The same runs in their client's order.
+    /// The documents of `runs` in their client's order.
     pub(crate) clients: ClientRuns,
-    /// The messages after the known ones; without pinning, only those with documents or head text, and the last one.
+    /// The messages to record, which follow those recorded before; without pinning, only those with documents or with
+    /// text moved from the system text, and the last one.
     pub(crate) added: Vec<AddedMessage>,
 }
 
-/// Text from the head to write into messages.
+/// Volatile spans (texts that change between requests) of the system text that are written into messages.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HeadWords<'a> {
-    /// Volatile spans that keep their first value.
+    /// The volatile spans (texts that change between requests) in whose place their first value in the chat is written.
     pub(crate) frozen: &'a [Frozen<'a>],
-    /// The volatile spans that move into the newest user message.
+    /// The volatile spans (texts that change between requests) that move into the newest user message; `None` if none
+    /// do.
     pub(crate) moved: Option<&'a Moved>,
 }
 
-/// Arranges a parsed request, with its known messages in `path`. Only interns the documents in `tree`.
+/// Returns a parsed request with its documents arranged; `path` has its messages that were recorded before. Of the
+/// shared state, changes only `tree`, by assigning ids to documents.
 #[allow(
     clippy::too_many_arguments,
     reason = "one call, from the one place that has all of them"
@@ -146,35 +150,38 @@ pub(crate) fn arrange<'a>(
 
 struct Request<'r, 'a> {
     config: &'a Config,
-    /// The request's body.
+    /// The body of the request, as text.
     text: &'a str,
     head: HeadWords<'a>,
-    /// The values of the head's frozen spans, as written in this request.
+    /// The values that this request has for the system text's volatile spans (texts that change between requests) that
+    /// keep their first value.
     frozen: Box<[Box<str>]>,
     mode: OrderingMode,
     tree: &'r mut KnowledgeTree,
     policy: &'r mut dyn Policy,
-    /// Number of user messages up to the current message.
+    /// Number of user messages up to the message that is being arranged.
     question: u32,
-    /// The turn of the request's last message. In the first turn (0) nothing is collected for location hints.
+    /// The turn of the request's last message. If it is the first turn (0), nothing is collected for location hints.
     last_turn: u32,
-    /// Estimated tokens of the documents pinned in the known messages.
+    /// Estimated tokens of the documents pinned (repeated at later turns) in the messages recorded before.
     pinned_tokens: u64,
     shown: PromptDocuments<'a>,
     outputs: Outputs<'a>,
-    /// True if the current message comes after all known ones: it was not forwarded before.
+    /// True if the message that is being arranged follows all recorded ones: it was not forwarded before.
     is_new: bool,
-    /// Hash of all replacements of the client's documents so far; 0 if there are none.
+    /// Hash of all changes to the client's messages so far; 0 if there are none.
     sent: u64,
     edits: Vec<Edit<'a>>,
     report: Report,
-    /// The runs of documents arranged so far.
+    /// The runs of adjacent documents arranged so far.
     runs: Vec<SentRun>,
     clients: ClientRuns,
 }
 
 impl<'a> Request<'_, 'a> {
-    /// Arranges or (if `known`) replays a message, with the array's documents `written` into it; returns its record.
+    /// Arranges a message, or replays it if its record `known` is given, with the documents of an array (`written`) and
+    /// the volatile spans of the system text (`moving`, texts that change between requests) to write into it. Returns
+    /// the message's record.
     fn message(
         &mut self,
         message: &Message<'a>,
@@ -240,8 +247,9 @@ impl<'a> Request<'_, 'a> {
         turn
     }
 
-    /// Writes the first values of the head's frozen spans, as recorded with the chat's first known message that has
-    /// them. Without such a record, this request's own values are the first.
+    /// Writes the first values of the system text's volatile spans (texts that change between requests) that keep them,
+    /// as recorded with the chat's first message that has them. Without such a record, this request's own values are
+    /// the first.
     fn freeze(&mut self, memory: &'a Memory, path: &Path) {
         let spans = self.head.frozen;
         if spans.is_empty() {
@@ -262,7 +270,8 @@ impl<'a> Request<'_, 'a> {
         self.then(digest);
     }
 
-    /// Writes the documents of a `documents` array into a message, followed by the moved `words`.
+    /// Writes the documents of a `documents` array into a message, followed by `words`, the text that moves from the
+    /// system text. The arrangement is replayed if `known` has it. Returns the record of what was written.
     fn write(
         &mut self,
         group: &Group<'a>,
@@ -289,7 +298,8 @@ impl<'a> Request<'_, 'a> {
         }
     }
 
-    /// Writes the pinned documents of an earlier message into it again, though the client no longer sends them.
+    /// Writes the documents that were pinned in an earlier message into it again, though the client no longer sends
+    /// them, and records them. `entry` and `scope` say where in the message, `turn` is the message's turn.
     fn pin(&mut self, pin: &'a Pin, is_hinted: bool, (entry, scope): (Entry, Scope), turn: u32) {
         self.edits.push(Edit::insert(entry.at, &*pin.text));
         let path = pin.documents.iter();
@@ -316,7 +326,9 @@ impl<'a> Request<'_, 'a> {
         self.then(pin.digest);
     }
 
-    /// Arranges a group's documents, followed by the moved `words`; replays the arrangement `known` if it is valid.
+    /// Arranges the documents of a group, followed by `words`, the text that moves from the system text; replays the
+    /// arrangement `known` if it is valid. Returns the arrangement, the distinct documents and, if the gateway renders
+    /// them, the rendering.
     fn group(
         &mut self,
         group: &Group<'a>,
@@ -417,8 +429,8 @@ impl<'a> Request<'_, 'a> {
         (arrangement, listed, rendering)
     }
 
-    /// Arranges a tool's whole result: location hints replace lines that earlier turns' results hold. A result that was
-    /// already forwarded in full (by its record `known`, or as a known message without one) stays in full.
+    /// Arranges a tool's whole result: location hints replace lines that earlier turns' results have. A result that was
+    /// already forwarded in full (by its record `known`, or in a recorded message without one) stays in full.
     fn output(
         &mut self,
         group: &Group<'a>,
@@ -455,8 +467,9 @@ impl<'a> Request<'_, 'a> {
         arrangement
     }
 
-    /// Returns the order hint and the moved words as written behind a group's documents. The words get an element of
-    /// their own, so that they belong neither to a document nor to the question that follows.
+    /// Returns the order hint and `words`, the text that moves from the system text, as written after the documents of
+    /// a group. The text gets an element of its own, so that it belongs neither to a document nor to the question that
+    /// follows.
     fn behind(&self, group: &Group<'_>, hint: Option<String>, words: &str) -> String {
         let mut all = hint.map_or_else(String::new, |hint| hint + r"\n");
         for piece in [MOVED_OPEN, words, MOVED_CLOSE] {
@@ -474,7 +487,7 @@ impl<'a> Request<'_, 'a> {
         all
     }
 
-    /// Returns the content of each of the group's slots: a document or a location hint.
+    /// Returns what is sent in each range of the body that the group's documents fill: a document or a location hint.
     fn sent_of<'g>(
         &mut self,
         group: &'g Group<'a>,
@@ -503,9 +516,9 @@ impl<'a> Request<'_, 'a> {
             .collect()
     }
 
-    /// Adds a run of documents to the records, in the order sent and in the client's. It begins at byte `at` of the
-    /// body; `references` is the hash of the references among its documents; `order` is the policy's order, `None` if
-    /// it decided none.
+    /// Adds a run of adjacent documents to the records, in the order sent and in the client's. It begins at byte `at`
+    /// of the body; `scope` is the hash of the prompt before it, `references` that of the location hints among its
+    /// documents; `order` is the policy's order, `None` if it decided none.
     fn walk(
         &mut self,
         at: usize,
@@ -546,36 +559,39 @@ impl<'a> Request<'_, 'a> {
         });
     }
 
-    /// Returns whether the group is forwarded byte for byte, with its repeats.
+    /// Returns whether the group is forwarded byte for byte, with its repeated documents.
     fn keeps_places(&self, group: &Group<'_>) -> bool {
         self.mode == OrderingMode::ClientOrder && !group.is_rendered()
     }
 
-    /// Returns the index of the first document that the run must leave out: it repeats an earlier one and is sent, but
-    /// a path holds a document only once. `u16::MAX` if there is none.
+    /// Returns the index in the group of the first document that the recorded run must leave out: it repeats an earlier
+    /// one and is sent, but a run has a document only once. `u16::MAX` if there is none.
     fn end_of_path(&self, group: &Group<'_>, listed: &DistinctDocuments) -> u16 {
         let repeat = listed.repeats.first().filter(|_| self.keeps_places(group));
         repeat.copied().unwrap_or(u16::MAX)
     }
 
-    /// Extends the hash of the replacements so far by `digest`.
+    /// Extends the hash of the changes to the client's messages so far by `digest`.
     fn then(&mut self, digest: u64) {
         self.sent = narrowed(Scope(digest), self.sent).0;
     }
 }
 
-/// The element around moved words behind documents, escaped as in a JSON string.
+/// The opening tag, escaped as in a JSON string, before text that moves from the system text and is written after
+/// documents; the next constant is the closing tag.
 const MOVED_OPEN: &str = r"<context>\n";
 const MOVED_CLOSE: &str = r"\n</context>";
 
-/// Returns moved `words` to insert before a message's text: in an element of their own, or followed by a blank line.
+/// Returns `words`, text that moves from the system text, as inserted before a message's text: in a content part of its
+/// own, or followed by a blank line.
 fn before_text(wrap: Wrap, words: &str) -> String {
     let [open, close] = render::wrapping(wrap);
     let end = if wrap == Wrap::None { r"\n\n" } else { close };
     [open, words, end].concat()
 }
 
-/// Returns the record of a `documents` array that was rendered; `None` if an offset exceeds 32 bits.
+/// Returns the record by which later requests repeat the documents of a `documents` array that was rendered; `None` if
+/// an offset exceeds 32 bits.
 fn pin_of(
     group: &Group<'_>,
     listed: &DistinctDocuments,

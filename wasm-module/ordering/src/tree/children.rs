@@ -5,14 +5,15 @@ use crate::document::DocumentId;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 
-/// A node's children: a list, or a map if they are many. Most nodes have one or two, a scope's root thousands.
+/// The children of a node of the knowledge tree: a list, or a map if they are many. Most nodes have one or two, the
+/// root of a scope (hash of the prompt before documents) thousands.
 #[derive(Debug)]
 pub(super) enum Children {
     Few(SmallVec<[(DocumentId, NodeId); 2]>),
     Many(Box<FxHashMap<DocumentId, NodeId>>),
 }
 
-/// The maximum number of children in a list: up to this number, a scan is faster than hashing.
+/// The maximum number of children that are kept in a list: up to this number, a scan is faster than hashing.
 const FEW: usize = 12;
 
 impl Default for Children {

@@ -1,4 +1,5 @@
-//! The knowledge tree: a trie over paths of documents that the engine is believed to hold (RAGCache++ section 3.2).
+//! The knowledge tree: a trie over paths (sequences of documents in prompts) that the engine is believed to have cached
+//! (RAGCache++ section 3.2).
 //!
 //! ```text
 //!   scope (hash of the prompt before the documents) one trie per scope: documents after another
@@ -25,38 +26,39 @@ use children::Children;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 
-/// Hash of the prompt before the documents. Paths of different scopes share no KV state.
+/// Hash of the prompt before documents. Documents of different scopes share no KV state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Scope(pub u64);
 
-/// Identifies a node of the tree. Valid until the tree changes.
+/// Identifies a node of a [`KnowledgeTree`]. Valid until the tree changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NodeId(u32);
 
-/// The bounds of a tree. Beyond either bound, the least recently used leaves are evicted.
+/// The bounds of the knowledge tree of one tenant, model and engine. Beyond either bound, the least recently used
+/// leaves are evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// The maximum number of nodes, scopes included; at least 1.
+    /// The maximum number of nodes, roots of scopes (hashes of the prompt before documents) included; at least 1.
     pub max_nodes: u32,
-    /// The maximum number of tokens in all nodes: the engine's KV capacity. With `None`, only `max_nodes` limits the
-    /// tree.
+    /// The maximum number of estimated tokens of all nodes' documents: the engine's KV capacity. With `None`, only
+    /// `max_nodes` limits the tree.
     pub max_tokens: Option<u64>,
 }
 
-/// A trie over the paths of documents that the engine is believed to hold, per scope; see the [module
-/// documentation](self).
+/// A trie over the sequences of documents that an engine is believed to have cached, for each hash of the prompt before
+/// them; see the [module documentation](self).
 #[derive(Debug)]
 pub struct KnowledgeTree {
     bounds: Bounds,
     catalog: Catalog,
     scopes: FxHashMap<Scope, NodeId>,
     nodes: Slots<Node>,
-    /// Sum of the nodes' tokens.
+    /// Sum of the estimated tokens of all nodes.
     tokens: u64,
     recency: Recency,
-    /// Number of insertions so far; the tree's clock.
+    /// Number of insertions so far; it serves as the tree's clock.
     now: u64,
-    /// Tokens of nodes removed since the last call of [`KnowledgeTree::take_evicted`].
+    /// Estimated tokens of the nodes removed since the last call of [`KnowledgeTree::take_evicted`].
     evicted: u64,
 }
 
@@ -68,17 +70,17 @@ struct Node {
     tokens: u32,
 }
 
-/// The edge that leads to a node.
+/// What leads to a node of the tree from its parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Edge {
-    /// No document: the node is the root of a scope.
+    /// No document: the node is the root of this scope (hash of the prompt before documents).
     Scope(Scope),
-    /// The document that the node adds to its parent's path.
+    /// The document that the node adds to the sequence of its parent.
     Document(DocumentId),
 }
 
 impl KnowledgeTree {
-    /// Returns an empty tree.
+    /// Returns an empty tree with these bounds.
     #[must_use]
     pub fn new(bounds: Bounds) -> Self {
         Self {
@@ -93,12 +95,13 @@ impl KnowledgeTree {
         }
     }
 
-    /// Returns the document's id in this tree, if necessary a new one; valid until the next [`KnowledgeTree::insert`].
+    /// Returns the id in this tree of the document with this fingerprint, if necessary a new one; valid until the next
+    /// [`KnowledgeTree::insert`].
     pub fn intern(&mut self, fingerprint: Fingerprint) -> DocumentId {
         self.catalog.intern(fingerprint)
     }
 
-    /// Frees the ids of those documents that were interned but are in no path.
+    /// Frees the ids of those of the documents that were interned but are in no node of the tree.
     pub(crate) fn discard<'a>(
         &mut self,
         documents: impl IntoIterator<Item = &'a (Fingerprint, u32)>,
@@ -110,38 +113,40 @@ impl KnowledgeTree {
         }
     }
 
-    /// Returns the number of the insertion that last used the document, counted from 1; 0 if it is in no path.
+    /// Returns the number of the insertion that last used the document, counted from 1; 0 if no node holds the
+    /// document.
     #[must_use]
     pub fn last_used(&self, id: DocumentId) -> u64 {
         self.catalog.last_used(id)
     }
 
-    /// Returns the root node of `scope`; `None` if the tree has no path of that scope.
+    /// Returns the root node of `scope`; `None` if the tree has no documents of that scope (hash of the prompt before
+    /// documents).
     #[must_use]
     pub fn root(&self, scope: Scope) -> Option<NodeId> {
         self.scopes.get(&scope).copied()
     }
 
-    /// Returns the child of `node` for `document`; `None` if there is none.
+    /// Returns the child of `node` that adds `document`; `None` if there is none.
     #[must_use]
     pub fn child(&self, node: NodeId, document: DocumentId) -> Option<NodeId> {
         self.node(node)?.children.get(document)
     }
 
-    /// Returns the number of children of `node`; 0 for an unknown node.
+    /// Returns the number of children of `node`; 0 if the tree does not have the node.
     #[must_use]
     pub fn fan_out(&self, node: NodeId) -> usize {
         self.node(node).map_or(0, |node| node.children.len())
     }
 
-    /// Iterates over the children of `node`, in no particular order.
+    /// Iterates over the children of `node`, each with the document that it adds, in no particular order.
     pub fn children(&self, node: NodeId) -> impl Iterator<Item = (DocumentId, NodeId)> {
         self.node(node)
             .into_iter()
             .flat_map(|node| node.children.iter())
     }
 
-    /// Returns the number of nodes, including the roots of scopes.
+    /// Returns the number of nodes of the tree, including the roots of scopes (hashes of the prompt before documents).
     #[must_use]
     pub fn len(&self) -> usize {
         self.nodes.len()
@@ -153,15 +158,15 @@ impl KnowledgeTree {
         self.len() == 0
     }
 
-    /// Returns the sum of the nodes' tokens, in estimated tokens.
+    /// Returns the sum of the estimated tokens of all nodes' documents.
     #[must_use]
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
 
-    /// Records that `path` (distinct documents with their tokens) was sent to the engine under `scope`: its nodes
-    /// become the most recently used ones, and missing ones are created. Then evicts down to the bounds; a path longer
-    /// than the bounds loses its last documents. O(path length + evictions).
+    /// Records that `path` (distinct documents with their tokens) was sent to the engine after the prompt with the hash
+    /// `scope`: the nodes for it become the most recently used ones, and missing ones are created. Then evicts down to
+    /// the bounds; a path longer than the bounds loses its last documents. O(path length + evictions).
     pub fn insert(&mut self, scope: Scope, path: impl IntoIterator<Item = (DocumentId, u32)>) {
         self.now += 1;
         let mut nodes: SmallVec<[NodeId; 32]> = SmallVec::new();
@@ -184,7 +189,7 @@ impl KnowledgeTree {
         self.evict();
     }
 
-    /// Removes every path; their tokens count as evicted.
+    /// Removes all nodes of the tree; their tokens count as evicted.
     pub fn clear(&mut self) {
         *self = Self {
             now: self.now,
@@ -193,7 +198,8 @@ impl KnowledgeTree {
         };
     }
 
-    /// Returns the tokens of the nodes removed since the last call, for whatever reason.
+    /// Returns the estimated tokens of the nodes removed since the last call, for whatever reason, and resets the
+    /// count.
     pub fn take_evicted(&mut self) -> u64 {
         std::mem::take(&mut self.evicted)
     }
@@ -238,7 +244,7 @@ impl KnowledgeTree {
         id
     }
 
-    /// Removes a node that has no children.
+    /// Removes a node that has no children, from its parent and from the list by last use.
     fn remove_leaf(&mut self, id: NodeId) {
         self.recency.remove(id.0);
         let Some(node) = self.node_mut(id) else {
@@ -270,10 +276,10 @@ impl KnowledgeTree {
         self.nodes.get_mut(id.0)
     }
 
-    /// Checks the invariants of the whole tree. For tests.
+    /// Checks that the parts of the tree agree (nodes, list by last use, counts). For tests.
     ///
     /// # Errors
-    /// Returns a description of the first broken invariant.
+    /// Returns a description of the first inconsistency.
     pub fn check(&self) -> Result<(), String> {
         let mut seen = 0_usize;
         let mut tokens = 0_u64;

@@ -9,46 +9,47 @@ use super::{KnowledgeTree, NodeId, Scope};
 use crate::document::Fingerprint;
 use smallvec::SmallVec;
 
-/// An event in an engine's cache. It may name documents that are not in the tree: they are ignored or, if stored,
-/// added.
+/// An event in an engine's cache, to be applied to the knowledge tree. It may name documents that are not in the tree:
+/// they are ignored or, if stored, added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResidencyEvent<'a> {
-    /// The engine holds the KV state of this path: documents with their tokens.
+    /// The engine has cached the KV state of this path, a sequence of documents with their tokens.
     Stored {
-        /// Scope of the path.
+        /// Hash of the prompt before the documents.
         scope: Scope,
-        /// The path, from its first document on.
+        /// The documents with their tokens, from the first one after `scope` on.
         path: &'a [(Fingerprint, u32)],
     },
-    /// The engine evicted the last document of this path, and so everything after it.
+    /// The engine evicted the last document of this path, a sequence of documents, and so everything after it.
     Removed {
-        /// Scope of the path.
+        /// Hash of the prompt before the documents.
         scope: Scope,
-        /// The path, from its first document on; empty for the whole scope.
+        /// The documents, from the first one after `scope` on; empty to remove all documents of this scope (hash of the
+        /// prompt before documents).
         path: &'a [Fingerprint],
     },
-    /// The engine's cache is empty.
+    /// The engine's cache has become empty.
     Cleared,
-    /// The engine responded to a request that was sent with `path`.
+    /// The engine responded to a request that was sent with the documents `path`.
     ///
-    /// The engine has computed all tokens that were not cached, so the path itself is resident now. But if it had fewer
-    /// tokens cached than expected, other branches below the first missing node were not resident either: they are
-    /// removed. This includes branches that later requests have added there: the tree may then lack resident nodes, but
-    /// keeps none there that are not resident.
+    /// The engine has computed all tokens that were not cached, so these documents themselves are resident now. But if
+    /// it had fewer tokens cached than expected, other branches below the first missing node were not resident either:
+    /// they are removed. This includes branches that later requests have added there: the tree may then lack resident
+    /// nodes, but keeps none there that are not resident.
     Reported {
-        /// Scope of the path.
+        /// Hash of the prompt before the documents.
         scope: Scope,
-        /// The path, in the order in which it was sent.
+        /// The documents, in the order in which they were sent.
         path: &'a [Fingerprint],
-        /// Document tokens that were expected to be cached when the request was sent.
+        /// Estimated document tokens that were expected to be cached when the request was sent.
         expected_tokens: u64,
-        /// Document tokens that were cached, by the response.
+        /// Estimated document tokens that were cached, derived from the response.
         cached_tokens: u64,
     },
 }
 
 impl KnowledgeTree {
-    /// Applies an event. O(path length + nodes removed); each node is removed once.
+    /// Applies an event of the engine's cache. O(path length + nodes removed); each node is removed once.
     pub fn apply(&mut self, event: ResidencyEvent<'_>) {
         match event {
             ResidencyEvent::Stored { scope, path } => self.hold(scope, path),
@@ -71,7 +72,7 @@ impl KnowledgeTree {
         }
     }
 
-    /// Applies [`ResidencyEvent::Stored`]: the engine holds `path`.
+    /// Applies [`ResidencyEvent::Stored`]: the engine has cached the documents of `path` after `scope`.
     pub(crate) fn hold(&mut self, scope: Scope, path: &[(Fingerprint, u32)]) {
         let path: SmallVec<[_; 16]> = (path.iter())
             .map(|&(document, tokens)| (self.intern(document), tokens))
@@ -79,7 +80,8 @@ impl KnowledgeTree {
         self.insert(scope, path);
     }
 
-    /// Removes the branches off `path` below nodes that were expected to be cached and were not.
+    /// Applies [`ResidencyEvent::Reported`]: removes the branches that leave `path` below nodes that were expected to
+    /// be cached and were not.
     fn correct(&mut self, scope: Scope, path: &[Fingerprint], expected: u64, cached: u64) {
         let Some(mut at) = self.root(scope) else {
             return;
@@ -113,7 +115,7 @@ impl KnowledgeTree {
         self.child(node, self.catalog.find(document)?)
     }
 
-    /// Removes `top` and everything below it, leaves first.
+    /// Removes the node `top` and everything below it, leaves first.
     fn remove_subtree(&mut self, top: NodeId) {
         let mut found = vec![top];
         let mut at = 0;

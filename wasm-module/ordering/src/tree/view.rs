@@ -4,28 +4,30 @@ use super::{Edge, KnowledgeTree, NodeId, Scope};
 use crate::document::Fingerprint;
 use fxhash::FxHashMap;
 
-/// A node in the list that [`KnowledgeTree::view`] returns.
+/// A node of the knowledge tree, in the list that [`KnowledgeTree::view`] returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ViewedNode {
-    /// Index of the parent in the list, always before this node; `None` for the root of a scope.
+    /// Index of the parent in the list, where it precedes this node; `None` for the root of a scope (hash of the prompt
+    /// before documents).
     pub parent: Option<u32>,
-    /// The edge that leads to the node.
+    /// What leads to the node from its parent: a document, or for a root a scope (hash of the prompt before documents).
     pub edge: ViewedEdge,
-    /// Estimated tokens of the node's document; 0 for the root of a scope.
+    /// Estimated tokens of the node's document; 0 for the root of a scope (hash of the prompt before documents).
     pub tokens: u32,
 }
 
-/// The edge that leads to a [`ViewedNode`] from its parent.
+/// What leads to a [`ViewedNode`] from its parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ViewedEdge {
-    /// The scope of a path: a hash of the prompt before its documents.
+    /// The node is the root of this scope, a hash of the prompt before documents.
     Scope(Scope),
-    /// A document, by fingerprint.
+    /// The document that the node adds, by its fingerprint.
     Document(Fingerprint),
 }
 
 impl KnowledgeTree {
-    /// Returns the `limit` most recently used nodes, the most recent first; a parent always precedes its children.
+    /// Returns the `limit` most recently used nodes of the tree, the most recent first; a parent always precedes its
+    /// children.
     #[must_use]
     pub fn view(&self, limit: usize) -> Vec<ViewedNode> {
         let mut places: FxHashMap<NodeId, u32> = FxHashMap::default();

@@ -1,4 +1,4 @@
-//! The memory of user messages with contexts, as they were forwarded, for one tenant and model.
+//! The memory of user messages with contexts (retrieved documents), as they were forwarded, for one tenant and model.
 //!
 //! Requests have no chat id; only a chat's own text identifies it. That is not enough to give out a text: chats with
 //! the same beginning may have received other documents. So contexts are restored only if they cannot be another's:
@@ -22,8 +22,9 @@ use crate::head::decision::ContextMessage;
 use crate::lru::Lru;
 use smallvec::SmallVec;
 
-/// The memory of messages with contexts; see the module's documentation. Beyond its bounds the least recently used
-/// messages are evicted, of one chat the later ones first.
+/// The memory of user messages that were forwarded with contexts (retrieved documents), for one tenant and model; see
+/// the module's documentation. Beyond its bounds the least recently used messages are evicted, of one chat the later
+/// ones first.
 #[derive(Debug)]
 pub(crate) struct ContextMemory {
     bounds: Bounds,
@@ -32,20 +33,23 @@ pub(crate) struct ContextMemory {
     forgotten: Forgotten,
 }
 
-/// A message with contexts as it was forwarded, and the chats that continued after it.
+/// A user message with contexts (retrieved documents) as it was forwarded, and the chats that continued after it.
 #[derive(Debug)]
 pub(crate) struct SentContexts {
     pub(crate) message: ContextMessage,
-    /// Number of continuations that may still claim the message: one for each time that it was forwarded.
+    /// Number of continuations of the chat that may still claim the message's contexts (retrieved documents): one for
+    /// each time that it was forwarded.
     open: u16,
-    /// Chains of the continuations that have claimed the message.
+    /// Hash chains that identify the continuations which have claimed the message's contexts (retrieved documents).
     next: SmallVec<[Chain; 1]>,
-    /// True if the same question was forwarded with other contexts, or without any.
+    /// True if the same question was forwarded with other contexts (retrieved documents), or without any: then no
+    /// further continuation gets them.
     is_contested: bool,
 }
 
 impl SentContexts {
-    /// Returns whether the continuation `next` gets this message's contexts: it has claimed them, or may do so now.
+    /// Returns whether the continuation that `next` identifies gets this message's contexts (retrieved documents): it
+    /// has claimed them, or may do so now.
     pub(crate) fn continues(&self, next: Chain) -> bool {
         self.next.contains(&next) || self.open > 0 && !self.is_contested
     }
@@ -54,8 +58,8 @@ impl SentContexts {
         self.message.content.len() as u64 + ENTRY_BYTES
     }
 
-    /// Marks the message as contested. If it has no continuation, its text is dropped, and `bytes`, the memory's total,
-    /// is reduced.
+    /// Marks the message as contested: no further continuation gets its contexts (retrieved documents). If none has
+    /// claimed them, the text is dropped, and `bytes`, the memory's total, is reduced.
     fn contest(&mut self, bytes: &mut u64) {
         self.is_contested = true;
         if self.next.is_empty() {
@@ -65,13 +69,13 @@ impl SentContexts {
     }
 }
 
-/// A Bloom filter of the keys added last, in two generations. It holds at least the last [`GENERATION_KEYS`] of them,
-/// and has false positives.
+/// A Bloom filter of the keys of messages added last, in two generations. It has at least the last [`GENERATION_KEYS`]
+/// of them, and false positives.
 #[derive(Debug, Default)]
 struct Forgotten {
-    /// The newer and the older generation; empty before the first key.
+    /// The bits of the newer and the older generation of keys; empty before the first key.
     generations: [Vec<u64>; 2],
-    /// Number of keys in the newer generation.
+    /// Number of keys added to the newer generation.
     count: u32,
 }
 
@@ -102,27 +106,28 @@ impl Forgotten {
     }
 }
 
-/// Questions sent without contexts, of all tenants and models: at least the last [`GENERATION_KEYS`] of them, with
-/// false positives.
+/// Questions sent without contexts (retrieved documents), of all tenants and models, as a Bloom filter: at least the
+/// last [`GENERATION_KEYS`] of them, with false positives.
 ///
 /// Kept outside tenants' states, since a tenant that has sent no documents has no state, and states may be evicted.
 #[derive(Debug, Default)]
 pub(crate) struct BareQuestions(Forgotten);
 
 impl BareQuestions {
-    /// Records that a question was sent without contexts; `owner` is a hash of its tenant and model.
+    /// Records that the question with this key was sent without contexts (retrieved documents); `owner` is a hash of
+    /// its tenant and model.
     pub(crate) fn add(&mut self, owner: u128, key: u128) {
         self.0.add(owner ^ key);
     }
 
-    /// Returns whether a question may have been sent without contexts; true at least for the last [`GENERATION_KEYS`]
-    /// that were.
+    /// Returns whether the question with this key may have been sent without contexts (retrieved documents); true at
+    /// least for the last [`GENERATION_KEYS`] that were. `owner` is a hash of its tenant and model.
     pub(crate) fn may_hold(&self, owner: u128, key: u128) -> bool {
         self.0.may_hold(owner ^ key)
     }
 }
 
-/// Returns the three bits of a key in a generation, each as a word's index and a mask.
+/// Returns the three bits that stand for a key in the Bloom filter, each as a word's index and a mask.
 fn places(key: u128) -> [(usize, u64); 3] {
     [key as u32, (key >> 32) as u32, (key >> 64) as u32].map(|hash| {
         let place = hash as usize % (GENERATION_WORDS * 64);
@@ -130,12 +135,13 @@ fn places(key: u128) -> [(usize, u64); 3] {
     })
 }
 
-/// Words of a generation (16 KiB). With [`GENERATION_KEYS`] keys in it, 3 % of other keys are false positives.
+/// Words of one generation of the Bloom filter (16 KiB). With [`GENERATION_KEYS`] keys in it, 3 % of other keys are
+/// false positives.
 const GENERATION_WORDS: usize = 2_048;
 const GENERATION_KEYS: u32 = 16_384;
 
 impl ContextMemory {
-    /// Returns an empty memory.
+    /// Returns a memory without messages.
     pub(crate) fn new(bounds: Bounds) -> Self {
         Self {
             bounds,
@@ -145,24 +151,27 @@ impl ContextMemory {
         }
     }
 
-    /// Returns the number of recorded messages, contested ones included.
+    /// Returns the number of recorded messages with contexts (retrieved documents), including contested ones, whose
+    /// contexts no further chat gets.
     pub(crate) fn len(&self) -> usize {
         self.messages.len()
     }
 
-    /// Returns the messages' estimated bytes.
+    /// Returns the estimated bytes of all recorded messages.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Returns the message with this key; `None` if it is unknown, or its text was dropped.
+    /// Returns the message with this key; `None` if it is not recorded, or its text was dropped because it is
+    /// contested.
     pub(crate) fn get(&self, key: u128) -> Option<&SentContexts> {
         let known = self.messages.peek(&key)?;
         // A dropped text is empty.
         (!known.message.content.is_empty()).then_some(known)
     }
 
-    /// Records a forwarded message (contested if known with other contexts), then evicts to the bounds. O(1 + evicted).
+    /// Records a forwarded message with contexts (retrieved documents), or contests it (no further chat gets its
+    /// contexts) if it is recorded with other contexts. Then evicts down to the bounds. O(1 + evicted).
     pub(crate) fn record(&mut self, message: ContextMessage) {
         if let Some(known) = self.messages.get(&message.key) {
             if known.message.content == message.content && known.message.text == message.text {
@@ -181,7 +190,8 @@ impl ContextMemory {
         });
     }
 
-    /// Marks a message as contested, even if it is not recorded yet. Then evicts down to the bounds.
+    /// Marks the message with this key as contested, so that no further chat gets its contexts (retrieved documents),
+    /// even if it is not recorded yet. Then evicts down to the bounds.
     pub(crate) fn contest(&mut self, key: u128) {
         if let Some(known) = self.messages.get(&key) {
             known.contest(&mut self.bytes);
@@ -212,8 +222,8 @@ impl ContextMemory {
         }
     }
 
-    /// Records that a chat continued with `next` after a message and received its contexts. No effect if the message is
-    /// unknown.
+    /// Records that a chat continued with `next` after the message with this key and received its contexts (retrieved
+    /// documents). No effect if the message is not recorded.
     pub(crate) fn claim(&mut self, key: u128, next: Chain) {
         let Some(known) = self.messages.get(&key) else {
             return;
@@ -225,10 +235,11 @@ impl ContextMemory {
     }
 }
 
-/// Estimated bytes of a message, without its text.
+/// Estimated bytes that a recorded message occupies, without its text.
 const ENTRY_BYTES: u64 = 160;
 
-/// The maximum number of continuations recorded for one message; further ones do not reserve its contexts.
+/// The maximum number of continuations recorded for one message; further ones do not reserve its contexts (retrieved
+/// documents).
 const MAX_CONTINUATIONS: usize = 16;
 
 #[cfg(test)]

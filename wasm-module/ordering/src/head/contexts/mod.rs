@@ -1,5 +1,5 @@
-//! Restores contexts that a client writes only into the newest request. Otherwise every turn removes them from the
-//! prompt again, and the engine's KV state of everything after them is lost.
+//! Restores contexts (retrieved documents) that a client writes only into the newest request. Otherwise every turn
+//! removes them from the prompt again, and the engine's KV state of everything after them is lost.
 //!
 //! ```text
 //!   original                                           rebuilt
@@ -9,12 +9,12 @@
 //! ```
 //!
 //! This module rebuilds the body that a client which keeps earlier contexts would have sent. All later steps use that
-//! body: its earlier messages are replayed, its documents are ordered, and documents of earlier turns become
-//! references. Nothing is printed again; a [`Plan`] consists of ranges of the client's body and their replacements.
+//! body: its earlier messages are replayed, its documents are ordered, and documents of earlier turns become location
+//! hints. Nothing is printed again; a [`Plan`] consists of ranges of the client's body and their replacements.
 //! Documents' numbers and scores move behind them in the same step ([`ranks`]).
 //!
-//! A message without its contexts is identified by the chain of the client's earlier messages and by one line of its
-//! question; then the rest of its text must equal the forwarded one. [`memory`] describes when that is not enough.
+//! A message without its contexts is identified by the hash chain of the client's earlier messages and by one line of
+//! its question; then the rest of its text must equal the forwarded one. [`memory`] describes when that is not enough.
 
 pub(crate) mod memory;
 mod question;
@@ -33,35 +33,38 @@ use crate::document::estimate_tokens;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// The plan for rebuilding a body.
+/// The plan for rebuilding a body: contexts (retrieved documents) of earlier turns are restored, those in the system
+/// text move into the newest user message, and documents' numbers and scores move behind the documents.
 #[derive(Debug, Default)]
 pub(crate) struct Plan<'a> {
-    /// Ranges of the client's body and their replacements, in order; no two touch.
+    /// Ranges of the client's body and the text that replaces each, in order; no two touch.
     edits: Vec<(Range<usize>, Cow<'a, str>)>,
-    /// For each restored message: its key, and the chain of the message that followed.
+    /// For each restored message: its key, and the hash chain that identifies the message after it.
     pub(crate) claims: Vec<Claim>,
-    /// Number of earlier messages left without contexts, because these might belong to another chat.
+    /// Number of earlier messages that stay without contexts (retrieved documents), because the recorded ones might
+    /// belong to another chat.
     pub(crate) doubtful: u32,
-    /// Number of groups of contexts that move out of the system text.
+    /// Number of groups of documents that move out of the system text.
     pub(crate) moved: u32,
-    /// Number of documents whose number becomes a key.
+    /// Number of documents whose number is replaced by one derived from the text.
     pub(crate) numbered: u32,
-    /// Number of scores that move after the documents.
+    /// Number of documents' scores that move after the documents.
     pub(crate) scored: u32,
     /// Number of documents that move out of the system text.
     documents: usize,
-    /// Number of documents found in messages.
+    /// Number of documents found in messages of the client's body.
     all_documents: usize,
     changes: Vec<Change>,
-    /// Index of the newest user message, and the chain before it; `None` unless that message ends the body and contexts
-    /// are to be restored.
+    /// Index of the newest user message, and the hash chain before it; `None` unless that message ends the body and
+    /// contexts (retrieved documents) are to be restored.
     target: Option<(usize, Chain)>,
-    /// Estimated tokens of the restored messages.
+    /// Estimated tokens of the messages whose contexts (retrieved documents) are restored.
     tokens: u64,
 }
 
-/// Returns the plan for rebuilding a body; `None` if the configuration enables no change, or if the body has no user
-/// message. O(messages + documents + bytes of the messages concerned).
+/// Returns the plan for rebuilding a body; `None` if the configuration enables no such change, or if no user message
+/// can be written to. `decision` has the changes to the prompt's head, and `memory` the contexts (retrieved documents)
+/// forwarded earlier. O(messages + documents + bytes of the messages concerned).
 pub(crate) fn plan<'a>(
     config: &Config,
     parsed: &Parsed<'a>,
@@ -103,8 +106,8 @@ pub(crate) fn plan<'a>(
     Some(plan)
 }
 
-/// Returns whether the decision removes an element of the message's array, which might be the only one besides the one
-/// to move.
+/// Returns whether the decision removes an element of the message's content array, which might be the only one besides
+/// the one to move.
 fn removes_element(parsed: &Parsed<'_>, message: &Message<'_>, decision: &Decision<'_>) -> bool {
     let content = range_in(parsed.text, message.content);
     let mut within = (decision.removed.iter()).filter(|range| content.contains(&range.start));
@@ -114,7 +117,7 @@ fn removes_element(parsed: &Parsed<'_>, message: &Message<'_>, decision: &Decisi
     })
 }
 
-/// A group of documents in the body, and the changes that remove its numbers and scores.
+/// A group of documents in the body, and the changes that remove the documents' numbers and scores.
 struct UnrankedGroup<'a> {
     /// Offset in the body of the group's first document.
     start: usize,
@@ -124,7 +127,8 @@ struct UnrankedGroup<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// Collects the changes that remove numbers and scores from documents' blocks, and counts all documents.
+    /// Returns, for each group, the changes that remove numbers and scores from documents' blocks; counts all documents
+    /// in the plan.
     fn unrank(&mut self, config: &Config, parsed: &Parsed<'a>) -> Vec<UnrankedGroup<'a>> {
         let mut all = Vec::new();
         let wanted = config.head.raw.documents;
@@ -156,7 +160,8 @@ impl<'a> Plan<'a> {
         all
     }
 
-    /// Adds a group's changes, and inserts the sentences with its numbers and scores after it.
+    /// Adds to the plan the changes that remove a group's numbers and scores, and inserts sentences with these after
+    /// the documents.
     fn write_behind(&mut self, parsed: &Parsed<'a>, unranked: UnrankedGroup<'a>) {
         let UnrankedGroup {
             behind, documents, ..
@@ -170,7 +175,7 @@ impl<'a> Plan<'a> {
         self.changes.extend(documents.changes);
     }
 
-    /// Moves contexts from the system messages before index `target` to the start of that message's last text. Groups
+    /// Moves documents from the system messages before index `target` to the start of that message's last text. Groups
     /// in `unranked` that move are removed from it, and are written with their numbers and scores after them.
     fn relocate(
         &mut self,
@@ -249,7 +254,8 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Restores the contexts of user messages before the message at index `target`.
+    /// Adds to the plan the contexts (retrieved documents) of user messages before index `target` that their client has
+    /// removed. `chains` are the hash chains before each message.
     fn restore(
         &mut self,
         parsed: &Parsed<'a>,
@@ -292,24 +298,25 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Returns whether the plan changes nothing.
+    /// Returns whether the plan changes nothing in the body.
     pub(crate) fn is_empty(&self) -> bool {
         self.edits.is_empty()
     }
 
-    /// Returns the changes, as ranges of the client's body.
+    /// Takes the changes out of the plan for the report, as ranges of the client's body.
     pub(crate) fn changes(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.changes)
     }
 
-    /// Returns the body `text` with the plan applied.
+    /// Returns the client's body `text` with the plan applied.
     pub(crate) fn body(&self, text: &str) -> String {
         let edits = self.edits.iter();
         let edits = edits.map(|(range, with)| (range.clone(), &**with));
         replaced(text, 0..text.len(), edits)
     }
 
-    /// Returns whether the rebuilt body still has every document, and the moved ones in the newest user message.
+    /// Returns whether `read`, the rebuilt and parsed body, still has every document, and the moved ones in the newest
+    /// user message.
     pub(crate) fn is_whole(&self, read: &Parsed<'_>) -> bool {
         let found = |message: &Message<'_>| -> usize {
             message.groups.iter().map(|group| group.found.len()).sum()
@@ -319,7 +326,8 @@ impl<'a> Plan<'a> {
             && read.messages.iter().map(found).sum::<usize>() >= self.all_documents
     }
 
-    /// Converts the ranges of a decision from the client's body to the rebuilt body.
+    /// Converts the ranges of a decision on the prompt's head (tools, system text) from offsets in the client's body to
+    /// offsets in the rebuilt body.
     pub(crate) fn shift(&self, decision: &mut Decision<'_>) {
         let mut edits = self.edits.iter().peekable();
         let [mut added, mut removed] = [0, 0];
@@ -339,7 +347,7 @@ impl<'a> Plan<'a> {
         all.into_iter().for_each(&mut shifted);
     }
 
-    /// Returns the record to make of the newest message of the rebuilt body.
+    /// Returns what to record of the newest user message of the rebuilt body, `sent`.
     pub(crate) fn newest(&self, config: &Config, sent: &Parsed<'_>) -> Newest {
         let Some((target, prior)) = self.target else {
             return Newest::Known;
@@ -358,7 +366,8 @@ impl<'a> Plan<'a> {
         Newest::Bare([end, start])
     }
 
-    /// Returns the record of a message with contexts; `None` if it has none, or the chat would keep too many tokens.
+    /// Returns the record of a message with contexts (retrieved documents); `None` if it has none in its last text, or
+    /// if the chat would keep more tokens than `pin` allows. `prior` is the hash chain before the message.
     fn with_contexts(
         &self,
         config: &Config,
@@ -390,21 +399,21 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// The record to make of a request's newest message.
+/// What to record of a request's newest user message, so that its contexts (retrieved documents) can be restored later.
 #[derive(Debug)]
 pub(crate) enum Newest {
-    /// No record: the message was forwarded before, or contexts are not restored.
+    /// Nothing: the message was forwarded before, or contexts (retrieved documents) are not restored.
     Known,
-    /// A message with contexts.
+    /// A message with contexts (retrieved documents).
     Contexts(ContextMessage),
-    /// A question without contexts, or with more than a chat may keep. The keys are those under which a message with
-    /// contexts and the same question would be found.
+    /// A question without contexts (retrieved documents), or with more than a chat may keep. The keys are those under
+    /// which a message with contexts and the same question would be found.
     Bare([Option<u128>; 2]),
 }
 
-/// A user message without its contexts, as the client sends it again in later requests.
+/// A user message without its contexts (retrieved documents), as the client sends it again in later requests.
 struct Bare<'t> {
-    /// The JSON of the content before and after the message's text, quotes included.
+    /// The JSON of the message's content before and after its last text, quotes included.
     around: [&'t str; 2],
     plain: Cow<'t, str>,
 }
@@ -423,7 +432,8 @@ impl<'t> Bare<'t> {
 }
 
 impl ContextMessage {
-    /// Returns whether `bare` is this message without its contexts.
+    /// Returns whether `bare` may be this message without its contexts (retrieved documents): the JSON around the text
+    /// is the same, and the text begins or ends with the same question.
     fn is(&self, bare: &Bare<'_>) -> bool {
         let (start, end) = (self.text.start as usize, self.text.end as usize);
         let around = [self.content.get(..start), self.content.get(end..)];
@@ -433,8 +443,8 @@ impl ContextMessage {
     }
 }
 
-/// Returns the chat's hash chain before each message and after the last one: one value more than there are messages.
-/// System messages do not enter the chain, since contexts in them change at every turn.
+/// Returns the hash chain of the chat before each message and after the last one: one value more than there are
+/// messages. System messages do not enter the chain, since contexts (retrieved documents) in them change at every turn.
 fn chains(parsed: &Parsed<'_>) -> Vec<Chain> {
     let mut chain = parsed.start.chain;
     let mut chains = Vec::with_capacity(parsed.messages.len() + 1);

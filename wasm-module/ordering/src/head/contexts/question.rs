@@ -1,4 +1,4 @@
-//! Recognises a question among the contexts that a client wrote around it.
+//! Recognises a user's question among the contexts (retrieved documents) that a client wrote around it.
 //!
 //! ```text
 //!   ### Task: …  <context> … </context>          What does it cost?
@@ -12,8 +12,9 @@
 use crate::body::{Chain, unescaped};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Returns the key of a message with contexts; `before` and `behind` are the texts around the contexts, escaped as in a
-/// JSON string, and `prior` is the chain before the message. `None` if there is no question.
+/// Returns the key under which a message with contexts (retrieved documents) is recorded; `before` and `behind` are the
+/// texts around the contexts, escaped as in a JSON string, and `prior` is the hash chain before the message. `None` if
+/// there is no question around the contexts.
 pub(super) fn key_of(before: &str, behind: &str, prior: Chain) -> Option<u128> {
     let behind = unescaped(behind);
     let behind = without_closing_tags(&behind);
@@ -24,7 +25,9 @@ pub(super) fn key_of(before: &str, behind: &str, prior: Chain) -> Option<u128> {
     first_line(&before).map(|line| hash(prior, AT_START, line))
 }
 
-/// Returns the keys that a message without contexts may have been recorded under: by its last line, and by its first.
+/// Returns the keys under which a message that now has the text `text`, without contexts (retrieved documents), may
+/// have been recorded: by its last line, and by its first; `None` for an empty line. `prior` is the hash chain before
+/// the message.
 pub(super) fn keys(text: &str, prior: Chain) -> [Option<u128>; 2] {
     [
         last_line(text).map(|line| hash(prior, AT_END, line)),
@@ -33,7 +36,7 @@ pub(super) fn keys(text: &str, prior: Chain) -> [Option<u128>; 2] {
 }
 
 /// Returns whether `text` begins or ends with `question`, at the start of a line or after a label, and has more text
-/// besides.
+/// besides it.
 pub(super) fn asks(text: &str, question: &str) -> bool {
     let (text, question) = (text.trim(), question.trim());
     if question.is_empty() || text == question {
@@ -76,7 +79,7 @@ fn first_line(text: &str) -> Option<&str> {
     unlabelled(text.trim_start().lines().next()?)
 }
 
-/// Returns a line's text after its last `: ` and its last `>`, trimmed; `None` if that is empty.
+/// Returns the text of a line after its last `: ` and its last `>`, trimmed; `None` if that is empty.
 fn unlabelled(line: &str) -> Option<&str> {
     let line = line.trim();
     let words = line.rsplit_once(": ").map_or(line, |(_, words)| words);
@@ -96,7 +99,7 @@ fn hash(prior: Chain, place: u8, line: &str) -> u128 {
 const AT_END: u8 = 1;
 const AT_START: u8 = 2;
 
-/// The maximum length of a closing tag's name, in bytes.
+/// The maximum length of the name of a closing tag that is skipped before a question, in bytes.
 const MAX_NAME_BYTES: usize = 64;
 
 #[cfg(test)]

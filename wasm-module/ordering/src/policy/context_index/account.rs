@@ -1,4 +1,5 @@
-//! Records contexts in a context index and removes evicted ones (RAGBoost section 4.1, *Index update*, and section 6).
+//! Records contexts (document sets of requests) in a context index and removes evicted ones (RAGBoost section 4.1,
+//! *Index update*, and section 6).
 //!
 //! ```text
 //!   sent     a new context ──▶ a leaf, with the tokens that it adds      known context ──▶ the most recently used leaf
@@ -10,8 +11,8 @@
 //! a leaf before its parent, the least recently used leaf first. Only tokens of documents are counted.
 //!
 //! The documents of a chat's later turns follow text that only this chat has, so no other prompt shares that prefix:
-//! they are not contexts of their own. Documents that an earlier turn holds have already been replaced by references
-//! before a policy is called.
+//! they are not contexts of their own. Documents that an earlier turn holds have already been replaced by location
+//! hints before a policy is called.
 
 use super::tree::{NodeId, NodeKind, ROOT};
 use super::{ContextIndex, SentDocuments};
@@ -21,7 +22,8 @@ use smallvec::SmallVec;
 use std::hash::{Hash, Hasher};
 
 impl ContextIndex {
-    /// Records a request: its opening context, and the documents of its chat's later turns.
+    /// Records a forwarded request: the context (document set) of the chat's first turn, and the documents of its later
+    /// turns.
     pub(super) fn record(&mut self, runs: &[SentDocuments<'_>]) {
         let Some((opening, later)) = runs.split_first() else {
             return;
@@ -36,8 +38,9 @@ impl ContextIndex {
         }
     }
 
-    /// Adds a context that was forwarded in the order `sent`, at the place where the search for `ranked` (the same
-    /// documents in rank order) ends. A known context becomes the most recently used one. O(documents).
+    /// Adds a context (document set) that was forwarded in the order `sent`, where the search for `ranked` (the same
+    /// documents in rank order) ends in the tree; `key` identifies it. A recorded context becomes the most recently
+    /// used one. Returns the context's leaf. O(documents).
     pub(super) fn add(
         &mut self,
         key: u64,
@@ -93,8 +96,8 @@ impl ContextIndex {
         leaf
     }
 
-    /// Removes `tokens` from the least recently used contexts; contexts left without tokens are removed. O(contexts
-    /// removed, times their documents).
+    /// Removes `tokens` from the least recently used contexts (document sets); contexts left without tokens are
+    /// removed. O(contexts removed, times their documents).
     pub(super) fn evict(&mut self, mut tokens: u64) {
         while tokens > 0 {
             let remnant = self
@@ -108,8 +111,8 @@ impl ContextIndex {
         }
     }
 
-    /// Removes up to `tokens` from a leaf. If that empties it, removes the leaf and continues with its parent if that
-    /// is a leaf now. Returns the number of tokens still to remove.
+    /// Removes up to `tokens` from a leaf of the tree. If that empties the leaf, removes it and continues with its
+    /// parent if that is a leaf now. Returns the number of tokens still to remove.
     fn shrink(&mut self, node: NodeId, mut tokens: u64) -> u64 {
         let mut at = node;
         loop {
@@ -130,7 +133,8 @@ impl ContextIndex {
         }
     }
 
-    /// Removes a context, and its ancestors that have no other child.
+    /// Removes the context (document set of a request) with this leaf, and the leaf's ancestors that have no other
+    /// child.
     pub(super) fn forget(&mut self, leaf: NodeId) {
         let mut at = self.remove_leaf_node(leaf);
         while at != ROOT && self.tree.is_childless(at) {
@@ -138,7 +142,7 @@ impl ContextIndex {
         }
     }
 
-    /// Removes a node without children, and returns its parent's id.
+    /// Removes a node without children, and returns the id of its parent.
     fn remove_leaf_node(&mut self, node: NodeId) -> NodeId {
         let Some(kind) = self.tree.node(node).map(|node| node.kind) else {
             return ROOT;
@@ -159,7 +163,7 @@ impl ContextIndex {
         self.tree.remove(node)
     }
 
-    /// Records that the engine holds all of a node again; `sent` gives the tokens of its documents.
+    /// Records that the engine has all of a node's documents cached again; `sent` gives the documents' tokens.
     fn refill(&mut self, node: NodeId, sent: &[(Fingerprint, u32)]) {
         if let Some(node) = self.tree.node_mut(node) {
             let tokens = tokens_of(sent, &node.added);
@@ -167,7 +171,8 @@ impl ContextIndex {
         }
     }
 
-    /// Returns the estimated tokens that the engine is believed to hold for all contexts.
+    /// Returns the estimated tokens of the documents of all contexts (document sets of requests) that the engine is
+    /// believed to have cached.
     #[must_use]
     pub fn tokens(&self) -> u64 {
         self.tree.nodes().map(|node| node.tokens).sum()
@@ -175,7 +180,7 @@ impl ContextIndex {
 }
 
 impl SentDocuments<'_> {
-    /// Returns the documents in rank order, or in the order sent if no policy decided it.
+    /// Returns the documents with their tokens in the client's order, or in the order sent if no policy decided that.
     fn ranked(&self) -> SmallVec<[(Fingerprint, u32); 16]> {
         let mut ranked: SmallVec<[(Fingerprint, u32); 16]> =
             self.documents.iter().copied().collect();
@@ -188,7 +193,7 @@ impl SentDocuments<'_> {
     }
 }
 
-/// Returns a context's key: a hash of its scope and of its documents in the order sent.
+/// Returns the key of a context: a hash of its scope (the prompt before it) and of its documents in the order sent.
 fn key_of(scope: Scope, sent: &[(Fingerprint, u32)]) -> u64 {
     let mut hasher = fxhash::FxHasher::default();
     scope.0.hash(&mut hasher);
@@ -198,7 +203,7 @@ fn key_of(scope: Scope, sent: &[(Fingerprint, u32)]) -> u64 {
     hasher.finish()
 }
 
-/// Returns the tokens of those documents of `request` that are in `held`.
+/// Returns the sum of the tokens of those documents of `request` that are in `held`.
 fn tokens_of(request: &[(Fingerprint, u32)], held: &[Fingerprint]) -> u64 {
     let shared = (request.iter()).filter(|(document, _)| held.contains(document));
     shared.map(tokens).sum()

@@ -15,17 +15,19 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 struct Cluster {
-    /// The documents that the cluster's contexts share, in the order of its first context.
+    /// The documents that all contexts (document sets of requests) of the cluster have, in the order of its first
+    /// context.
     documents: Vec<Fingerprint>,
-    /// The clusters that were merged into this one; empty for a single context.
+    /// The clusters that were merged into this one; empty for a cluster of a single context (document set of a
+    /// request).
     parts: Vec<u32>,
     is_merged: bool,
 }
 
-/// A cluster and its nearest neighbour, ordered by distance, then by age.
+/// A cluster of contexts (document sets of requests) and its nearest neighbour, ordered by distance, then by age.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Pair {
-    /// The distance as the bits of an `f64`; since it is not negative, the bits sort like the number.
+    /// The distance of the two as the bits of an `f64`; since it is not negative, the bits sort like the number.
     distance: u64,
     cluster: u32,
     other: u32,
@@ -34,15 +36,16 @@ struct Pair {
 #[derive(Default)]
 struct Clusters {
     all: Vec<Cluster>,
-    /// For each document, the clusters with it and its position there. Merged clusters are removed lazily.
+    /// For each document, the clusters that have it and the document's position in each. Merged clusters are removed
+    /// lazily.
     postings: FxHashMap<Fingerprint, Vec<(u32, u32)>>,
-    /// For each cluster, the number of documents shared with the cluster being paired, and the sum of their differences
-    /// in position; zero between look-ups.
+    /// For each cluster, the number of documents shared with the cluster for which a neighbour is being searched, and
+    /// the sum of their differences in position; zero between searches.
     shares: Vec<(u32, u32)>,
     heap: BinaryHeap<Reverse<Pair>>,
 }
 
-/// Fills the empty `index` by clustering `contexts`, and returns the leaf of each.
+/// Fills the empty `index` by clustering `contexts` (document sets of requests), and returns the leaf of each context.
 pub(super) fn build(index: &mut ContextIndex, contexts: &[Vec<Fingerprint>]) -> Vec<NodeId> {
     let mut clusters = Clusters::default();
     for context in contexts {
@@ -88,7 +91,7 @@ impl Clusters {
             .is_some_and(|cluster| !cluster.is_merged)
     }
 
-    /// Pushes `cluster` with its nearest neighbour onto the heap, unless no cluster has a common document.
+    /// Pushes `cluster` with its nearest neighbour onto the heap, unless no other cluster has a common document.
     fn pair(&mut self, cluster: u32) {
         let Self {
             all,
@@ -170,7 +173,8 @@ impl Clusters {
         self.pair(cluster);
     }
 
-    /// Attaches the remaining clusters to the root of `index`, their parts below them; returns each context's leaf.
+    /// Attaches the remaining clusters to the root of `index`, with the clusters merged into them below; returns the
+    /// leaf of each of the first `contexts` clusters.
     fn attach_all(self, index: &mut ContextIndex, contexts: usize) -> Vec<NodeId> {
         let mut leaves = vec![ROOT; contexts];
         let mut stack: Vec<(u32, NodeId)> = (0..count(self.all.len()))

@@ -11,21 +11,22 @@ use crate::policy::MAX_CANDIDATES;
 use fxhash::FxHashSet;
 use std::sync::Arc;
 
-/// The maximum number of contexts of a history. With 15 documents each they take 1 MB of configuration, and half a
-/// second to read in a VM.
+/// The maximum number of contexts (document sets of requests) in a configured history. With 15 documents each they take
+/// 1 MB of configuration, and half a second to read in a VM.
 pub const MAX_CONTEXTS: usize = 4096;
 
-/// Returns contexts as strings of the configuration.
+/// Returns contexts (the documents of requests, best first) as strings for the configuration, one for each.
 #[must_use]
 pub fn write(contexts: &[Vec<Fingerprint>]) -> Vec<String> {
     let text = |context: &Vec<Fingerprint>| context.iter().map(|d| hash(d.0)).collect();
     contexts.iter().map(text).collect()
 }
 
-/// Builds an index from strings of the configuration; `None` if there are none.
+/// Builds an index of contexts (document sets of requests) from the configuration's strings, one for each context;
+/// `None` if there are none.
 ///
 /// # Errors
-/// Returns the problem: there are too many contexts, or one is not a list of distinct fingerprints.
+/// Returns the problem as text: there are too many contexts, or one is not a list of distinct fingerprints.
 pub(crate) fn read(texts: &[String]) -> Result<Option<Arc<ContextIndex>>, String> {
     if texts.len() > MAX_CONTEXTS {
         let found = texts.len();
@@ -62,7 +63,7 @@ fn context(text: &str) -> Result<Vec<Fingerprint>, String> {
     documents.collect()
 }
 
-/// Number of hexadecimal digits of a fingerprint.
+/// Number of hexadecimal digits of a document's fingerprint.
 const DIGITS: usize = 16;
 
 #[cfg(test)]

@@ -10,9 +10,9 @@
 //! The tree is built at once by clustering ([`ContextIndex::build`]), or grows with every request. The search for a
 //! request descends from the root of its scope to the child at the least distance (equation 1), as long as that child
 //! has only documents of the request; the request becomes a leaf there. If it shares more documents with a child, a new
-//! inner node is inserted above both. Children are found by document, so a step costs the postings of the request's
-//! documents at that node, not the number of children. A request that shares nothing with recorded contexts is ordered
-//! by the history, an index built from a log ([`ContextIndex::with_history`]).
+//! inner node is inserted above both. Children are found by document, so a step takes time for each child that shares a
+//! document with the request, not for every child. A request that shares nothing with recorded contexts is ordered by
+//! the history, an index built from a log ([`ContextIndex::with_history`]).
 //!
 //! With `forget_evicted`, `account` removes contexts that the engine evicted. By default a context stays until newer
 //! ones replace it: in a small cache, a removed context returns in another order, which halves the reuse.
@@ -41,29 +41,33 @@ use smallvec::SmallVec;
 use std::sync::Arc;
 use tree::{ContextTree, ROOT};
 
-/// RAGBoost's context index: a tree of the document sets of recent requests, as a policy.
+/// RAGBoost's context index: a tree of the document sets of recent requests (contexts), as a policy.
 #[derive(Debug)]
 pub struct ContextIndex {
     tree: ContextTree,
-    /// The leaves, by last use.
+    /// The leaves of the tree, in the order of last use.
     recency: Recency,
-    /// The leaf of each context, by the [key](account) of its documents as sent.
+    /// The leaf of each context (document set of a request), by the context's [key](account).
     leaves: FxHashMap<u64, NodeId>,
-    /// The root node of each scope, a child of the tree's root.
+    /// For each scope (hash of the prompt before documents), the node above its contexts (document sets of requests), a
+    /// child of the tree's root.
     scopes: FxHashMap<Scope, NodeId>,
-    /// An inner node without children of which the engine still holds some tokens.
+    /// An inner node that lost its children, of whose documents the engine still has some tokens cached; `None` if
+    /// there is none.
     remnant: Option<NodeId>,
-    /// The index of a log, for requests that share no document with recorded contexts.
+    /// The index of contexts (document sets of requests) from a log, for requests that share no document with recorded
+    /// contexts.
     history: Option<Arc<ContextIndex>>,
     max_contexts: u32,
-    /// True if contexts are removed as the engine evicts them.
+    /// True if contexts (document sets of requests) are removed when the engine evicts their documents.
     forgets: bool,
-    /// The key of the next context if contexts are numbered; `None` if keys are hashes of scope and documents as sent.
+    /// The key of the next context if contexts (document sets of requests) are numbered; `None` if keys are hashes of
+    /// the scope (the prompt before) and documents as sent.
     next_key: Option<u64>,
 }
 
 impl ContextIndex {
-    /// Returns an empty index of at most `max_contexts` contexts (at least 1).
+    /// Returns an empty index that keeps at most `max_contexts` contexts (document sets of requests), and at least 1.
     #[must_use]
     pub fn new(max_contexts: u32) -> Self {
         Self {
@@ -79,7 +83,7 @@ impl ContextIndex {
         }
     }
 
-    /// Returns an empty index with these options.
+    /// Returns an empty index with the options for this policy.
     #[must_use]
     pub fn of(options: &PolicyOptions) -> Self {
         Self {
@@ -89,7 +93,8 @@ impl ContextIndex {
         }
     }
 
-    /// Returns the index with `history`, which orders requests that share no document with contexts recorded since.
+    /// Returns this index with `history`, which orders requests that share no document with contexts (document sets of
+    /// requests) recorded since.
     #[must_use]
     pub fn with_history(mut self, history: Arc<Self>) -> Self {
         self.history = (!history.is_empty()).then_some(history);
@@ -97,8 +102,8 @@ impl ContextIndex {
         self
     }
 
-    /// Builds an index of `contexts` (each of distinct documents, in rank order) by hierarchical clustering. Returns it
-    /// with the leaf of each context. All contexts stay until more are added.
+    /// Builds an index of `contexts` (each of distinct documents, in rank order) by hierarchical clustering. Returns
+    /// the index and the leaf of each context (document set of a request). All contexts stay until more are added.
     #[must_use]
     pub fn build(contexts: &[Vec<Fingerprint>]) -> (Self, Vec<NodeId>) {
         let mut index = Self::new(u32::try_from(contexts.len()).unwrap_or(u32::MAX));
@@ -106,19 +111,19 @@ impl ContextIndex {
         (index, leaves)
     }
 
-    /// Returns the number of contexts.
+    /// Returns the number of contexts (document sets of requests) in the index.
     #[must_use]
     pub fn len(&self) -> usize {
         self.leaves.len()
     }
 
-    /// Returns whether there are no contexts.
+    /// Returns whether the index has no contexts (document sets of requests).
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.leaves.is_empty()
     }
 
-    /// Returns the documents on the path to `node`, in order.
+    /// Returns the documents of `node` and its ancestors, in the order from the root.
     #[must_use]
     pub fn context(&self, node: NodeId) -> Vec<Fingerprint> {
         let path = self.path(node).into_iter().rev();
@@ -127,7 +132,7 @@ impl ContextIndex {
             .collect()
     }
 
-    /// Returns `node` and its ancestors, up to the tree's root.
+    /// Returns `node` and its ancestors, from the node up to the tree's root.
     #[must_use]
     pub fn path(&self, node: NodeId) -> Vec<NodeId> {
         let mut path = vec![node];
@@ -148,7 +153,8 @@ impl ContextIndex {
         node.map_or(0, |node| node.documents as usize - node.added.len())
     }
 
-    /// Returns the order of `request`, whose documents are in rank order, in `scope`.
+    /// Returns the order in which to send `request`, documents in rank order that follow the prompt with the hash
+    /// `scope`.
     fn ordered(&self, scope: Scope, request: &[Fingerprint]) -> Order {
         let root = self.scopes.get(&scope);
         let mut path = root.map_or_else(Order::new, |root| self.tree.find(*root, request).path);
@@ -161,7 +167,8 @@ impl ContextIndex {
     }
 }
 
-/// The scope used for all requests if scopes are not distinguished.
+/// The scope (hash of the prompt before documents) used for all requests if contexts (document sets of requests) are
+/// recorded regardless of the prompt before them.
 const ANY_SCOPE: Scope = Scope(0);
 
 impl Policy for ContextIndex {

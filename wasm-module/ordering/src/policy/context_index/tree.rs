@@ -10,15 +10,17 @@ use crate::tree::Scope;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 
-/// A tree of contexts, that is, of requests' document sets.
+/// A tree of contexts, that is, of requests' document sets; an inner node has the documents that all contexts below it
+/// share.
 #[derive(Debug)]
 pub(super) struct ContextTree {
     nodes: Slots<Node>,
-    /// For a node and a document: the node's children that add the document.
+    /// For a node and a document: those of the node's children that add this document.
     by_document: FxHashMap<(NodeId, Fingerprint), SmallVec<[NodeId; 2]>>,
 }
 
-/// Identifies a node of a context index. A leaf's id is valid until its context is removed.
+/// Identifies a node of a context index. The id of a leaf is valid until its context (document set of a request) is
+/// removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub(super) u32);
 
@@ -27,26 +29,27 @@ pub(super) const ROOT: NodeId = NodeId(0);
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) parent: NodeId,
-    /// The children in insertion order, except that the last one takes the place of a removed child.
+    /// The child nodes in insertion order, except that the last one moves to the position of a removed child.
     pub(super) children: Vec<NodeId>,
-    /// The documents that the node adds to those of its ancestors.
+    /// The documents that this node adds to those of its ancestors.
     pub(super) added: SmallVec<[Fingerprint; 8]>,
-    /// Number of documents on the path to the node, including its own.
+    /// Number of documents of this node and all its ancestors.
     pub(super) documents: u32,
-    /// Estimated tokens of the documents in `added` that the engine is believed to hold; for a leaf, plus those of its
-    /// chat's later turns.
+    /// Estimated tokens of the documents in `added` that the engine is believed to have cached; for a leaf, plus those
+    /// of its chat's later turns.
     pub(super) tokens: u64,
     pub(super) kind: NodeKind,
 }
 
-/// The role of a node in the tree.
+/// The role of a node in the tree of contexts (document sets of requests).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NodeKind {
-    /// The root of the tree (`None`) or of a scope.
+    /// The root of the tree (`None`), or the node above all contexts (document sets of requests) of a scope (hash of
+    /// the prompt before documents).
     Root(Option<Scope>),
-    /// An inner node: the documents that the contexts below it share.
+    /// An inner node: the documents that all contexts (document sets of requests) below it have.
     Shared,
-    /// A leaf: one context, with its [key](super::account).
+    /// A leaf: one context, the document set of a request, with its [key](super::account).
     Context(u64),
 }
 
@@ -56,8 +59,9 @@ impl Node {
     }
 }
 
-/// Returns the distance of equation 1: the part of the larger context that is not shared, plus a small term for
-/// documents at different positions. `gaps` is the sum of these differences in position.
+/// Returns the distance of two contexts by RAGBoost's equation 1: the part of the larger context that is not shared,
+/// plus a small term for documents at different positions. `shared` and `larger` are numbers of documents; `gaps` is
+/// the sum of the differences in position.
 pub(super) fn distance(shared: u32, larger: u32, gaps: u32) -> f64 {
     if shared == 0 {
         return 1.0;
@@ -65,24 +69,25 @@ pub(super) fn distance(shared: u32, larger: u32, gaps: u32) -> f64 {
     1.0 - f64::from(shared) / f64::from(larger) + ALPHA * f64::from(gaps) / f64::from(shared)
 }
 
-/// The weight of positions; the paper gives 0.001 to 0.01.
+/// The weight of documents' differences in position in the distance of two contexts (document sets of requests); the
+/// paper gives 0.001 to 0.01.
 const ALPHA: f64 = 0.005;
 
-/// A child, the number of its documents that a request shares, and the sum of their differences in position.
+/// A child node, the number of its documents that a request shares, and the sum of their differences in position.
 type Share = (NodeId, (u32, u32));
 
-/// The place at which a request is inserted.
+/// Where in the tree a request is inserted.
 pub(super) struct Insertion {
-    /// The deepest node on whose path are only documents of the request.
+    /// The deepest node for which it and its ancestors have only documents of the request.
     pub(super) node: NodeId,
-    /// A child of that node that shares more documents with the request, but also has others.
+    /// A child of that node that shares more documents with the request, but also has others; `None` if there is none.
     pub(super) split: Option<NodeId>,
-    /// Ranks of the documents on the path to `node`, followed by those shared with `split`.
+    /// The request's ranks of the documents of `node` and its ancestors, followed by those shared with `split`.
     pub(super) path: Order,
 }
 
 impl ContextTree {
-    /// Returns a tree with only the root.
+    /// Returns a tree of contexts (document sets of requests) with only the root.
     pub(super) fn new() -> Self {
         let root = Node {
             parent: ROOT,
@@ -100,8 +105,8 @@ impl ContextTree {
         }
     }
 
-    /// Searches greedily from `start`: descends to the child at the least distance. On a tie it prefers a child with
-    /// only documents of the request, then the older one.
+    /// Returns where to insert a request: descends greedily from `start` to the child at the least distance. On a tie
+    /// it prefers a child with only documents of the request, then the older one.
     pub(super) fn find(&self, start: NodeId, request: &[Fingerprint]) -> Insertion {
         let rank_of: FxHashMap<Fingerprint, u16> = request.iter().copied().zip(0..).collect();
         let mut place = Insertion {
@@ -158,15 +163,15 @@ impl ContextTree {
         }
     }
 
-    /// Returns whether a request cannot be placed below the child, which must be split first: the child is a context,
-    /// and so a leaf, or has documents that the request lacks.
+    /// Returns whether a request cannot be inserted below this child, which must be split first: the child is a
+    /// context, and so a leaf, or has documents that the request lacks.
     fn adds_more(&self, &(child, (shared, _)): &Share) -> bool {
         self.node(child)
             .is_some_and(|node| node.is_context() || node.added.len() > shared as usize)
     }
 
     /// Inserts a node between `parent` and `child` with those documents of `child` for which `holds` is true. `weigh`
-    /// gives their tokens, which move from the child to the new node. Returns the new node.
+    /// returns the documents' tokens, which move from the child to the new node. Returns the new node.
     pub(super) fn split(
         &mut self,
         parent: NodeId,
@@ -200,7 +205,7 @@ impl ContextTree {
         between
     }
 
-    /// Adds a child with these documents to `parent`, and returns its id.
+    /// Adds a child node with these documents to `parent`, and returns the id of the child.
     pub(super) fn attach(
         &mut self,
         parent: NodeId,
@@ -229,7 +234,7 @@ impl ContextTree {
         id
     }
 
-    /// Removes `child` from the children of `parent`; `added` are the documents that `child` adds.
+    /// Removes `child` from the children of `parent`; `added` are the documents that `child` adds to those of `parent`.
     fn detach(&mut self, parent: NodeId, child: NodeId, added: &[Fingerprint]) {
         for &document in added {
             let key = (parent, document);
@@ -247,7 +252,7 @@ impl ContextTree {
         }
     }
 
-    /// Removes a node without children, and returns its parent's id.
+    /// Removes a node without children, and returns the id of its parent.
     pub(super) fn remove(&mut self, id: NodeId) -> NodeId {
         let Some(node) = self.node_mut(id) else {
             return ROOT;
@@ -270,7 +275,7 @@ impl ContextTree {
         self.nodes.get_mut(id.0)
     }
 
-    /// Iterates over all nodes of the tree.
+    /// Iterates over all nodes of the tree, in no particular order.
     pub(super) fn nodes(&self) -> impl Iterator<Item = &Node> {
         self.nodes.iter()
     }
