@@ -20,9 +20,10 @@ use tokio::sync::Semaphore;
 
 /// Configuration, metrics and running parts of the server, shared by all HTTP handlers.
 pub struct App {
-    /// Counts the requests in flight and refuses requests beyond the limit or while the server loads or stops.
+    /// Counts the requests in flight, and refuses requests beyond their limit or while the server is loading or
+    /// stopping.
     pub gate: Arc<Gate>,
-    /// The model; unset until it is loaded, and until then the gate refuses requests.
+    /// The model; unset until it is loaded. Until then, requests are refused.
     pub model: Arc<OnceLock<Arc<Model>>>,
     /// The Prometheus metrics.
     pub metrics: Arc<Metrics>,
@@ -30,32 +31,33 @@ pub struct App {
     pub spans: Option<Spans>,
     /// The clients' keys, for all routes that need one (see [`crate::api`]); `None` if no key is required.
     pub keys: Option<ApiKeys>,
-    /// Keys for emptying the cache: those of the KV feed, else the clients'; `None` if no keys are configured for
-    /// either.
+    /// The API keys with which an operator may empty the prefix cache: those of the feed of cache events (`/v1/kv`), or
+    /// else the clients'. `None` if no keys are configured for either.
     pub operators: Option<ApiKeys>,
-    /// True if the internal listener is bound to an address other than loopback.
+    /// True if the listener for probes, metrics and gateways is bound to an address other than loopback.
     pub is_internal_exposed: bool,
-    /// The engine that `/v1/models` and `/get_load` imitate.
+    /// The engine, vLLM or SGLang, that the responses of `/v1/models` and `/get_load` imitate.
     pub drop_in: DropIn,
-    /// Stored responses, for requests that continue them; `None` if none are stored.
+    /// The store of responses that later requests can continue (`previous_response_id`); `None` if responses are not
+    /// stored.
     pub transcripts: Option<Arc<Transcripts>>,
-    /// Files and batches; `None` if they are off.
+    /// Stored files and batches (files of requests that run when the server is idle); `None` if they are off.
     pub batches: Option<Batches>,
-    /// Limits of a request.
+    /// Limits on one request's body and time.
     pub limits: Limits,
-    /// The readers of the engine's KV feed, and the feed itself.
+    /// Access of gateways to the feed of the engine's cache events, and the feed itself.
     pub readers: Arc<Readers>,
-    /// Finds the ends of a prompt's documents from the gateway's path header.
+    /// Finds where each document ends in a prompt, from the header in which the gateway names the documents' order.
     pub locator: Locator,
-    /// Retrieves documents for requests that have none.
+    /// Searches for documents, for requests that have none.
     pub retriever: Arc<Retriever>,
-    /// Permits to parse, render and tokenise requests: one per core.
+    /// Permits to parse, render and tokenise a request on a blocking thread; there is one for each core.
     pub preparing: Arc<Semaphore>,
-    /// Bounds the preparation of grammars, apart from `preparing`.
+    /// Limits how many grammars for constrained answers are prepared at once.
     pub grammars: grammars::Admission,
-    /// Measures how long a probe waits for a permit of `preparing`, to detect a stall.
+    /// Measures how long a probe waits for a permit to parse, render and tokenise, to detect a stall.
     pub canary: Canary,
-    /// The connections of clients.
+    /// The open connections of clients, and their limits.
     pub connections: Arc<Book>,
 }
 
@@ -66,18 +68,18 @@ impl App {
     }
 }
 
-/// Limits of a request's body and time.
+/// Limits on one request's body and time.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Maximum length of a body, in bytes.
+    /// Maximum length of a request body, in bytes.
     pub max_body_bytes: u64,
-    /// Time limit for receiving the body.
+    /// Time limit for receiving the whole body, counted from the request's arrival.
     pub body_time: Duration,
     /// Time limit from the request's arrival to the end of its answer.
     pub request_timeout: Duration,
 }
 
-/// The engine that the server imitates in responses on which vLLM and SGLang differ.
+/// The engine that the server imitates in the responses in which vLLM and SGLang differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DropIn {
     /// `owned_by` is `vllm`, and `/get_load` an object with `load`.

@@ -1,4 +1,4 @@
-//! Runs blocking work under a semaphore, and detects whether its permits are still given back.
+//! Runs blocking work with a semaphore's permit, and detects when permits are no longer given back.
 
 use crate::failure::Failure;
 use parking_lot::Mutex;
@@ -7,14 +7,14 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-/// Detects that the permits of a semaphore are no longer given back: when none is free, a probe waits for one, and the
-/// time that it waits is reported. There is at most one probe.
+/// Detects that a semaphore's permits are no longer given back. While none is free, a probe (at most one) waits for
+/// one; the time that it has waited tells for how long none has been given back.
 #[derive(Debug, Default)]
 pub struct Canary(Arc<Mutex<Option<Instant>>>);
 
 impl Canary {
-    /// Returns the time for which the pending probe has waited for a permit; zero without one. Starts a probe if no
-    /// permit is free.
+    /// Returns how long the pending probe has waited for a permit; zero if there is no pending probe. Starts a probe if
+    /// there is none and no permit is free.
     pub fn waits(&self, permits: &Arc<Semaphore>) -> Duration {
         let mut since = self.0.lock();
         if let Some(since) = *since {
@@ -33,8 +33,8 @@ impl Canary {
     }
 }
 
-/// Runs `work` on a blocking thread, while holding one of `permits`. If the caller is dropped, the work continues and
-/// keeps its permit until it ends.
+/// Runs `work` on a blocking thread, after waiting for one of `permits`. If the caller is dropped meanwhile, running
+/// work continues and keeps its permit until it ends.
 pub(crate) async fn blocking<T: Send + 'static>(
     permits: &Arc<Semaphore>,
     work: impl FnOnce() -> Result<T, Failure> + Send + 'static,

@@ -1,4 +1,4 @@
-//! Opens the device that computes, with the sizes of its page pools, before the engine starts.
+//! Opens the device that computes the model, with its pools of pages for KV state, before the engine starts.
 //!
 //! ```text
 //!   auto    the first CUDA device, if it is usable and supports the model; otherwise the CPU
@@ -15,7 +15,7 @@ use foreword_report::progress::bar;
 use std::path::Path;
 use std::str::FromStr;
 
-/// The requested device.
+/// The device on which the operator wants the model to be computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Device {
     /// The first CUDA device if it is usable and supports the model, otherwise the CPU.
@@ -43,17 +43,18 @@ impl FromStr for Device {
     }
 }
 
-/// The size of a page pool, which holds KV state.
+/// The size of a pool of pages for KV state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvSize {
-    /// Room for this many tokens.
+    /// Room for KV state of this many tokens.
     Tokens(u32),
-    /// This many bytes.
+    /// This many bytes of memory.
     Bytes(u64),
 }
 
 impl KvSize {
-    /// Returns the number of whole pages, each of `page_tokens` tokens and `page_bytes` bytes, that fit.
+    /// Returns the number of whole pages, each for `page_tokens` tokens and of `page_bytes` bytes, that fit into this
+    /// size.
     fn pages(self, page_tokens: u32, page_bytes: u64) -> u32 {
         match self {
             Self::Tokens(tokens) => tokens / page_tokens,
@@ -61,7 +62,7 @@ impl KvSize {
         }
     }
 
-    /// Returns the number of pages; an error if the size is in bytes and smaller than one page.
+    /// Returns the number of whole pages that fit into this size; an error if it is in bytes and smaller than one page.
     fn some_pages(self, page_tokens: u32, page_bytes: u64) -> anyhow::Result<u32> {
         match (self.pages(page_tokens, page_bytes), self) {
             (0, Self::Bytes(bytes)) => bail!(
@@ -72,22 +73,23 @@ impl KvSize {
     }
 }
 
-/// The requested device and the sizes of its pools. `None` means a default.
+/// The requested device and the sizes of its page pools for KV state. A field that is `None` has its default.
 #[derive(Clone, Debug)]
 pub struct DeviceConfig {
-    /// The device.
+    /// The device on which the model is computed.
     pub device: Device,
-    /// Size of the pool in device memory; by default 65,536 tokens on the CPU, and `kv_memory_fraction` on a CUDA
-    /// device.
+    /// Size of the page pool in device memory; by default 65,536 tokens on the CPU, and the fraction
+    /// `kv_memory_fraction` of the memory on a CUDA device.
     pub kv: Option<KvSize>,
-    /// Fraction of a CUDA device's memory, after the weights, for the pool. Used only if `kv` is `None`.
+    /// Fraction of a CUDA device's memory, after the weights are loaded, for the page pool. Used only if `kv` is
+    /// `None`.
     pub kv_memory_fraction: f32,
-    /// Size of the pool in host memory, for pages evicted from the device.
+    /// Size of the page pool in host memory, which holds pages evicted from the device.
     pub kv_host: KvSize,
-    /// Tokens in a page.
+    /// Number of tokens in a page.
     pub page_tokens: u32,
-    /// Maximum number of tokens of a step; by default 512 on the CPU (2,048 with AMX while no answer is generated), and
-    /// 8,192 on a CUDA device.
+    /// Maximum number of tokens that one step of the engine computes; by default 512 on the CPU (2,048 with AMX in
+    /// steps that only prefill), and 8,192 on a CUDA device.
     pub max_step_tokens: Option<u32>,
     /// Number of worker threads on the CPU; by default chosen by the backend.
     pub threads: Option<u32>,
@@ -97,23 +99,25 @@ pub struct DeviceConfig {
     pub random_weights: Option<u64>,
 }
 
-/// A device with a model on it.
+/// A device with the model loaded on it.
 pub struct Opened {
-    /// The backend that computes.
+    /// The backend that computes the model on the device.
     pub backend: Box<dyn Backend>,
-    /// Hash of everything on which a page's bytes depend, except its tokens.
+    /// Hash of everything on which the bytes of a page of KV state depend, except the page's tokens. Pages can be
+    /// exchanged between equal identities.
     pub identity: u128,
-    /// Description of the hardware; measured costs are valid only for the same description.
+    /// Description of the hardware. Measured costs of computing are valid only for the same description.
     pub machine: String,
-    /// Maximum number of tokens of a step.
+    /// Maximum number of tokens that one step of the engine computes.
     pub max_step_tokens: u32,
-    /// Maximum number of tokens of a step in which no answer is generated.
+    /// Maximum number of tokens of a step of the engine that only prefills prompts.
     pub max_prefill_step_tokens: u32,
 }
 
 const CPU_KV_TOKENS: u32 = 65_536;
 const CPU_STEP_TOKENS: u32 = 512;
-/// Default of [`Opened::max_prefill_step_tokens`] with AMX: such a step takes about as long as 512 tokens without AMX.
+/// Default of [`Opened::max_prefill_step_tokens`] on a CPU with AMX (matrix instructions of Intel's): a step of so many
+/// tokens takes about as long as one of 512 tokens on a CPU without AMX.
 const CPU_TILES_PREFILL_STEP_TOKENS: u32 = 2_048;
 const CUDA_STEP_TOKENS: u32 = 8_192;
 
@@ -146,11 +150,11 @@ impl DeviceConfig {
         }
     }
 
-    /// Returns `ordinal` if that CUDA device supports `model`. Otherwise returns `None`, the CPU, if the device is
-    /// `auto`.
+    /// Returns `ordinal` if the CUDA device with this number supports `model`; `None`, for the CPU, if `ordinal` is
+    /// `None`, or if the device does not support the model and the configured device is `auto`.
     ///
     /// # Errors
-    /// Returns an error if the configured CUDA device does not support the model.
+    /// Returns an error if the CUDA device does not support the model and the configuration requires that device.
     pub fn suited(&self, ordinal: Option<u32>, model: &ModelConfig) -> anyhow::Result<Option<u32>> {
         match (ordinal, cuda::refuses(model)) {
             (Some(ordinal), Some(reason)) if self.device == Device::Auto => {

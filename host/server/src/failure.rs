@@ -59,17 +59,17 @@ pub enum Failure {
     UnknownModel {
         /// The model's name that the client sent, shortened by [`clip`].
         asked: String,
-        /// The name served.
+        /// The name of the served model.
         served: String,
     },
     /// No such response, file or batch is stored, or it belongs to another client.
     #[error("the {what} `{id}` is not kept here, or no longer")]
     NotStored {
-        /// `response`, `file` or `batch`.
+        /// The kind of what is not stored: `response`, `file` or `batch`.
         what: &'static str,
-        /// The id sent, shortened by [`clip`].
+        /// The id that the client sent, shortened by [`clip`].
         id: String,
-        /// The field with the id; `None` if the id is in the path.
+        /// The field with the id that was sent; `None` if the id is in the path.
         param: Option<&'static str>,
     },
     /// A limit on stored files, bytes or batches is reached.
@@ -80,7 +80,7 @@ pub enum Failure {
         /// The limit on that resource.
         limit: u64,
     },
-    /// The server has no such path.
+    /// The server does not serve the path.
     #[error("unknown URL: {method} {path}")]
     UnknownUrl {
         /// The request's method.
@@ -88,7 +88,7 @@ pub enum Failure {
         /// The request's path, shortened by [`clip`].
         path: String,
     },
-    /// The path exists only on the internal listener.
+    /// The path is served only on the internal listener (`--internal-listen`).
     #[error("unknown URL: {method} {path}; it is served on the address of --internal-listen")]
     Elsewhere {
         /// The request's method.
@@ -96,12 +96,12 @@ pub enum Failure {
         /// The request's path, without query.
         path: String,
     },
-    /// The KV feed has no key, and its listener would show other machines which documents are cached.
+    /// The feed of cache events has no key, and its listener would show to other machines which documents are cached.
     #[error(
         "without a key of its own the feed is read on loopback only, and gateways tell each other nothing: give --feed-key-file"
     )]
     FeedKeyRequired,
-    /// No key is configured for emptying the cache, and the listener can be reached by others than the operator.
+    /// No key is configured for emptying the cache, and others than the operator can reach the listener.
     #[error(
         "without keys the cache is emptied on the internal listener alone, and there on loopback: give --kv-key-file or --api-key-file"
     )]
@@ -120,13 +120,13 @@ pub enum Failure {
         /// Time limit for receiving the body.
         limit: Duration,
     },
-    /// The body arrived below the minimum rate.
+    /// The body arrived more slowly than the minimum rate.
     #[error("the request's body arrived at less than {rate} bytes per second")]
     BodySlow {
         /// Minimum rate, in bytes a second.
         rate: u32,
     },
-    /// The body exceeds the limit.
+    /// The body is longer than the limit.
     #[error("the request's body has {}, more than the limit of {limit} bytes", size_words(*size, *limit))]
     BodyTooLarge {
         /// Length by `content-length`, in bytes; `None` if there was no such header.
@@ -140,41 +140,41 @@ pub enum Failure {
         /// The declared content type, shortened by [`clip`]; `None` if there was none.
         found: Option<String>,
     },
-    /// A limit on requests in flight or waiting is reached; the client may retry.
+    /// A limit on the number of requests in flight or waiting is reached; the client may retry.
     #[error("the server is at its limit of {limit} requests; try again later")]
     QueueFull {
         /// The limit on requests that was reached.
         limit: u32,
-        /// Time after which there may be room; [`SOON`] if unknown.
+        /// Time after which the server may accept another request; [`SOON`] if unknown.
         retry_after: Duration,
     },
-    /// A gateway pushes more updates to other gateways than its key's rate allows.
+    /// A gateway pushes more bytes to other gateways than the rate allowed for one key.
     #[error("more than {limit} bytes a second are pushed with this key; try again later")]
     PushRate {
         /// Maximum rate of pushes with one key, in bytes a second.
         limit: u32,
-        /// Time after which there may be room.
+        /// Time after which another push may be accepted.
         retry_after: Duration,
     },
     /// The model is not loaded yet.
     #[error("the model is still loading; try again later")]
     Loading,
-    /// The server accepts no more requests.
+    /// The server is stopping and accepts no more requests.
     #[error("the server is stopping")]
     Stopping,
-    /// The embedder or the index is not available. The cause is logged, not sent.
+    /// The embedder or the document index is not available. The cause is logged, not sent to the client.
     #[error("the retriever is not available; the server's log says why")]
     Retriever {
         /// The cause, for the log.
         cause: String,
     },
-    /// The answer exceeded the time limit.
+    /// The answer was not complete within the time limit.
     #[error("the request took longer than the limit of {} s", limit.as_secs())]
     Timeout {
         /// Time limit from the request's arrival to the end of its answer.
         limit: Duration,
     },
-    /// The server failed. The cause is logged, not sent.
+    /// The server failed. The cause is logged, not sent to the client.
     #[error("internal error")]
     Internal {
         /// The cause, for the log.
@@ -183,7 +183,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// Returns the failure for an invalid field.
+    /// Returns the failure for an invalid field. `param` is its name, and `message` says what is wrong.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::Invalid {
             param: Some(param.into()),
@@ -191,14 +191,14 @@ impl Failure {
         }
     }
 
-    /// Returns the failure for the id of a response, file or batch that is not stored; `param` is the field with the
-    /// id.
+    /// Returns the failure for the id of a response, file or batch that is not stored. `what` is the kind, and `param`
+    /// the field with the id, or `None` if the id is in the path.
     pub fn not_stored(what: &'static str, id: &str, param: Option<&'static str>) -> Self {
         let id = clip(id);
         Self::NotStored { what, id, param }
     }
 
-    /// Returns the failure for an invalid body.
+    /// Returns the failure for a body that is invalid as a whole. `message` says what is wrong.
     pub fn invalid_body(message: impl Into<String>) -> Self {
         Self::Invalid {
             param: None,
@@ -206,8 +206,9 @@ impl Failure {
         }
     }
 
-    /// Translates an invalid field's name into another API's, at the beginning of `param` and of the message. `names`
-    /// are pairs of old and new name. Other failures, and fields that are not in `names`, are returned unchanged.
+    /// Replaces an invalid field's name by the one of another API, at the beginning of `param` and of the message.
+    /// `names` are pairs of old and new name. Other failures, and fields that are not in `names`, are returned
+    /// unchanged.
     #[must_use]
     pub fn renamed(self, names: &[(&str, &str)]) -> Self {
         let Self::Invalid {
@@ -267,8 +268,8 @@ impl Failure {
         }
     }
 
-    /// Returns the failure for a request that the engine aborted; `limit` is the time limit to report if it expired,
-    /// and `field` the request's field that requires the answer's grammar.
+    /// Returns the failure for a request that the engine aborted. `limit` is the request's time limit, to report if it
+    /// expired, and `field` the request's field that requires the grammar of the answer.
     pub fn from_engine(failure: engine::Failure, limit: Duration, field: &str) -> Self {
         match failure {
             engine::Failure::Expired => Self::Timeout { limit },
@@ -277,7 +278,7 @@ impl Failure {
         }
     }
 
-    /// Returns the HTTP status, OpenAI's error type, and the code.
+    /// Returns the failure's HTTP status, its error type in OpenAI's format, and its code.
     fn kind(&self) -> (StatusCode, &'static str, &'static str) {
         const REQUEST: &str = "invalid_request_error";
         const SERVER: &str = "server_error";
@@ -340,7 +341,7 @@ impl Failure {
         }
     }
 
-    /// Returns the HTTP status.
+    /// Returns the HTTP status of the response to the client.
     pub fn status(&self) -> StatusCode {
         self.kind().0
     }
@@ -350,7 +351,7 @@ impl Failure {
         self.kind().2
     }
 
-    /// Returns OpenAI's error object, `{"error": {…}}`.
+    /// Returns the response body: OpenAI's error object, `{"error": {…}}`.
     pub fn body(&self) -> Value {
         let (_, kind, code) = self.kind();
         let param = match self {
@@ -398,11 +399,12 @@ impl IntoResponse for Failure {
     }
 }
 
-/// The public message of a failure, attached to its response so that outer layers can rewrite the body for another API.
+/// The client's message of a failure, attached to the response so that outer layers can write the body again for
+/// another API.
 #[derive(Clone, Debug)]
 pub(crate) struct Wording(pub(crate) String);
 
-/// The `retry-after` of failures for which no better time is known.
+/// The time in the header `retry-after` for failures for which no better time is known.
 pub const SOON: Duration = Duration::from_secs(1);
 
 /// Returns the value of `retry-after` in whole seconds, rounded up, at least 1.

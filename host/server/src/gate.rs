@@ -1,4 +1,4 @@
-//! The gate: the phase of the server's life cycle, and the number of requests in flight, changed together.
+//! The gate: the phase of the server's life cycle and the number of requests in flight, which change under one lock.
 //!
 //! ```text
 //!   Loading ──▶ Open ──▶ Stopping ──▶ Cut ──▶ Closed
@@ -7,11 +7,10 @@
 //!                         those inside inside
 //! ```
 //!
-//! The gate knows nothing of HTTP or of the engine. Its limit bounds memory: a request takes a place when its body is
-//! complete and frees it when its answer is complete or dropped. While the body arrives, the request only counts as
-//! *arriving* and takes no place, so a client that does not send its body blocks no other;
-//! [`connections`](crate::connections) bounds the memory of such bodies. A request that arrived in phase `Open` may
-//! still enter in `Stopping`.
+//! The gate knows nothing of HTTP or of the engine. Its limit bounds memory: a request is admitted, and counts as in
+//! flight, when its body is complete, until its answer is complete or dropped. While the body arrives, the request only
+//! counts as *arriving*, so a client that does not send its body blocks no other; [`connections`](crate::connections)
+//! bounds the memory of such bodies. A request that arrived in phase `Open` may still be admitted in `Stopping`.
 
 use crate::connections::Closing;
 use crate::failure::{Failure, SOON};
@@ -31,11 +30,11 @@ pub enum Phase {
     Stopping,
     /// Requests still in flight are aborted.
     Cut,
-    /// The server is closed.
+    /// The server is closed: its connections end.
     Closed,
 }
 
-/// The gate of a server: its phase, and the number of requests in flight.
+/// Admits requests: tracks the server's phase, and limits the number of requests in flight.
 #[derive(Debug)]
 pub struct Gate {
     state: watch::Sender<GateState>,
@@ -47,14 +46,15 @@ pub struct Gate {
 struct GateState {
     phase: Phase,
     inside: u32,
-    /// Number of requests whose bodies are arriving.
+    /// Number of requests whose bodies are still arriving, which do not count as in flight.
     arriving: u32,
-    /// Time when a place was last taken or freed, or of the gate's creation.
+    /// Time when a request was last admitted or ended, or when the gate was created.
     moved: Instant,
 }
 
 impl Gate {
-    /// Returns a gate in phase `Loading` that will admit `limit` requests at once.
+    /// Returns a gate that will admit at most `limit` requests in flight at once; none while the server is loading its
+    /// model, the first phase.
     pub fn new(limit: u32) -> Arc<Self> {
         Arc::new(Self {
             state: watch::Sender::new(GateState {
@@ -72,23 +72,24 @@ impl Gate {
         self.limit
     }
 
-    /// Returns the current phase.
+    /// Returns the current phase of the server's life cycle.
     pub fn phase(&self) -> Phase {
         self.state.borrow().phase
     }
 
-    /// Returns the number of requests in flight.
+    /// Returns the number of requests in flight, without those whose bodies are still arriving.
     pub fn inside(&self) -> u32 {
         self.state.borrow().inside
     }
 
-    /// Returns whether all places are taken and none was taken or freed within the last `time`.
+    /// Returns whether the maximum number of requests is in flight and none was admitted or ended within the last
+    /// `time`.
     pub fn is_exhausted(&self, time: Duration) -> bool {
         let state = self.state.borrow();
         state.inside >= self.limit && state.moved.elapsed() >= time
     }
 
-    /// Advances to `phase`; does nothing if it is already there or beyond.
+    /// Advances the server to `phase`; does nothing if it is already in that phase or a later one.
     pub fn advance(&self, phase: Phase) {
         self.state.send_if_modified(|state| {
             let later = phase > state.phase;
@@ -99,15 +100,16 @@ impl Gate {
         });
     }
 
-    /// Admits a request whose body is complete.
+    /// Admits a request whose body is complete; it is in flight until the result is dropped.
     ///
     /// # Errors
-    /// Returns [`Failure::Loading`], [`Failure::Stopping`], or [`Failure::QueueFull`] if all places are taken.
+    /// Returns [`Failure::Loading`], [`Failure::Stopping`], or [`Failure::QueueFull`] if the maximum number of requests
+    /// is in flight.
     pub fn enter(self: &Arc<Self>) -> Result<Pass, Failure> {
         self.arrive()?.enter()
     }
 
-    /// Registers a request whose body is still to arrive; [`Arrival::enter`] admits it afterwards.
+    /// Registers a request whose body is still arriving; [`Arrival::enter`] admits it afterwards.
     ///
     /// # Errors
     /// Returns the errors of [`Gate::enter`], so that the body of a refused request need not be read.
@@ -138,7 +140,7 @@ impl Gate {
         }
     }
 
-    /// Waits until the phase is `phase` or later.
+    /// Waits until the server's phase is `phase` or a later one.
     pub async fn reached(&self, phase: Phase) {
         // The sender is `self`, which outlives this wait.
         let _ = self
@@ -164,7 +166,7 @@ impl Closing for Gate {
     }
 }
 
-/// A registered request whose body is arriving. It holds no place.
+/// A registered request whose body is still arriving. It does not count as in flight.
 #[derive(Debug)]
 pub struct Arrival {
     gate: Arc<Gate>,
@@ -172,15 +174,15 @@ pub struct Arrival {
 }
 
 impl Arrival {
-    /// Waits until phase `Cut`, when the request must be aborted.
+    /// Waits until the request must be aborted: until the server's phase is `Cut`.
     pub async fn cut(&mut self) {
         let _ = self.state.wait_for(|state| state.phase >= Phase::Cut).await;
     }
 
-    /// Takes a place, after the body has arrived.
+    /// Admits the request after its body has arrived; it is in flight until the result is dropped.
     ///
-    /// # Errors
-    /// Returns [`Failure::Stopping`] from phase `Cut` on, and [`Failure::QueueFull`] if all places are taken.
+    /// # Errors Returns [`Failure::Stopping`] if the server already aborts its requests (from phase `Cut` on), and
+    /// [`Failure::QueueFull`] if the maximum number of requests is in flight.
     pub fn enter(self) -> Result<Pass, Failure> {
         let gate = &self.gate;
         let mut outcome = Err(Failure::Stopping);
@@ -212,7 +214,7 @@ impl Drop for Arrival {
     }
 }
 
-/// A request's place, freed on drop.
+/// An admitted request's share of the limit of requests in flight. Dropping it ends the request for the gate.
 #[derive(Debug)]
 pub struct Pass {
     gate: Arc<Gate>,
@@ -220,7 +222,7 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// Waits until phase `Cut`, when the request must be aborted.
+    /// Waits until the request must be aborted: until the server's phase is `Cut`.
     pub async fn cut(&mut self) {
         let _ = self.state.wait_for(|state| state.phase >= Phase::Cut).await;
     }

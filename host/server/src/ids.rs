@@ -1,4 +1,4 @@
-//! Ids assigned by the server.
+//! Ids that the server assigns, and the current time.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A set of accepted keys. The duration of a look-up reveals nothing about the keys: the set's hasher is seeded at
-/// random, so a guess that shares a prefix with a key takes no longer.
+/// A set of accepted API keys, each with a number. The duration of a look-up reveals nothing about the keys: the set's
+/// hasher is seeded at random, so a guess that shares a prefix with a key takes no longer.
 #[derive(Clone)]
 pub struct ApiKeys(Arc<HashMap<Vec<u8>, usize>>);
 
@@ -16,8 +16,8 @@ impl ApiKeys {
     /// Reads a file with one key per line; blank lines and lines that begin with `#` are ignored.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read or contains no key, since a server configured to require keys must not
-    /// run without.
+    /// Returns an error if the file cannot be read or contains no key, since a server configured to require keys must
+    /// not run without.
     pub fn load(file: &Path) -> anyhow::Result<Self> {
         let text = std::fs::read_to_string(file)
             .with_context(|| format!("cannot read the API keys in {}", file.display()))?;
@@ -34,7 +34,7 @@ impl ApiKeys {
         Self::of(keys.map(str::as_bytes))
     }
 
-    /// Returns a set of these keys, without duplicates, numbered from 0 in their order.
+    /// Returns a set of these keys, without duplicates, numbered from 0 in their order (a duplicate is skipped).
     pub fn of<'k>(keys: impl IntoIterator<Item = &'k [u8]>) -> Self {
         let mut numbered = HashMap::new();
         for key in keys {
@@ -63,13 +63,13 @@ impl ApiKeys {
         self.holder(headers).is_some()
     }
 
-    /// Returns the number of the key in `headers`; `None` without an accepted key.
+    /// Returns the number of the accepted key in `headers`; `None` if they contain none.
     pub fn holder(&self, headers: &HeaderMap) -> Option<usize> {
         self.accepted(headers).map(|(_, number)| number)
     }
 
-    /// Returns a name for the key in `headers` that does not change when other keys are added or removed: 128 bits of
-    /// its SHA-256. `None` without an accepted key.
+    /// Returns a name for the accepted key in `headers` that does not change when other keys are added or removed: 128
+    /// bits of its SHA-256. `None` if `headers` contain no accepted key.
     pub fn name(&self, headers: &HeaderMap) -> Option<String> {
         self.accepted(headers).map(|(key, _)| name(key))
     }
@@ -80,7 +80,7 @@ impl ApiKeys {
         keys.find_map(|(key, number)| (name(key) == owner).then_some(*number))
     }
 
-    /// Returns the accepted key in `headers` and its number.
+    /// Returns the accepted key in `headers` and its number; `None` if they contain none.
     fn accepted(&self, headers: &HeaderMap) -> Option<(&[u8], usize)> {
         let plain = headers.get("x-api-key").map(HeaderValue::as_bytes);
         let mut sent = bearer(headers).into_iter().chain(plain);
@@ -89,7 +89,7 @@ impl ApiKeys {
     }
 }
 
-/// Returns the key in `authorization`; `None` if there is none, or the header has another scheme.
+/// Returns the key in the header `authorization`; `None` if the header is absent or has a scheme other than `Bearer`.
 fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     let value = headers.get(header::AUTHORIZATION)?.as_bytes();
     let (scheme, key) = value.split_at_checked(b"bearer ".len())?;

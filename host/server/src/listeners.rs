@@ -1,4 +1,4 @@
-//! The listeners of a server, for clients and for internal use, from binding to closing.
+//! The server's two listeners, for clients and for internal use (probes, metrics, gateways), from binding to closing.
 
 use crate::connections::{self, Book, Listening};
 use crate::gate::{Gate, Phase};
@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
-/// Bound listeners that do not serve yet.
+/// Bound listeners whose connections are not served yet.
 pub(crate) struct Listeners {
     clients: (TcpListener, SocketAddr),
     internal: Option<(TcpListener, SocketAddr)>,
@@ -26,7 +26,8 @@ pub(crate) struct Serving {
 }
 
 impl Listeners {
-    /// Binds the listeners; port 0 picks a free port. `whom` describes the users of `clients`, for an error.
+    /// Binds the listeners; port 0 picks a free port. `whom` describes the users of the address `clients`, for the
+    /// error message.
     ///
     /// # Errors
     /// Returns an error if an address cannot be listened on.
@@ -48,7 +49,8 @@ impl Listeners {
         self.internal.as_ref().map(|(_, address)| *address)
     }
 
-    /// Serves each listener's routes until the gate is closed; each book limits its listener's connections.
+    /// Serves both listeners' routes until the gate's phase is [`Phase::Closed`]. Each book limits the connections of
+    /// its listener.
     pub(crate) fn serve(
         self,
         gate: &Arc<Gate>,
@@ -74,8 +76,8 @@ impl Listeners {
 }
 
 impl Serving {
-    /// Admits no more requests, waits up to `grace` for those in flight, aborts the rest, waits for `ended`, which must
-    /// not need a new request, and closes the connections.
+    /// Stops the server: refuses new requests, waits up to `grace` for those in flight, aborts the rest, waits for
+    /// `ended`, which must not need a new request, and closes the connections.
     pub(crate) async fn stop(mut self, grace: Duration, ended: impl Future<Output = ()>) {
         let gate = &self.gate;
         let deadline = Instant::now() + grace;

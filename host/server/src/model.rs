@@ -1,4 +1,4 @@
-//! The served model: its name, its conversion between text and tokens, and its engine.
+//! The served model: its name, its conversion between text and tokens, and the engine that computes it.
 //!
 //! This module checks a parsed request against the model: whether its messages fit the chat template, and whether
 //! prompt and answer fit the model's context. It knows nothing of HTTP.
@@ -24,7 +24,7 @@ use std::borrow::Cow;
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// A loaded model.
+/// A loaded model with its tokenizer, chat template and engine.
 pub struct Model {
     name: String,
     created_s: u64,
@@ -33,20 +33,20 @@ pub struct Model {
     template: Option<ChatTemplate>,
     /// Grammars for constrained answers. Created on first use, because that takes some tenths of a second.
     grammars: OnceLock<Result<Grammars, String>>,
-    /// Tokens that end an answer.
+    /// The tokens with which the model ends an answer.
     eos_tokens: Vec<TokenId>,
     shape: BackendShape,
     engine: Engine,
 }
 
-/// The places in an answer at which tool calls can occur.
+/// The places in an answer at which the model can make tool calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Calls {
     /// Nowhere: the whole answer is text.
     None,
-    /// Between tags, within text.
+    /// Between the tags of the model's chat template, within text.
     Tagged,
-    /// Between tags, within text; the first complete call ends the answer.
+    /// Between the tags of the model's chat template, within text; the first complete call ends the answer.
     First,
     /// The whole answer is a tool call.
     Bare,
@@ -84,7 +84,8 @@ impl Model {
         })
     }
 
-    /// Reads everything except the weights from `folder` and starts an engine on `backend`.
+    /// Reads everything except the weights of a model from `folder` and starts an engine on `backend`, which has the
+    /// weights.
     ///
     /// # Errors
     /// Returns the errors of [`Model::load`].
@@ -143,7 +144,7 @@ impl Model {
         })
     }
 
-    /// Returns the model with a token cache of `bytes` bytes, for the tokens of repeated texts.
+    /// Returns the model with a cache of up to `bytes` bytes for the tokens of repeated texts.
     #[must_use]
     pub fn with_token_cache(self, bytes: usize) -> Self {
         Self {
@@ -172,19 +173,19 @@ impl Model {
         &self.tokenizer
     }
 
-    /// Returns the token cache's counters.
+    /// Returns the counters of the cache for the tokens of repeated texts.
     pub fn token_cache_stats(&self) -> TokenCacheStats {
         self.token_cache.stats()
     }
 
-    /// Returns the model's engine.
+    /// Returns the engine that computes the model.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
-    /// Returns the engine's request for a chat, with the documents that `placer` finds; the places at which tool calls
-    /// can occur in the answer; and the grammar still to be prepared, if the answer needs one. Renders and tokenises,
-    /// so do not call it on an async worker.
+    /// Returns three things for a chat: the engine's request, with the documents that `placer` finds in the prompt; the
+    /// places in the answer at which tool calls can occur; and the grammar that must still be prepared, if the answer
+    /// needs one. Renders and tokenises the prompt, so do not call it on an async worker.
     ///
     /// A forced call uses the model's own format if its template has one: the prompt then ends with the tag that opens
     /// a call, and the answer is the call.
@@ -209,7 +210,7 @@ impl Model {
         Ok((request, calls, grammar))
     }
 
-    /// Returns the tokens of a chat's prompt. Blocks as [`Model::chat_request`] does.
+    /// Returns the tokens of a chat's prompt. Renders and tokenises, so do not call it on an async worker.
     ///
     /// # Errors
     /// Returns an error if the chat does not fit the template.
@@ -218,8 +219,8 @@ impl Model {
         Ok(self.encode(&prompt, false, &chat.options, &[])?.0)
     }
 
-    /// Returns a chat's prompt, the places at which tool calls can occur in its answer, and the grammar of a forced
-    /// call.
+    /// Returns a chat's prompt, the places in the answer at which tool calls can occur, and the grammar for a tool call
+    /// that the request requires, if any.
     fn render(&self, chat: &Chat) -> Result<(String, Calls, Option<UnpreparedGrammar>), Failure> {
         let Some(template) = &self.template else {
             return Err(Failure::invalid(
@@ -262,8 +263,8 @@ impl Model {
         Ok((prompt, calls, forced))
     }
 
-    /// Returns the engine's request to prefill the text that all chats with these opening messages share. Blocks as
-    /// [`Model::chat_request`] does.
+    /// Returns the engine's request to prefill the text with which the prompts of all chats begin that have these first
+    /// messages. Renders and tokenises, so do not call it on an async worker.
     ///
     /// # Errors
     /// Returns an error if the messages do not fit the model.
@@ -307,7 +308,7 @@ impl Model {
         })
     }
 
-    /// Returns the engine's request for a text completion. Blocks as [`Model::chat_request`] does.
+    /// Returns the engine's request for a text completion. Tokenises the prompt, so do not call it on an async worker.
     ///
     /// # Errors
     /// Returns an error if the prompt does not fit the model.
@@ -340,8 +341,8 @@ impl Model {
         Ok(request)
     }
 
-    /// Returns an error if the answer follows a `grammar` and a token of `stop_token_ids` is text: the grammar may need
-    /// it.
+    /// Returns an error if the answer must follow a grammar and one of the client's `stop_token_ids` is a token of
+    /// text: the grammar may need that token.
     fn check_stop_tokens(
         &self,
         options: &Options,
@@ -406,8 +407,8 @@ impl Model {
             .map_err(Failure::internal)
     }
 
-    /// Returns the engine's request. `field` names the prompt in errors. `default` is the answer's length if the
-    /// request sets none; `None` for as long as the context allows.
+    /// Returns the engine's request for a prompt. `field` is the field of the prompt, for errors. `default` is the
+    /// maximum length of the answer in tokens if the request sets none; `None` for as long as the context allows.
     fn request(
         &self,
         prompt: Vec<TokenId>,
@@ -455,8 +456,8 @@ impl Model {
         Ok(request)
     }
 
-    /// Prepares the grammar for an answer. This takes milliseconds, or up to the bounds of a large schema, so do not
-    /// call it on an async worker.
+    /// Prepares the grammar for a constrained answer. This takes milliseconds, or longer for a large schema, up to its
+    /// limits, so do not call it on an async worker.
     ///
     /// # Errors
     /// Returns [`Failure::Invalid`] if the schema is not supported or exceeds a bound, and [`Failure::Stopping`] if
@@ -487,7 +488,7 @@ impl Model {
         grammars.as_ref().map_err(Failure::internal)
     }
 
-    /// Returns [`Failure::UnknownModel`] if `asked` is not the served model's name.
+    /// Returns [`Failure::UnknownModel`] if the request names a model other than the served one.
     pub(crate) fn check_name(&self, asked: Option<&str>) -> Result<(), Failure> {
         match asked.filter(|asked| *asked != self.name()) {
             None => Ok(()),
@@ -526,7 +527,7 @@ fn with_known_roles<'m>(template: &ChatTemplate, messages: &'m Value) -> Cow<'m,
     Cow::Owned(Value::Array(list))
 }
 
-/// Returns the failure for a chat that was not rendered.
+/// Returns the failure for a chat for which the chat template returned an error.
 fn unrendered(error: TextError) -> Failure {
     match error {
         TextError::Thread(_) => Failure::internal(error),
@@ -545,10 +546,10 @@ fn common_beginning<'t>(one: &'t str, other: &str) -> &'t str {
     differs.map_or(one, |((at, _), _)| &one[..at])
 }
 
-/// Default size of the token cache: the tokens of about ten megabytes of text.
+/// Default size in bytes of the cache for the tokens of repeated texts: enough for about ten megabytes of text.
 const TOKEN_CACHE_BYTES: usize = 64 << 20;
 
-/// Returns an error if a request's prompt log-probabilities would exceed [`MAX_PROMPT_ENTRIES`].
+/// Returns an error if a request asks for more log-probabilities of its prompt than [`MAX_PROMPT_ENTRIES`].
 fn check_scored(request: &Request, options: &Options) -> Result<(), Failure> {
     let Some(top) = request.prompt_logprobs else {
         return Ok(());
@@ -572,15 +573,15 @@ fn check_scored(request: &Request, options: &Options) -> Result<(), Failure> {
 /// Maximum number of prompt log-probabilities in a response, each of about a hundred bytes.
 const MAX_PROMPT_ENTRIES: u64 = 1 << 17;
 
-/// Default length of a text completion, the same as OpenAI's.
+/// Default length of a text completion in tokens, the same as OpenAI's.
 const COMPLETION_TOKENS: u32 = 16;
 
-/// A grammar that an answer must follow, not yet prepared.
+/// A grammar that an answer must follow, not yet compiled for the model's tokens.
 #[derive(Clone, Debug)]
 pub struct UnpreparedGrammar {
     /// The request's field that requires the grammar, for errors.
     field: &'static str,
-    /// The schema; `None` for any JSON object.
+    /// The JSON schema that the answer must match; `None` for any JSON object.
     schema: Option<Value>,
 }
 
@@ -590,7 +591,7 @@ impl UnpreparedGrammar {
         self.field
     }
 
-    /// Returns the grammar for `response_format`; `None` for plain text.
+    /// Returns the grammar that a request's `response_format` requires; `None` for plain text.
     #[must_use]
     pub fn of(format: &Format) -> Option<Self> {
         let (field, schema) = match format {

@@ -1,4 +1,5 @@
-//! A server's life cycle: it listens at once, opens when the model is loaded, and drains when it is stopped.
+//! A server's life cycle: it listens at once, serves requests when the model is loaded, and finishes those in flight
+//! when it is stopped.
 
 use crate::api::grammars::Admission;
 use crate::api::{self, router};
@@ -30,32 +31,34 @@ use tokio::task::JoinSet;
 pub struct Config {
     /// Address to listen on for clients; port 0 picks a free one.
     pub listen: SocketAddr,
-    /// Address for probes, scrapers and gateways that read the KV feed; `None` for no internal listener.
+    /// Address of the internal listener, for probes, scrapers and gateways that read the feed of cache events; `None`
+    /// for no internal listener.
     pub internal: Option<SocketAddr>,
-    /// Limits on clients' connections.
+    /// Limits on clients' connections, in number and memory.
     pub connections: Bounds,
     /// Keys that clients must send, on all routes that need one (see [`crate::api`]); `None` if no key is required.
     pub keys: Option<ApiKeys>,
     /// Collector of spans, see [`crate::spans`]; `None` for no spans.
     pub otlp_endpoint: Option<String>,
-    /// Limits of a request.
+    /// Limits on one request's body and time.
     pub limits: Limits,
-    /// The engine that `/v1/models` and `/get_load` imitate.
+    /// The engine, vLLM or SGLang, that the responses of `/v1/models` and `/get_load` imitate.
     pub drop_in: DropIn,
-    /// Limits on stored responses; `None` if none are stored.
+    /// Limits on stored responses, which later requests can continue; `None` if responses are not stored.
     pub store: Option<transcripts::Bounds>,
-    /// Configuration of batches; `None` if they are off.
+    /// Configuration of batches (files of requests that run when the server is idle); `None` if they are off.
     pub batches: Option<batches::Config>,
-    /// Keys accepted under `/v1/kv`, as is the token derived from `feed_key`. If `None`, that token alone is accepted,
-    /// or `keys` if there is no `feed_key`.
+    /// Keys accepted for the routes under `/v1/kv`, in addition to the token derived from `feed_key`. If `None`, only
+    /// that token is accepted, or `keys` if there is no `feed_key`.
     pub kv_keys: Option<ApiKeys>,
-    /// Key that encrypts the hashes of the KV feed; `None` for an unencrypted feed, which is served on loopback only.
+    /// Key that encrypts the hashes in the feed of cache events; `None` for an unencrypted feed, which is served on
+    /// loopback only.
     pub feed_key: Option<FeedKey>,
     /// The gateway's ordering configuration: its document formats are used to find documents in prompts.
     pub ordering: OrderingConfig,
-    /// Configuration of retrieval.
+    /// Configuration of document retrieval.
     pub retrieval: retrieval::Config,
-    /// Configuration of vLLM's KV events; `None` if they are not published.
+    /// Configuration of the socket that publishes vLLM's KV events; `None` if they are not published.
     pub kv_events: Option<publisher::Config>,
     /// Maximum number of requests in flight at once, each from the arrival of its complete body to the end of its
     /// answer.
@@ -70,17 +73,17 @@ pub struct Server {
     serving: Serving,
     grace: Duration,
     kv_events: Option<KvEvents>,
-    /// The publisher until the model is loaded.
+    /// The publisher of vLLM's KV events, until the model is loaded; `None` afterwards, or if they are not published.
     publisher: Mutex<Option<Publisher>>,
     publishing: Mutex<JoinSet<()>>,
 }
 
-/// The addresses of vLLM's KV events.
+/// The addresses at which subscribers find vLLM's KV events.
 #[derive(Clone, Copy, Debug)]
 pub struct KvEvents {
-    /// Address of current events.
+    /// Address of the socket for current events.
     pub address: SocketAddr,
-    /// Address for replaying missed events.
+    /// Address of the socket for replaying missed events; `None` if there is none.
     pub replay: Option<SocketAddr>,
 }
 
@@ -173,17 +176,17 @@ impl Server {
         })
     }
 
-    /// Returns the address in use, with its real port.
+    /// Returns the address of the clients' listener, with its real port.
     pub fn address(&self) -> SocketAddr {
         self.serving.address
     }
 
-    /// Returns the internal listener's address, with its real port.
+    /// Returns the internal listener's address, with its real port; `None` if there is no internal listener.
     pub fn internal_address(&self) -> Option<SocketAddr> {
         self.serving.internal
     }
 
-    /// Returns the addresses of vLLM's KV events, if they are published.
+    /// Returns the addresses of vLLM's KV events; `None` if they are not published.
     pub fn kv_events(&self) -> Option<KvEvents> {
         self.kv_events
     }
@@ -210,8 +213,8 @@ impl Server {
         }
     }
 
-    /// Admits no more requests, waits up to the grace period for those in flight, aborts the rest, and closes the
-    /// connections. Returns after the engine's thread has ended.
+    /// Stops the server: refuses new requests, waits up to the grace period for those in flight, aborts the rest, and
+    /// closes the connections. Returns after the engine's thread has ended.
     pub async fn stop(self) {
         let Self {
             app,
@@ -240,7 +243,7 @@ impl Server {
     }
 }
 
-/// Returns the access rules of the KV feed on the internal listener, and logs how the feed is protected.
+/// Returns who may read the feed of cache events on the internal listener, and logs how the feed is protected.
 pub(crate) fn access(
     kv_keys: Option<ApiKeys>,
     keys: Option<&ApiKeys>,
@@ -256,8 +259,8 @@ pub(crate) fn access(
     access
 }
 
-/// Returns the limits on the internal listener's connections: enough for all readers of the feed and a few more, with
-/// bodies of at most 8 MiB in all for pushes between gateways.
+/// Returns the limits on the internal listener's connections: enough for all gateways that read the feed of cache
+/// events and a few more, with at most 8 MiB for all request bodies, which are pushes between gateways.
 pub(crate) fn internal_bounds(access: &Access) -> Bounds {
     Bounds {
         connections: access.readers() * CONNECTIONS_OF_A_READER + INTERNAL_CONNECTIONS,
@@ -267,8 +270,9 @@ pub(crate) fn internal_bounds(access: &Access) -> Bounds {
     }
 }
 
-/// Connections reserved for each reading gateway: two by which one worker reads the feed and the other gateways'
-/// pushes, and one for each of eight workers that push. With more workers, the connections idle longest are closed.
+/// Connections reserved for each gateway that reads the feed of cache events: two by which one worker reads the feed
+/// and the other gateways' pushes, and one for each of eight workers that push. With more workers, the connections idle
+/// longest are closed.
 pub const CONNECTIONS_OF_A_READER: u32 = 2 + 8;
-/// Connections of the internal listener other than the feed's readers: probes and scrapers.
+/// Connections of the internal listener for clients other than gateways: probes and scrapers.
 pub const INTERNAL_CONNECTIONS: u32 = 64;

@@ -29,14 +29,14 @@ use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// Creates and sends spans.
+/// Creates spans of requests and sends them to a collector.
 pub struct Spans {
     provider: SdkTracerProvider,
     tracer: SdkTracer,
 }
 
 impl Spans {
-    /// Returns spans that are sent to the collector at `endpoint`, such as `http://localhost:4318`.
+    /// Returns an exporter that sends spans to the collector at `endpoint`, such as `http://localhost:4318`.
     ///
     /// # Errors
     /// Returns an error if the endpoint is not a plain HTTP URL.
@@ -62,7 +62,8 @@ impl Spans {
         Ok(Self { provider, tracer })
     }
 
-    /// Starts the span of a request; a `traceparent` in `headers` is its parent. `None` unless `route` is under `/v1/`.
+    /// Starts the span of a request. If `headers` have a `traceparent`, the caller's span is its parent. `None` unless
+    /// `route` is under `/v1/`.
     pub fn begin(
         &self,
         method: &str,
@@ -89,7 +90,7 @@ impl Spans {
         })))
     }
 
-    /// Sends the waiting spans. Blocks for at most 5 s.
+    /// Sends the spans that wait in the queue. Blocks for at most 5 s.
     pub fn shutdown(&self) {
         if let Err(error) = self.provider.shutdown_with_timeout(SHUTDOWN) {
             tracing::warn!(%error, "spans were lost");
@@ -117,7 +118,7 @@ impl RequestSpan {
         }
     }
 
-    /// Adds attributes, such as token counts.
+    /// Adds attributes to the request's span, such as token counts.
     pub fn set(&self, attributes: impl IntoIterator<Item = KeyValue>) {
         self.0.context.span().set_attributes(attributes);
     }
@@ -127,7 +128,7 @@ impl RequestSpan {
         self.0.context.span().set_status(Status::error(""));
     }
 
-    /// Adds a finished part of the request as a child span, such as `prefill`.
+    /// Adds a finished phase of the request, such as `prefill`, as a child span.
     pub fn part(&self, name: &'static str, from: SystemTime, to: SystemTime) {
         use opentelemetry::trace::Span;
         let builder = SpanBuilder::from_name(name).with_start_time(from);

@@ -1,4 +1,4 @@
-//! Opens the cache's disk tier and the measured cost of computing, before the engine starts.
+//! Opens the disk tier of the prefix cache and the measured cost of computing, before the engine starts.
 //!
 //! This module chooses the files' paths and logs what was found; the engine owns their content.
 
@@ -14,44 +14,48 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The configuration of the lower tiers and of eviction.
+/// The configuration of the prefix cache below device memory, and of eviction from it.
 #[derive(Clone, Debug)]
 pub struct Tiers {
-    /// The eviction policy.
+    /// The policy by which pages of KV state are evicted.
     pub policy: EvictionPolicy,
-    /// Number of leading documents of a prompt whose pages are cached; `None` for all.
+    /// Number of documents at the beginning of a prompt whose pages are cached; `None` for all documents.
     pub max_documents: Option<u32>,
-    /// The disk tier; `None` for none. It needs host memory for at least one page.
+    /// The disk tier; `None` if there is none. It needs host memory for at least one page.
     pub disk: Option<DiskFile>,
-    /// File for the measured cost of computing. `None`: next to the disk tier's file, else in the user's cache folder.
+    /// File for the measured cost of computing. `None` for a file next to the disk tier's or else in the user's cache
+    /// folder.
     pub profile: Option<PathBuf>,
     /// Time limit for measuring the cost of computing, if the eviction policy depends on it.
     pub profile_budget: Duration,
 }
 
-/// The file of the disk tier.
+/// The file of the disk tier of the prefix cache.
 #[derive(Clone, Debug)]
 pub struct DiskFile {
-    /// Path of the file, which need not exist yet.
+    /// Path of the disk tier's file, which need not exist yet.
     pub path: PathBuf,
-    /// Maximum size of the file, in bytes.
+    /// Maximum size of the disk tier's file, in bytes.
     pub capacity: u64,
-    /// Bytes of the file for replicas of pages that are still in memory; 0 for none.
+    /// Bytes of the file that may hold replicas (copies on disk of pages that are still in memory); 0 for none.
     pub replica_bytes: u64,
-    /// Average rate of writing replicas, in bytes a second; 0 for no replicas.
+    /// Average rate of writing replicas (copies of pages that are still in memory), in bytes a second; 0 for no
+    /// replicas.
     pub replica_bytes_per_second: u64,
 }
 
-/// Maximum number of bytes of replicas copied for the disk before one step, or one page if that is larger. The engine's
-/// thread copies them, at several gigabytes a second.
+/// Maximum number of bytes of pages copied for replicas on disk before one step of the engine, or one page if that is
+/// larger. The engine's thread copies them, at several gigabytes a second.
 const REPLICA_BYTES_PER_STEP: u64 = 4 << 20;
 
 impl Tiers {
-    /// Returns the cache configuration for a device. Nothing may run on it yet, because measuring overwrites its pages.
-    /// Without `caching` nothing is evicted, so no cost is measured.
+    /// Opens the disk tier and measures the cost of computing, if needed, and returns the cache configuration for
+    /// `device`. Nothing may run on the device yet, because measuring overwrites its pages. If `caching` is false,
+    /// nothing is evicted, so no cost is measured.
     ///
     /// # Errors
-    /// Returns an error if a file cannot be read or created; the chain names it.
+    /// Returns an error if a file cannot be read or created; the chain of causes names it. Also if there is a disk tier
+    /// but no host memory for a page.
     pub fn open(&self, device: &mut Opened, caching: bool) -> anyhow::Result<CacheConfig> {
         let shape = device.backend.shape();
         if self.disk.is_some() {
@@ -80,7 +84,8 @@ impl Tiers {
         Ok(config)
     }
 
-    /// Returns the cost of computing on `device`: from its file, or else measured now.
+    /// Returns the cost of computing tokens on `device`, read from the file of an earlier measurement, or else measured
+    /// now.
     fn cost(&self, device: &mut Opened) -> anyhow::Result<Arc<Cost>> {
         let max_step_tokens = device.max_step_tokens;
         let key = ProfileKey {
@@ -118,7 +123,8 @@ impl Tiers {
         Ok(Arc::new(move |cached, new| profile.seconds(cached, new)))
     }
 
-    /// Returns the file of the cost profile; `None` if there is no folder for it, so that each start measures the cost.
+    /// Returns the path of the file for the measured cost of computing; `None` if there is no folder for it, so that
+    /// each start measures the cost.
     fn profile_path(&self, key: &ProfileKey) -> Option<PathBuf> {
         if let Some(path) = &self.profile {
             return Some(path.clone());
@@ -133,7 +139,8 @@ impl Tiers {
 }
 
 impl DiskFile {
-    /// Returns the limits on replicas for pages of `page_bytes` bytes.
+    /// Returns the limits on replicas (copies on disk of pages that are still in memory), in pages of `page_bytes`
+    /// bytes.
     fn replicas(&self, page_bytes: usize) -> DiskReplicaBounds {
         let page_bytes = (page_bytes as u64).max(1);
         let pages = self.replica_bytes.min(self.capacity) / page_bytes;

@@ -17,11 +17,11 @@ use tokio::time::Instant;
 /// Limits on stored responses, and their lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Maximum number of responses, over all owners.
+    /// Maximum number of stored responses, over all owners.
     pub responses: usize,
-    /// Maximum number of bytes of responses as JSON, over all owners.
+    /// Maximum number of bytes of stored responses as JSON, over all owners.
     pub bytes: usize,
-    /// Lifetime, counted from the end of the response.
+    /// Time for which a response is stored, counted from its end.
     pub time: Duration,
 }
 
@@ -38,7 +38,7 @@ pub struct Owner {
 #[derive(Debug)]
 pub struct Transcripts {
     bounds: Bounds,
-    /// The stored responses; every change is made under one lock.
+    /// The stored responses. Every change is made under this lock.
     kept: Mutex<Kept>,
 }
 
@@ -58,7 +58,7 @@ struct Kept {
     responses: usize,
 }
 
-/// The responses of one owner, oldest first.
+/// The stored responses of one owner, oldest first.
 #[derive(Debug, Default)]
 struct Shelf {
     entries: VecDeque<Entry>,
@@ -69,7 +69,7 @@ struct Shelf {
 struct Entry {
     id: String,
     ended: Instant,
-    /// Response and items as JSON text, since parsed values take many times its memory.
+    /// The response and the chat's input items as JSON text, since parsed values take many times its memory.
     json: String,
 }
 
@@ -81,7 +81,7 @@ impl Entry {
 }
 
 impl Transcripts {
-    /// Returns an empty store.
+    /// Returns an empty store with the limits `bounds`.
     pub fn new(bounds: Bounds) -> Self {
         Self {
             bounds,
@@ -89,7 +89,8 @@ impl Transcripts {
         }
     }
 
-    /// Stores a response that ended at `now`, unless it alone exceeds [`Bounds::bytes`].
+    /// Stores a response of `owner` that ended at `now`, unless it alone exceeds [`Bounds::bytes`]. Drops older
+    /// responses if necessary.
     pub fn keep(&self, owner: &Owner, id: &str, transcript: &Transcript, now: Instant) {
         let json = serde_json::json!([transcript.response, transcript.input]).to_string();
         let entry = Entry {
@@ -115,7 +116,7 @@ impl Transcripts {
         kept.responses += 1;
     }
 
-    /// Returns the response with this id; `None` if it is not stored, has expired or is another owner's.
+    /// Returns the stored response with this id; `None` if it is not stored, has expired or is another owner's.
     pub fn get(&self, owner: &Owner, id: &str, now: Instant) -> Option<Transcript> {
         let json = {
             let kept = &mut *self.kept.lock();
@@ -127,7 +128,7 @@ impl Transcripts {
         Some(Transcript { response, input })
     }
 
-    /// Removes a response; returns false if this owner has none of that id.
+    /// Removes a stored response. Returns false if `owner` has none with this id.
     pub fn forget(&self, owner: &Owner, id: &str, now: Instant) -> bool {
         let kept = &mut *self.kept.lock();
         kept.expire(now, self.bounds.time);
@@ -148,7 +149,7 @@ impl Transcripts {
         true
     }
 
-    /// Returns the number of stored responses, and their bytes.
+    /// Returns the number of stored responses of all clients, and their bytes.
     pub fn held(&self) -> (usize, usize) {
         let kept = self.kept.lock();
         (kept.responses, kept.bytes)
@@ -173,7 +174,7 @@ impl Kept {
         self.responses -= responses;
     }
 
-    /// Drops the oldest response of the owner with the most bytes; returns false if there are no responses.
+    /// Drops the oldest response of the owner with the most bytes. Returns false if there are no responses.
     fn drop_one(&mut self) -> bool {
         let most = self.owners.iter().max_by_key(|(_, shelf)| shelf.bytes);
         let Some(owner) = most.map(|(owner, _)| owner.clone()) else {

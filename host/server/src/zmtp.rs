@@ -35,15 +35,15 @@ pub enum Socket {
 pub struct Peer<S> {
     stream: BufReader<S>,
     socket: Socket,
-    /// Maximum length of a message, in bytes.
+    /// Maximum length of a received message, in bytes.
     limit: usize,
-    /// Received bytes of a frame's flags and length, and of its body.
+    /// Received bytes of the flags and length of an incomplete frame, and (`body`) of its body.
     head: Vec<u8>,
     body: Vec<u8>,
-    /// Received frames of an incomplete message, and the bytes of their bodies.
+    /// Received frames of an incomplete message, and (`held`) the sum of the lengths of their bodies.
     frames: Vec<Bytes>,
     held: usize,
-    /// Bytes to send, and the number of them that are already sent.
+    /// Bytes to send, and (`sent`) the number of them that are already sent.
     out: Vec<u8>,
     sent: usize,
 }
@@ -53,9 +53,9 @@ pub struct Peer<S> {
 pub enum Received {
     /// The frames of a message.
     Message(Vec<Bytes>),
-    /// A PUB socket's peer subscribes to messages whose first frame begins with these bytes.
+    /// The peer of a PUB socket subscribes to messages whose first frame begins with these bytes.
     Subscribe(Bytes),
-    /// A PUB socket's peer cancels such a subscription.
+    /// The peer of a PUB socket cancels a subscription to messages whose first frame begins with these bytes.
     Cancel(Bytes),
 }
 
@@ -71,18 +71,18 @@ pub enum Error {
     /// The peer violated the protocol, or requires authentication.
     #[error("not ZMTP 3 without authentication: {0}")]
     Protocol(&'static str),
-    /// The peer's socket kind cannot be connected to ours.
+    /// The peer's kind of socket cannot be connected to this one's.
     #[error("the peer's socket must be {expected}")]
     Socket {
-        /// The kinds that can be connected to ours.
+        /// The kinds of sockets that can be connected to this one.
         expected: &'static str,
     },
-    /// A command or message exceeds the limit.
+    /// A command or message of the peer is longer than allowed.
     #[error("the peer sends {bytes} bytes, more than the limit of {limit}")]
     TooLong {
         /// Announced length of the frame, in bytes.
         bytes: u64,
-        /// Maximum number of bytes that were allowed for this frame.
+        /// Maximum number of bytes that were allowed for the frame.
         limit: usize,
     },
 }
@@ -155,7 +155,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
         }
     }
 
-    /// Returns the next message or subscription; answers pings meanwhile. Cancel-safe.
+    /// Returns the next message or change of subscriptions, and answers pings meanwhile. Cancel-safe: a dropped call
+    /// loses no bytes.
     ///
     /// # Errors
     /// Returns an error if the connection fails or the peer violates the protocol; the connection is then unusable.
@@ -203,7 +204,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
         }
     }
 
-    /// Sends a message; returns when it is handed to the connection. If dropped, the next call first sends the rest.
+    /// Sends a message of these frames. Returns when all bytes are handed to the connection. If the call is dropped,
+    /// the next one first sends the rest.
     ///
     /// # Errors
     /// Returns an error if the connection fails.
@@ -248,7 +250,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
         Ok(())
     }
 
-    /// Reads a frame's flags and body. Cancel-safe.
+    /// Reads the next frame, and returns its flags and body. Cancel-safe: a dropped call loses no bytes.
     async fn frame(&mut self) -> Result<(u8, Bytes), Error> {
         fill(&mut self.stream, &mut self.head, 1).await?;
         let flags = self.head.first().copied().unwrap_or_default();
@@ -274,7 +276,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
     }
 }
 
-/// Reads until `bytes` has `length` bytes; its memory grows with the received bytes.
+/// Reads from `stream` until `bytes` has `length` bytes. Its memory grows with the received bytes, not with `length`.
 async fn fill(
     stream: &mut (impl AsyncRead + Unpin),
     bytes: &mut Vec<u8>,
@@ -312,7 +314,8 @@ fn command(flags: u8, body: &[u8]) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked((*length).into())
 }
 
-/// Returns the value of READY's property `wanted`, whose case does not matter; `None` if it is absent.
+/// Returns the value of the property `wanted` (in any case) in the properties of a READY command; `None` if it is
+/// absent or they are malformed.
 fn property<'a>(mut properties: &'a [u8], wanted: &[u8]) -> Option<&'a [u8]> {
     loop {
         let (length, rest) = properties.split_first()?;
@@ -327,7 +330,7 @@ fn property<'a>(mut properties: &'a [u8], wanted: &[u8]) -> Option<&'a [u8]> {
     }
 }
 
-/// Our greeting: signature, version 3.0 (so that peers send subscriptions as messages), mechanism, and zeros.
+/// This side's greeting: signature, version 3.0 (so that peers send subscriptions as messages), mechanism, and zeros.
 const GREETING: [u8; 64] = {
     let mut greeting = [0; 64];
     (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);

@@ -1,8 +1,8 @@
-//! The format of error responses, by API.
+//! The format of error responses, by the API that the request's path belongs to.
 //!
 //! A client's library reads an error in its provider's format and shows "unknown error" for any other. The path
-//! determines the provider. Apart from errors, the path's format decides only whether answers are restored (`restore`
-//! in `exchange`).
+//! determines the provider. Apart from errors, the path's format decides only whether answers are restored: see
+//! `restore` in `exchange`, which undoes clients' changes to a model's earlier answers.
 //!
 //! | path ends in | like | shape |
 //! | --- | --- | --- |
@@ -26,7 +26,7 @@ pub(crate) enum Dialect {
 }
 
 impl Dialect {
-    /// Returns the dialect of a route.
+    /// Returns the error format for `route`, a request path that the filter handles. Only its last part decides.
     pub(crate) fn of(route: &str) -> Self {
         let last = route.rsplit('/').next().unwrap_or_default();
         match last {
@@ -39,7 +39,7 @@ impl Dialect {
         }
     }
 
-    /// Guesses the dialect of a path that is not a route, from the words in it. Used only for the format of an error.
+    /// Guesses the error format for a request path that is not a configured route, from the words in the path.
     pub(crate) fn guessed(path: &[u8]) -> Self {
         let words = path.split(|byte| !byte.is_ascii_alphanumeric());
         let mut last = None;
@@ -55,7 +55,8 @@ impl Dialect {
         }
     }
 
-    /// Returns the JSON body of an error. `code` is the reason in one word; only OpenAI's format contains it.
+    /// Returns the JSON body of an error response with HTTP status `status`. `code` is the reason in one kebab-case
+    /// word; only OpenAI's format contains it.
     pub(crate) fn error(self, status: u16, message: &str, code: &str) -> Vec<u8> {
         let body = match self {
             Self::OpenAi => serde_json::to_vec(&OpenAi {

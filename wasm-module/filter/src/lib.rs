@@ -1,8 +1,8 @@
-//! Foreword as a proxy-wasm HTTP filter: the shell around [`foreword_ordering`].
+//! Foreword as a proxy-wasm HTTP filter: the HTTP layer around the core, [`foreword_ordering`].
 //!
-//! The shell reads a request's body within a bound, passes it to the core, replaces the body by the core's result, and
-//! reports the changes in one response header and a few counters. It decides nothing about documents; a rule found here
-//! that is not about HTTP belongs in the core.
+//! The filter reads a request's body up to a size limit, passes it to the core, replaces the body by the core's result,
+//! and reports the changes in one response header and a few counters. It decides nothing about documents; a rule found
+//! here that is not about HTTP belongs in the core.
 //!
 //! ```text
 //!            client ──► Envoy worker thread, one Wasm VM ──► engine
@@ -16,12 +16,11 @@
 //!   foreword_ordering::Orderer
 //! ```
 //!
-//! [`Exchange`] and [`Plugin`] know the proxy only through the small trait [`Host`], so plain `cargo test`
-//! drives them with a scripted host; `proxy`, the only module compiled for Wasm alone, implements the trait
-//! with host calls.
+//! [`Exchange`] and [`Plugin`] know the proxy only through the small trait [`Host`], so plain `cargo test` drives them
+//! with a scripted host; `proxy`, the only module compiled for Wasm alone, implements the trait with host calls.
 //!
-//! A trap in a filter truncates every stream of its worker, so nothing here may panic on input: unwraps,
-//! raw indexing and unchecked arithmetic are compile errors outside the tests, and every size has a bound.
+//! A trap in a filter truncates every stream of its worker, so nothing here may panic on input: unwraps, raw indexing
+//! and unchecked arithmetic are compile errors outside the tests, and every size has a bound.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(

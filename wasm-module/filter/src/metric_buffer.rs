@@ -1,4 +1,4 @@
-//! Buffers counts and samples in the VM until its next tick.
+//! Buffers counter additions and histogram samples in a Wasm VM until its next periodic tick (timer callback).
 //!
 //! A call from a VM into the proxy costs about a microsecond, and a request adds to about ten counters. Written one by
 //! one, they would be a fifth of a request's host calls. So they are summed here and written ten times a second.
@@ -8,10 +8,10 @@
 
 use crate::host::MetricId;
 
-/// Counts and samples buffered until the VM's next tick.
+/// Counter additions and histogram samples of one Wasm VM, buffered until its next tick (periodic timer callback).
 #[derive(Debug, Default)]
 pub(crate) struct MetricBuffer {
-    /// Non-zero counts, by counter, ascending.
+    /// The buffered sums, all non-zero, sorted by the counter's id.
     counts: Vec<(MetricId, u64)>,
     samples: Vec<(MetricId, u64)>,
 }
@@ -36,7 +36,8 @@ impl MetricBuffer {
         }
     }
 
-    /// Buffers a sample; returns `false` if the buffer is full.
+    /// Buffers a sample of a histogram. Returns `false`, buffering nothing, if the buffer already has [`MAX_SAMPLES`]
+    /// samples.
     pub(crate) fn record(&mut self, histogram: MetricId, value: u64) -> bool {
         let has_room = self.samples.len() < MAX_SAMPLES;
         if has_room {
@@ -45,7 +46,8 @@ impl MetricBuffer {
         has_room
     }
 
-    /// Passes all samples to `record` and then all sums to `add`, and clears the buffer.
+    /// Passes all buffered samples to `record`, then the sums of the counters to `add` in descending order of their
+    /// ids, and clears the buffer.
     pub(crate) fn tell(
         &mut self,
         mut record: impl FnMut(MetricId, u64),
@@ -60,8 +62,8 @@ impl MetricBuffer {
     }
 }
 
-/// The maximum number of samples buffered: those of about 300 requests, which a tick writes in a third of a
-/// millisecond.
+/// The maximum number of histogram samples buffered in one VM: those of about 300 requests. Writing them at a periodic
+/// timer callback takes a third of a millisecond.
 const MAX_SAMPLES: usize = 1024;
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! Counters and histograms: their names, and what each outcome adds to them.
+//! Counters and histograms: their names, and what each request outcome adds to them.
 //!
 //! ```text
 //! requests = ordered + unchanged + dry_run + sum of passed_<reason> + refused
 //! ```
 //!
-//! Envoy shows them as `wasmcustom.<name>`, at most a tick later. Errors in defining or writing a metric are ignored,
-//! since counting must not fail a request.
+//! Envoy shows them as `wasmcustom.<name>`, delayed at most until the VM's next tick (periodic timer callback). Errors
+//! in defining or writing a metric are ignored, since counting must not fail a request.
 //!
 //! Metrics are sums over all tenants, so tenants must not be able to read them.
 
@@ -23,13 +23,15 @@ use crate::usage::PromptUsage;
 
 #[derive(Debug)]
 pub(crate) struct Metrics {
-    /// All requests. Defined before all others; see `metric_buffer`.
+    /// Counter of all requests. Defined before all other counters, so that it is written after them: see
+    /// `metric_buffer`.
     requests: Counter,
     ordered: Counter,
     unchanged: Counter,
     dry_run: Counter,
     refused: Counter,
-    /// Refused requests that are not on the lists of allowed paths (with salts).
+    /// With cache salts on: refused requests whose method and path are not on the configured lists of paths that are
+    /// forwarded.
     unlisted_requests: Counter,
     documents: Counter,
     matched_documents: Counter,
@@ -39,20 +41,24 @@ pub(crate) struct Metrics {
     numbered_hints: Counter,
     document_tokens: Counter,
     matched_tokens: Counter,
-    /// Document tokens that the clients' order matches or would have matched.
+    /// Document tokens that would have matched engines' prefix caches if every request had been sent in its client's
+    /// order.
     client_matched_tokens: Counter,
     arms: [(Arm, ArmCounters); 2],
-    /// Requests forwarded with their original body, by reason. The reasons are words in the source, so their number is
-    /// bounded.
+    /// Requests forwarded with their original body, one counter for each reason. The reasons are words in the source,
+    /// so their number is bounded.
     passed: Vec<(&'static str, Counter)>,
-    /// Requests whose heads were changed; in `heads_reported`, those for which changes were only proposed.
+    /// Requests in which the gateway changed the prompt's head (tools, system text, history). `heads_reported` counts
+    /// those for which it only reports the changes that it would make.
     heads_applied: Counter,
     heads_reported: Counter,
-    /// Sums of the counts in heads' reports, in the order of [`head_counts`].
+    /// Sums of the counts in reports on changes to prompts' heads (tools, system text, history), in the order of
+    /// [`head_counts`].
     heads: [Counter; HEAD_COUNTS],
-    /// Sums of the counts of prompts' cache markers, in the order of [`cut_counts`].
+    /// Sums of the counts that describe the cache markers of prompts, in the order of [`cut_counts`].
     cuts: [Counter; 6],
-    /// Requests and lost tokens, for each cause in the order of [`misses::COUNTED`].
+    /// For each cause of a lost cached prefix, in the order of [`misses::COUNTED`]: the number of requests, and of
+    /// prompt tokens lost.
     misses: Vec<[Counter; 2]>,
     engine_prompt_tokens: Counter,
     engine_cached_tokens: Counter,
@@ -62,19 +68,24 @@ pub(crate) struct Metrics {
     learnt_entries: Counter,
     lost_entries: Counter,
     unpublished_updates: Counter,
-    /// Updates sent to gateways of other proxies, received from them, and lost on the way.
+    /// Updates about cached prefixes sent to gateways of other proxies. The next two fields count those received from
+    /// them and those lost on the way.
     sent_updates: Counter,
     received_updates: Counter,
     lost_updates: Counter,
-    /// Requests that lead, that are held, that would be held (mode `report`), and that are forwarded because no more
-    /// can be held.
+    /// Counters for bursts (simultaneous requests that begin with the same uncached documents): requests that lead one,
+    /// requests held behind a leader, requests that would be held (mode `report`), and requests forwarded at once
+    /// because no more can be held.
     bursts: [Counter; 4],
-    /// Held requests that were forwarded, by reason in the order of [`RELEASES`].
+    /// Requests that were held behind another one in a burst (simultaneous requests that begin with the same uncached
+    /// documents) and then forwarded, by the reason of their release in the order of [`RELEASES`].
     releases: [Counter; 3],
-    /// Held requests whose clients disconnected.
+    /// Requests whose clients disconnected while the requests were held behind another one that computes the same
+    /// documents.
     left: Counter,
     held_milliseconds: Option<MetricId>,
-    /// Answers stored, and messages of later requests that were restored from them.
+    /// Counters of the stored model answers, and of the messages in later requests that were restored from stored
+    /// answers.
     answers: [Counter; 2],
     ordering_microseconds: Option<MetricId>,
     documents_per_request: Option<MetricId>,
@@ -83,19 +94,19 @@ pub(crate) struct Metrics {
     vm_mebibytes: Option<MetricId>,
 }
 
-/// The counters of one arm of an experiment.
+/// The counters of one arm (treatment group) of an experiment.
 #[derive(Debug, Clone, Copy)]
 struct ArmCounters {
     requests: Counter,
     document_tokens: Counter,
     matched_tokens: Counter,
-    /// Prompt tokens of responses that report how many were cached.
+    /// Prompt tokens of those responses that report how many tokens were cached.
     engine_prompt_tokens: Counter,
     engine_cached_tokens: Counter,
 }
 
 impl Metrics {
-    /// Defines all metrics, so that each is shown as 0 before its first request.
+    /// Defines all metrics in the proxy, so that each is shown as 0 before its first request.
     pub(crate) fn define(host: &impl Host) -> Self {
         let passed = |reason: &'static str| {
             let name = format!("foreword_passed_{}_total", reason.replace('-', "_"));
@@ -184,7 +195,7 @@ impl Metrics {
         }
     }
 
-    /// Counts a request once, by its outcome.
+    /// Counts a request by its outcome. Must be called once for each request.
     pub(crate) fn count(&self, host: &impl Host, outcome: &RequestOutcome) {
         self.requests.add(host, 1);
         let (report, arm) = match outcome {
@@ -235,7 +246,8 @@ impl Metrics {
         }
     }
 
-    /// Counts the changes to a prompt's head (tools and system text), made or only proposed.
+    /// Counts the changes to a prompt's head (tools, system text, history), whether they were made or only reported.
+    /// Counts nothing if there are none.
     pub(crate) fn head(&self, host: &impl Host, head: &HeadReport) {
         if head.is_empty() {
             return;
@@ -250,7 +262,7 @@ impl Metrics {
         }
     }
 
-    /// Counts the cache markers set in a prompt.
+    /// Counts the cache markers of a prompt. Does nothing if `cut` is `None`.
     pub(crate) fn marked(&self, host: &impl Host, cut: Option<&Cut>) {
         let Some(cut) = cut else { return };
         for (counter, (_, count)) in self.cuts.iter().zip(cut_counts(cut)) {
@@ -258,7 +270,8 @@ impl Metrics {
         }
     }
 
-    /// Counts a diagnosis by its cause.
+    /// Counts a request whose cached prefix was lost, and the lost tokens, by the cause that the diagnosis found.
+    /// Counts nothing if no prefix was lost.
     pub(crate) fn missed(&self, host: &impl Host, diagnosis: &Diagnosis) {
         let counters = misses::counted(diagnosis).and_then(|at| self.misses.get(at));
         if let Some([requests, tokens]) = counters {
@@ -267,20 +280,22 @@ impl Metrics {
         }
     }
 
-    /// Records the core's time for one request, whatever the result: from parsing its body on, including lock waits and
-    /// applying other workers' updates.
+    /// Records the time that ordering took for one request, whatever the result: from parsing the body on, including
+    /// lock waits and the time to apply other workers' updates about cached prefixes.
     pub(crate) fn time(&self, host: &impl Host, nanoseconds: u64) {
         record(host, self.ordering_microseconds, nanoseconds / 1_000);
     }
 
-    /// Records the size of the VM's memory, if there is a VM.
+    /// Records the size of the Wasm VM's memory in mebibytes, as one histogram sample. Records nothing if the filter
+    /// does not run in a VM.
     pub(crate) fn memory(&self, host: &impl Host) {
         if let Some(bytes) = host.memory_bytes() {
             record(host, self.vm_mebibytes, bytes >> 20);
         }
     }
 
-    /// Counts a prompt's tokens as the engine reports them.
+    /// Adds the engine's report on the prompt tokens of one request: their number and how many were cached. The tokens
+    /// also count for `arm`, the chat's arm in an experiment, if the response reports the cached ones.
     pub(crate) fn counted(&self, host: &impl Host, arm: Option<Arm>, counted: PromptUsage) {
         self.engine_prompt_tokens.add(host, counted.prompt);
         if let (Some(counters), Some(cached)) = (self.arm(arm), counted.cached) {
@@ -295,43 +310,47 @@ impl Metrics {
         }
     }
 
-    /// Counts a response whose cached tokens corrected a tree.
+    /// Counts a response whose reported number of cached tokens corrected a prefix tree (the record of what an engine
+    /// has cached).
     pub(crate) fn corrected(&self, host: &impl Host) {
         self.corrections.add(host, 1);
     }
 
-    /// Counts the events of a feed.
+    /// Adds to the number of cache events read from engines' feeds.
     pub(crate) fn fed(&self, host: &impl Host, events: u64) {
         self.feed_events.add(host, events);
     }
 
-    /// Counts a response of a feed that is sealed with another key than the configured one, or unsealed.
+    /// Counts a response of an engine's event feed that is sealed (encrypted) with another key than the configured one,
+    /// or that is unsealed although a key is configured.
     pub(crate) fn feed_key_mismatch(&self, host: &impl Host) {
         self.feed_key_mismatches.add(host, 1);
     }
 
-    /// Counts entries from other workers, applied and lost.
+    /// Counts the entries read from the ring buffer through which workers share updates about cached prefixes: those
+    /// applied, and those lost.
     pub(crate) fn learnt(&self, host: &impl Host, learnt: LearnResult) {
         self.learnt_entries.add(host, learnt.entries);
         self.lost_entries.add(host, learnt.lost);
     }
 
-    /// Counts an update that was not published to other workers.
+    /// Counts an update about cached prefixes that this worker could not publish to the other workers.
     pub(crate) fn unpublished(&self, host: &impl Host) {
         self.unpublished_updates.add(host, 1);
     }
 
-    /// Counts updates that a feed's server accepted for gateways of other proxies.
+    /// Counts updates about cached prefixes for gateways of other proxies that the server of an engine's feed accepted.
     pub(crate) fn sent_updates(&self, host: &impl Host, updates: u64) {
         self.sent_updates.add(host, updates);
     }
 
-    /// Counts updates received from gateways of other proxies.
+    /// Counts updates about cached prefixes received from gateways of other proxies.
     pub(crate) fn received_updates(&self, host: &impl Host, updates: u64) {
         self.received_updates.add(host, updates);
     }
 
-    /// Counts updates that gateways of other proxies did not receive, and those of theirs that cannot be read.
+    /// Counts updates from here that gateways of other proxies did not receive, and updates from those gateways that
+    /// cannot be read.
     pub(crate) fn lost_updates(&self, host: &impl Host, updates: u64) {
         self.lost_updates.add(host, updates);
     }
@@ -346,7 +365,8 @@ impl Metrics {
         restored.add(host, messages);
     }
 
-    /// Counts a request that leads or follows in a burst. `holds` is false if followers are only counted.
+    /// Counts a request by its role in a burst (simultaneous requests that begin with the same uncached documents).
+    /// `holds` is false in the mode `report`, which holds none and counts those that would be held.
     pub(crate) fn entered(&self, host: &impl Host, entry: Entry, holds: bool) {
         let [led, held, reported, unheld] = self.bursts;
         let counter = match entry {
@@ -359,7 +379,8 @@ impl Metrics {
         counter.add(host, 1);
     }
 
-    /// Counts a held request that is forwarded after `held_ms` milliseconds.
+    /// Counts a request that was held for `held_ms` milliseconds behind another one that computes the same documents,
+    /// and is now forwarded for the reason `why`.
     pub(crate) fn released(&self, host: &impl Host, why: Release, held_ms: u64) {
         let mut counters = RELEASES.iter().zip(&self.releases);
         if let Some((_, counter)) = counters.find(|((known, _), _)| *known == why) {
@@ -368,7 +389,8 @@ impl Metrics {
         record(host, self.held_milliseconds, held_ms);
     }
 
-    /// Counts a request that ended, if it was held.
+    /// Counts a request that ended while it was held behind another one that computes the same documents. Counts
+    /// nothing if `was_held` is false.
     pub(crate) fn left(&self, host: &impl Host, was_held: bool) {
         self.left.add(host, was_held.into());
     }
@@ -385,7 +407,8 @@ impl Metrics {
     }
 }
 
-/// The reasons of a release, with their names in metrics.
+/// The reasons for which a request that was held behind another one in a burst (simultaneous requests that begin with
+/// the same uncached documents) is forwarded, with their names in metrics.
 const RELEASES: [(Release, &str); 3] = [
     (Release::Answered, "answered"),
     (Release::Failed, "failed"),

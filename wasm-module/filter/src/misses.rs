@@ -1,5 +1,5 @@
-//! Diagnoses why requests share no longer prefix with earlier ones: an index of recent requests for each tenant, and
-//! the diagnosis in metrics and the access log.
+//! Diagnoses why requests lose the cached prefix that they shared with earlier ones: an index of recent requests for
+//! each tenant, and the diagnosis in metrics and the access log.
 //!
 //! ```text
 //!   request ─▶ take ─▶ waiting ─┬─ at a tick ──────▶ diagnosed ─▶ at the request's end: access log, metrics
@@ -8,48 +8,52 @@
 //!
 //! No request waits for its diagnosis: it is read before it is forwarded, and diagnosed later, in order of arrival.
 //!
-//! Each worker compares only with requests that it handled itself. An index holds hashes and counts of a bounded number
-//! of requests and pieces; of too many indexes, the least recently used tenant's is evicted. Until a request is
-//! diagnosed, texts that are new to the index are stored too, within bounds. The core can also report names and shapes
-//! of changed text; these are left out here, so no report contains text of a request.
+//! Each worker compares only with requests that it handled itself. A tenant's index holds hashes and counts of a
+//! bounded number of requests and text segments. The number of indexes is bounded too; beyond it, the least recently
+//! used tenant's index is evicted. Until a request is diagnosed, texts that are new to the index are stored too, within
+//! bounds. The core can also report names and shapes of changed text; these are left out here, so no report contains
+//! text of a request.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use foreword_ordering::head::{Cause, Diagnosis, Index, Limits, PendingPrompt, SegmentKind};
 use foreword_ordering::{Config as Ordering, Parsed, Rewrite, Tenant};
 
-/// Indexes of recent requests, one for each tenant, and the requests that wait for their diagnosis.
+/// The state of cache-miss diagnosis: an index of recent requests for each tenant, and the forwarded requests that
+/// still await their diagnosis.
 #[derive(Debug)]
 pub(crate) struct Misses {
     limits: Limits,
     tenants: Vec<Seen>,
     now: u64,
-    /// Requests that are not diagnosed yet, in order of arrival.
+    /// Forwarded requests that are not diagnosed yet, in order of arrival.
     waiting: VecDeque<Waiting>,
-    /// Bytes of text stored for waiting requests.
+    /// Total bytes of text stored for the requests in `waiting`.
     waiting_bytes: usize,
-    /// Diagnoses that their requests have not collected yet; `None` for a body that cannot be read.
+    /// Finished diagnoses that were not yet returned by [`Misses::explain`], by the request's number; `None` for a
+    /// request whose body cannot be read.
     explained: BTreeMap<Ticket, Option<Diagnosis>>,
 }
 
-/// The number of a request to diagnose.
+/// The number that identifies a request in the queue for cache-miss diagnosis. Numbers ascend in order of arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Ticket(u64);
 
-/// A forwarded request to diagnose.
+/// A forwarded request whose prompt is to be diagnosed for a lost cached prefix.
 pub(crate) struct Sent<'r, 'b> {
     pub(crate) tenant: Tenant<'r>,
-    /// Name of the engine that receives the request; empty if there is only one or it is unknown.
+    /// Name of the engine that receives the request; empty if there is only one engine or the engine is unknown.
     pub(crate) engine: &'r str,
     pub(crate) parsed: &'r Parsed<'b>,
     pub(crate) rewritten: Option<&'r Rewrite>,
-    /// The rewritten body, if it was parsed again.
+    /// The body that the gateway rewrote, parsed again; `None` if it was not parsed again.
     pub(crate) again: Option<&'r Parsed<'b>>,
-    /// Document tokens that the engine is believed to hold, according to its feed; `None` without a feed.
+    /// Number of document tokens that the receiving engine has cached according to its event feed; `None` if the engine
+    /// has no feed.
     pub(crate) believed: Option<u64>,
 }
 
-/// One tenant's index of recent requests.
+/// One tenant's index of recent requests, and the number of the tenant's last request.
 #[derive(Debug)]
 struct Seen {
     tenant: Box<str>,
@@ -57,7 +61,7 @@ struct Seen {
     index: Index,
 }
 
-/// A request that waits for its diagnosis.
+/// A forwarded request that awaits its cache-miss diagnosis.
 #[derive(Debug)]
 struct Waiting {
     ticket: Ticket,
@@ -66,12 +70,13 @@ struct Waiting {
     believed: Option<u64>,
 }
 
-/// The prompt of a request that waits.
+/// The prompt of a forwarded request that awaits its cache-miss diagnosis.
 #[derive(Debug)]
 enum Prompt {
-    /// A prompt that the index has read.
+    /// A prompt of which the tenant's index has already read segments and hashes.
     Read(Box<PendingPrompt>),
-    /// A body whose head was changed; it is parsed when it is diagnosed.
+    /// A rewritten body in which the prompt's head (tools, system text, history) was changed. It is parsed only when it
+    /// is diagnosed.
     Body { body: Box<[u8]>, engine: Box<str> },
 }
 
@@ -85,8 +90,9 @@ impl Prompt {
 }
 
 impl Misses {
-    /// Returns indexes of `requests` recent requests for each tenant, for engines whose caches have pages of
-    /// `page_tokens` tokens. With 0 requests, nothing is diagnosed.
+    /// Returns a state in which no tenant has an index of recent requests yet. Each tenant's index will compare with at
+    /// most `requests` recent requests, for engines whose caches have blocks of `page_tokens` tokens. If `requests` is
+    /// 0, nothing is diagnosed.
     pub(crate) fn new(requests: u32, page_tokens: u32) -> Self {
         Self {
             limits: Limits {
@@ -103,8 +109,8 @@ impl Misses {
         }
     }
 
-    /// Queues a request that is about to be forwarded, and returns the ticket for its diagnosis; `None` if diagnoses
-    /// are off.
+    /// Queues a request that is about to be forwarded, and returns the ticket with which [`Misses::explain`] returns
+    /// its diagnosis; `None` if diagnosis is off.
     pub(crate) fn take(&mut self, sent: &Sent<'_, '_>, ordering: &Ordering) -> Option<Ticket> {
         if self.limits.requests == 0 {
             return None;
@@ -152,8 +158,8 @@ impl Misses {
         Some(ticket)
     }
 
-    /// Returns a request's diagnosis, making it first if it is still waiting, after those of earlier requests. `None`
-    /// if its body cannot be read, or its diagnosis was evicted.
+    /// Returns a request's diagnosis. If the request is still queued, diagnoses first the earlier queued requests and
+    /// then this one. `None` if its body cannot be read, or its diagnosis was evicted or already returned.
     pub(crate) fn explain(&mut self, ticket: Ticket, ordering: &Ordering) -> Option<Diagnosis> {
         while self
             .waiting
@@ -165,14 +171,15 @@ impl Misses {
         self.explained.remove(&ticket).flatten()
     }
 
-    /// Diagnoses at most `limit` waiting requests, outside of any request.
+    /// Diagnoses the `limit` oldest queued requests, or all if there are fewer. Called outside of request callbacks, so
+    /// no request waits for it.
     pub(crate) fn explain_waiting(&mut self, limit: usize, ordering: &Ordering) {
         for _ in 0..limit.min(self.waiting.len()) {
             self.explain_next(ordering);
         }
     }
 
-    /// Diagnoses the request that waits longest.
+    /// Diagnoses the queued request that arrived first and stores the diagnosis. Does nothing if none is queued.
     fn explain_next(&mut self, ordering: &Ordering) {
         let Some(waiting) = self.waiting.pop_front() else {
             return;
@@ -201,9 +208,9 @@ impl Misses {
         self.explained.insert(waiting.ticket, diagnosis);
     }
 
-    /// Returns the index of a tenant that sends a request. Beyond [`MAX_TENANTS`], a new tenant replaces the least
-    /// recently used one, whose waiting requests are diagnosed first: so every waiting request finds its tenant's
-    /// index.
+    /// Returns the index of recent requests for `tenant`, creating it if necessary. Beyond [`MAX_TENANTS`], a new
+    /// tenant replaces the least recently used one, whose queued requests are diagnosed first: so every queued request
+    /// finds its tenant's index. `None` never occurs.
     fn index_for(&mut self, tenant: &str, ordering: &Ordering) -> Option<&mut Index> {
         let known = self.tenants.iter().position(|seen| *seen.tenant == *tenant);
         let at = match known {
@@ -231,20 +238,23 @@ impl Misses {
     }
 }
 
-/// The maximum number of waiting requests. With one more, the current request's callback diagnoses the oldest.
+/// The maximum number of requests, of all tenants of one plugin, that await their diagnosis. Above it, the current
+/// request's callback diagnoses the oldest.
 const MAX_WAITING: usize = 64;
 
-/// The maximum number of bytes of text stored for waiting requests; the newest one alone may exceed this.
+/// The maximum total bytes of text stored for requests that await their diagnosis; a single request alone may exceed
+/// it.
 const MAX_WAITING_BYTES: usize = 2 << 20;
 
-/// The maximum number of diagnoses stored until their requests are over; the oldest is dropped first.
+/// The maximum number of finished diagnoses stored until their requests end; the oldest is dropped first.
 const MAX_EXPLAINED: usize = 4_096;
 
-/// The maximum number of tenants with an index.
+/// The maximum number of tenants with an index of recent requests, in one plugin.
 const MAX_TENANTS: usize = 16;
 
-/// The counted causes, each with the segment in which it occurs; `None` for a cause outside the prompt. A cause in any
-/// other segment is counted with the last pair of that cause.
+/// The causes of a lost cached prefix that have counters, each with the kind of prompt segment (tool, system text,
+/// document, message) in which it occurs; `None` for a cause outside the prompt. A cause found in any other kind of
+/// segment is counted with the last pair of that cause.
 pub(crate) const COUNTED: [(Cause, Option<SegmentKind>); 36] = [
     (Cause::ToolOrder, Some(SegmentKind::Tool)),
     (Cause::ToolSet, Some(SegmentKind::Tool)),
@@ -284,7 +294,8 @@ pub(crate) const COUNTED: [(Cause, Option<SegmentKind>); 36] = [
     (Cause::Unread, None),
 ];
 
-/// Returns the index of a diagnosis in [`COUNTED`]; `None` if no prefix was broken.
+/// Returns the index in [`COUNTED`] under which a diagnosis is counted, by its cause and kind of prompt segment; `None`
+/// if no cached prefix was lost.
 pub(crate) fn counted(diagnosis: &Diagnosis) -> Option<usize> {
     let met = (diagnosis.cause, diagnosis.segment);
     let exact = COUNTED.iter().position(|counted| *counted == met);
@@ -295,12 +306,13 @@ pub(crate) fn counted(diagnosis: &Diagnosis) -> Option<usize> {
     })
 }
 
-/// Returns a segment's name in metrics and logs.
+/// Returns the name in metrics and logs of a kind of prompt segment (tool, system text, document, message); `request`
+/// if it is `None`, for a cause outside the prompt.
 pub(crate) fn segment_name(segment: Option<SegmentKind>) -> &'static str {
     segment.map_or("request", SegmentKind::name)
 }
 
-/// Returns the access-log fields of a diagnosis, by name.
+/// Returns the access-log fields of a cache-miss diagnosis as pairs of name and value.
 pub(crate) fn fields(diagnosis: &Diagnosis) -> Vec<(&'static str, String)> {
     let mut fields = vec![("miss_cause", diagnosis.cause.name().to_owned())];
     if diagnosis.cause.is_none() {

@@ -14,38 +14,39 @@ use crate::exchange::listed::Unlisted;
 use crate::host::HostError;
 use crate::retrieval::Reason;
 
-/// The outcome of a request. If salts are on, even an "original body" carries the gateway's salt.
+/// The outcome of a request: whether the gateway changed its body, forwarded it or refused it. If cache salts are on,
+/// even an "original body" carries the gateway's salt.
 #[derive(Debug)]
 pub enum RequestOutcome {
-    /// A new body was forwarded.
+    /// A body with changed text or order was forwarded.
     Ordered {
-        /// The changes made.
+        /// Counts of the changes made to the request's documents.
         report: Report,
-        /// The chat's arm in an experiment.
+        /// The arm (treatment group) of the request's chat in an experiment; `None` if no experiment runs.
         arm: Option<Arm>,
     },
-    /// The core processed the request and changed no text or order; cache markers may have been added.
+    /// The ordering core processed the request and changed neither text nor order. Cache markers may have been added.
     Unchanged {
-        /// The report on the request's documents.
+        /// Counts of the request's documents, of those that match the prefix cache, and of their tokens.
         report: Report,
-        /// The chat's arm in an experiment.
+        /// The arm (treatment group) of the request's chat in an experiment; `None` if no experiment runs.
         arm: Option<Arm>,
     },
     /// The original body was forwarded, because of the mode `dry-run`.
     DryRun {
-        /// The changes that would have been made.
+        /// Counts of the changes that would have been made to the request's documents.
         report: Report,
-        /// The report for the client's order, for comparison.
+        /// The counts for the documents in the client's own order, for comparison with `report`.
         as_sent: Report,
     },
-    /// The original body was forwarded, for the reason given in kebab case.
+    /// The original body was forwarded unprocessed. The value is the reason in kebab case.
     Passed(&'static str),
-    /// The client received an error, for the reason given in kebab case.
+    /// The client received an error response instead of the engine's. The value is the reason in kebab case.
     Refused(&'static str),
 }
 
 impl RequestOutcome {
-    /// Returns the outcome in one word, for the header and the log.
+    /// Returns the outcome in one word, for the response header and the access log.
     fn word(&self) -> &'static str {
         match self {
             Self::Ordered { .. } => "ordered",
@@ -56,7 +57,8 @@ impl RequestOutcome {
         }
     }
 
-    /// Returns names and values for the access log, each name once. The first one is always `outcome`.
+    /// Returns the outcome as pairs of name and value for the access log. No name occurs twice, and the first one is
+    /// always `outcome`.
     pub(crate) fn fields(&self) -> Vec<(&'static str, String)> {
         let mut fields = vec![("outcome", self.word().to_owned())];
         let (report, arm) = match self {
@@ -84,7 +86,7 @@ impl RequestOutcome {
     }
 }
 
-/// Writes the value of the response header.
+/// Writes the value of the response header that reports the outcome to the operator.
 impl fmt::Display for RequestOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let word = self.word();
@@ -125,8 +127,8 @@ impl fmt::Display for RequestOutcome {
     }
 }
 
-/// Returns the names and values by which header and log report the changes to a prompt's head (tools, system text,
-/// history): whether they were applied, and the counts that are not zero.
+/// Returns the pairs of name and value by which the response header and the access log report changes to a prompt's
+/// head (tools, system text, history): whether they were applied, and the counts that are not zero.
 pub(crate) fn head_fields(head: &HeadReport) -> Vec<(&'static str, String)> {
     let word = if head.applied { "applied" } else { "reported" };
     let mut fields = vec![("head", word.to_owned())];
@@ -136,10 +138,11 @@ pub(crate) fn head_fields(head: &HeadReport) -> Vec<(&'static str, String)> {
     fields
 }
 
-/// Number of counts in a head's report: see [`head_counts`].
+/// Number of counts in a report on changes to a prompt's head (tools, system text, history): see [`head_counts`].
 pub(crate) const HEAD_COUNTS: usize = 13;
 
-/// Returns the non-zero counts of a prompt's cache markers, for header and log.
+/// Returns the non-zero counts that describe a prompt's cache markers, with their names in the response header and the
+/// access log.
 pub(crate) fn cut_fields(cut: &Cut) -> Vec<(&'static str, String)> {
     let counts = cut_counts(cut).into_iter();
     let counts = counts.filter(|(_, count)| *count > 0);
@@ -148,7 +151,8 @@ pub(crate) fn cut_fields(cut: &Cut) -> Vec<(&'static str, String)> {
         .collect()
 }
 
-/// Returns the counts of a prompt's cache markers, with their names in header, log and metrics.
+/// Returns all counts that describe a prompt's cache markers, with their names in response header, access log and
+/// metrics.
 pub(crate) fn cut_counts(cut: &Cut) -> [(&'static str, u64); 6] {
     [
         ("cut_markers", cut.markers.into()),
@@ -160,7 +164,8 @@ pub(crate) fn cut_counts(cut: &Cut) -> [(&'static str, u64); 6] {
     ]
 }
 
-/// Returns the counts of a head's report, with their names in header, log and metrics.
+/// Returns all counts in a report on changes to a prompt's head (tools, system text, history), with their names in
+/// response header, access log and metrics.
 pub(crate) fn head_counts(head: &HeadReport) -> [(&'static str, u32); HEAD_COUNTS] {
     [
         ("head_tools", head.tools_moved),
@@ -179,67 +184,71 @@ pub(crate) fn head_counts(head: &HeadReport) -> [(&'static str, u32); HEAD_COUNT
     ]
 }
 
-/// The filter's own reasons not to order a request; the ordering crate has its own, [`Skip::REASONS`].
+/// The filter's own reasons, as words in reports, for not ordering a request's documents. The ordering crate has its
+/// own: [`Skip::REASONS`].
 pub(crate) mod reason {
     /// The tenant's name is too long, not UTF-8, or has control characters.
     pub(crate) const BAD_TENANT: &str = "bad-tenant";
-    /// The current thread is already using the orderer.
+    /// Another use of the orderer by the same thread has not returned, so it cannot be locked.
     pub(crate) const BUSY: &str = "busy";
-    /// The request has the bypass header.
+    /// The request has the header by which a client opts out of processing.
     pub(crate) const BYPASS: &str = "bypass";
-    /// With salts: the body has a field with which a client could name KV state.
+    /// With cache salts on: the body has a field with which a client could name KV-cache state, perhaps another
+    /// tenant's.
     pub(crate) const CACHE_FIELD: &str = "cache-field";
     /// The request has no body.
     pub(crate) const EMPTY_BODY: &str = "empty-body";
-    /// The body is compressed.
+    /// The body has a content encoding such as gzip, so it cannot be read.
     pub(crate) const ENCODED: &str = "encoded";
-    /// The proxy refused a call.
+    /// The proxy refused a host call.
     pub(crate) const HOST_ERROR: &str = "host-error";
-    /// Tenants are on and the request names none.
+    /// The configuration demands a tenant for each request, and the request names none.
     pub(crate) const NO_TENANT: &str = "no-tenant";
     /// The content type is not JSON.
     pub(crate) const NOT_JSON: &str = "not-json";
-    /// The header of the tenant's name has several values.
+    /// The header that names the tenant has several values.
     pub(crate) const SEVERAL_TENANTS: &str = "several-tenants";
-    /// No documents could be retrieved.
+    /// The search for documents failed, and the configuration refuses such requests.
     pub(crate) const RETRIEVAL: &str = "retrieval";
-    /// The body is longer than `max_body_bytes`.
+    /// The body is longer than the configured `max_body_bytes`.
     pub(crate) const TOO_LARGE: &str = "too-large";
 
-    /// The reasons for which requests are forwarded with their original body; each has a counter.
+    /// The filter's reasons for which requests are forwarded with their original body. Each has a counter.
     pub(crate) const ALL: [&str; 9] = [
         BAD_TENANT, BUSY, BYPASS, EMPTY_BODY, ENCODED, HOST_ERROR, NO_TENANT, NOT_JSON, TOO_LARGE,
     ];
 }
 
-/// The reason why a request was not ordered, with the values for the client's message.
+/// The reason why the filter did not order a request, with the values for the message to the client.
 #[derive(Debug)]
 pub(crate) enum Fault {
     BadTenant {
         limit: usize,
     },
     Busy,
-    /// With salts: the body has a field with which a client could name KV state. `*` matches any suffix.
+    /// With cache salts on: the body has the named field, with which a client could name KV-cache state. `*` in the
+    /// name matches any suffix.
     CacheField {
         field: &'static str,
     },
     EmptyBody,
     Encoded,
     Host(HostError),
-    /// No documents could be retrieved, and `retrieval.on_failure` is `refuse`.
+    /// No documents could be retrieved, and the configuration `retrieval.on_failure` is `refuse`.
     Retrieval(Reason),
     NoTenant,
-    /// The header of the tenant's name has several values or a comma, so the proxy did not set it.
+    /// The header that names the tenant has several values or a comma, so it was not set by the proxy.
     SeveralTenants,
     NotJson,
-    /// The body exceeds the limit. Its length is unknown if it came in chunks.
+    /// The body is longer than `limit` bytes. `found` is its length in bytes; `None` if it is unknown because the body
+    /// came in chunks.
     TooLarge {
         found: Option<u64>,
         limit: u32,
     },
-    /// The core found nothing to order, or an error in the body.
+    /// The ordering core found nothing to order in the body, or an error in it. The value says which.
     Skip(Skip),
-    /// With salts: the request is not on the lists of allowed paths.
+    /// With cache salts on: the request's method and path are not on the lists of allowed paths.
     Unlisted(Unlisted),
 }
 
@@ -256,7 +265,7 @@ impl From<Unlisted> for Fault {
 }
 
 impl Fault {
-    /// Returns the reason in kebab case, for the header and the counter.
+    /// Returns the reason in kebab case, for the response header and the counter.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::BadTenant { .. } => reason::BAD_TENANT,
@@ -275,7 +284,7 @@ impl Fault {
         }
     }
 
-    /// Returns the value of the header `allow` for a 405.
+    /// Returns the value of the header `allow` for a 405 response; `None` if the status is not 405.
     pub(crate) fn allowed_methods(&self) -> Option<&'static str> {
         match self {
             Self::Unlisted(unlisted) => unlisted.allowed_methods(),
@@ -283,10 +292,11 @@ impl Fault {
         }
     }
 
-    /// Returns the status of the error response; `None` if the request is forwarded.
+    /// Returns the status of the error response that the client gets; `None` if the request is forwarded instead.
     ///
-    /// If salts are on, a body that cannot be parsed is refused whatever `on_failure` says: the filter cannot write its
-    /// salt, and the body may contain one of the client's own. A body that can be parsed is forwarded with the salt.
+    /// If cache salts are on (`salted`), a body that cannot be parsed is refused whatever `on_failure` says: the filter
+    /// cannot write its salt, and the body may contain one of the client's own. A body that can be parsed is forwarded
+    /// with the salt.
     pub(crate) fn refusal_status(&self, on_failure: OnFailure, salted: bool) -> Option<u16> {
         let refuses = on_failure == OnFailure::Refuse;
         let (status, is_refused) = match self {

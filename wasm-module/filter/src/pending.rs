@@ -1,4 +1,5 @@
-//! A pending response: a forwarded request, the engine that computes it, and the usage that the engine reports.
+//! A forwarded request whose response has not ended: the engine that computes it, the token usage that the engine
+//! reports, and the model's answer if it is stored for later requests.
 
 use foreword_ordering::{Arm, EngineId, OrderingRecord};
 
@@ -8,27 +9,30 @@ use crate::host::{Host, HostError, LogLevel};
 use crate::plugin::Plugin;
 use crate::usage::{PromptUsage, UsageReader};
 
-/// A forwarded request whose response is still to come.
+/// A forwarded request whose response has not ended.
 #[derive(Debug)]
 pub(crate) struct PendingResponse {
-    /// The record with the expected match; `None` if the core did not process the request.
+    /// The record of the request that the ordering core made, with the expected number of cached tokens; `None` if the
+    /// core did not process the request.
     record: Option<OrderingRecord>,
-    /// The chat's arm in an experiment.
+    /// The arm (treatment group) of the request's chat in an experiment; `None` if no experiment runs.
     arm: Option<Arm>,
-    /// The request in flight; `None` once its result is recorded.
+    /// The tokens by which this request increases the load of its engine; `None` once the result is recorded and the
+    /// load released.
     dispatch: Option<Dispatch>,
-    /// The reader of the response's usage; `None` except while a body with status 200 is being read.
+    /// Reads the usage report in the response; `None` except while a body with status 200 is being read.
     usage_reader: Option<UsageReader>,
-    /// The chat to which the answer is added; `None` if the answer is not kept.
+    /// The key of the chat under which the model's answer is stored; `None` if answers of this request are not stored.
     chat: Option<ChatKey>,
-    /// The reader of the answer; `None` unless the answer is kept, and the response can be read (status 200,
-    /// uncompressed).
+    /// Reads the model's answer from the response; `None` unless the answer is to be stored and the response is
+    /// readable (status 200, uncompressed).
     answer: Option<AnswerReader>,
-    /// The usage that the response reports; `None` until it has reported any.
+    /// The token usage that the engine reported; `None` until the response has ended, or if it reports none.
     counted: Option<PromptUsage>,
-    /// The tenant and the responding engine, for a response that the engine may store; `None` with a single engine.
+    /// The tenant, and the engine that responds, so that the tenant's requests that refer to a response stored in the
+    /// engine (Responses API) can be sent there. `None` if there is only one engine.
     asked: Option<(Box<str>, EngineId)>,
-    /// True if usage and answer are read from the response; false if the filter did not read the request's body.
+    /// True if usage and answer are read from the response; false for a request whose body the filter did not read.
     is_read: bool,
 }
 
@@ -51,7 +55,7 @@ impl PendingResponse {
         }
     }
 
-    /// Returns the pending response of a request whose body was not read.
+    /// Returns the pending response of a request whose body the filter did not read.
     pub(crate) fn unread(dispatch: Dispatch) -> Self {
         Self {
             is_read: false,
@@ -59,8 +63,8 @@ impl PendingResponse {
         }
     }
 
-    /// Keeps the tenant and the engine, so that a response that the engine stores (Responses API) is found there later.
-    /// Keeps nothing if there is only one engine.
+    /// Sets tenant and engine, so that later requests that refer to a response stored in the engine (Responses API) can
+    /// be sent there. Sets nothing if there is only one engine.
     pub(crate) fn of_tenant(mut self, plugin: &Plugin, tenant: &str) -> Self {
         let engine = self.dispatch.as_ref().map(|dispatch| dispatch.engine);
         let engine = engine.filter(|_| plugin.engines().are_several());
@@ -68,12 +72,13 @@ impl PendingResponse {
         self
     }
 
-    /// Sets the chat to which the answer is added; `None` if the answer is not kept.
+    /// Sets the key of the chat under which the model's answer is stored; `None` if the answer is not to be stored.
     pub(crate) fn of_chat(&mut self, chat: Option<ChatKey>) {
         self.chat = chat;
     }
 
-    /// Handles the response's headers, from the engine or the proxy.
+    /// Handles the response's headers, which come from the engine or, for an error, from the proxy. Records whether the
+    /// engine answered and which one did, and decides what to read of the body.
     pub(crate) fn on_headers(&mut self, host: &impl Host, plugin: &Plugin) {
         let status = logged(host, host.response_header(":status")).flatten();
         let status = status.as_deref();
@@ -117,17 +122,18 @@ impl PendingResponse {
         });
     }
 
-    /// Returns the record and the arm of a request that the core processed.
+    /// Returns the ordering core's record of the request (`None` if the core did not process it), and its chat's arm in
+    /// an experiment.
     pub(crate) fn decided(&self) -> (Option<&OrderingRecord>, Option<Arm>) {
         (self.record.as_ref(), self.arm)
     }
 
-    /// Returns whether the response's body must be read.
+    /// Returns whether the response's body must be read, for its usage report or the model's answer.
     pub(crate) fn wants_body(&self) -> bool {
         self.usage_reader.is_some() || self.answer.is_some()
     }
 
-    /// Handles a chunk of the response of `size` bytes.
+    /// Handles a chunk of the response's body, which has `size` bytes. `is_last` is true if the body ends with it.
     pub(crate) fn on_body(
         &mut self,
         host: &impl Host,
@@ -159,7 +165,7 @@ impl PendingResponse {
         }
     }
 
-    /// Handles the end of the response.
+    /// Handles the end of the response: stores the model's answer and records the token usage.
     pub(crate) fn on_end(&mut self, host: &impl Host, plugin: &Plugin) {
         if let Some(answer) = self.answer.take() {
             plugin.keep(host, answer);
@@ -177,7 +183,8 @@ impl PendingResponse {
         }
     }
 
-    /// Handles the end of request and response, however they ended. Returns the usage that the engine reported.
+    /// Handles the end of the exchange, however request and response ended. Returns the token usage that the engine
+    /// reported; `None` if it reported none.
     pub(crate) fn on_done(self, host: &impl Host, plugin: &Plugin) -> Option<PromptUsage> {
         if let Some(dispatch) = self.dispatch {
             plugin.settle(host, dispatch, DispatchResult::Abandoned);
@@ -186,7 +193,8 @@ impl PendingResponse {
     }
 }
 
-/// Returns the engine that sent the response; `None` if there is only one, or it is unknown.
+/// Returns the engine that sent the response. `None` if there is only one engine, or the upstream address is not one of
+/// an engine.
 fn served_by(host: &impl Host, plugin: &Plugin) -> Option<EngineId> {
     let engines = plugin.engines();
     let address = (engines.are_several()).then(|| host.property(&["upstream", "address"]));

@@ -50,7 +50,7 @@ proxy_wasm::main! {{
     proxy_wasm::set_root_context(|id| Box::new(Root { proxy: Proxy(id), plugin: None }));
 }}
 
-/// A root context: there is one for each configuration and worker.
+/// The proxy-wasm root context, of which there is one for each plugin configuration and worker thread.
 struct Root {
     proxy: Proxy,
     plugin: Option<Arc<Plugin>>,
@@ -63,7 +63,7 @@ impl Context for Root {
         plugin.on_answer(&self.proxy, call, status, body.as_deref());
     }
 
-    /// Handles the plugin's removal, after its last request.
+    /// Handles the plugin's removal, after its last request. Writes the buffered metrics and stops the timer.
     fn on_done(&mut self) -> bool {
         tell_counts();
         // Stop the timer: Envoy would keep it running, and a request may just have requested a tick.
@@ -73,7 +73,8 @@ impl Context for Root {
 }
 
 impl RootContext for Root {
-    /// Loads the configuration. `false` makes Envoy refuse it: at start Envoy exits, on an update it keeps the old one.
+    /// Loads the plugin configuration of `size` bytes. If it returns `false`, Envoy refuses the configuration: at start
+    /// Envoy exits, on an update it keeps the old one.
     fn on_configure(&mut self, size: usize) -> bool {
         let configuration = hostcalls::get_buffer(BufferType::PluginConfiguration, 0, size);
         let configuration = configuration.ok().flatten().unwrap_or_default();
@@ -118,13 +119,13 @@ impl RootContext for Root {
     }
 }
 
-/// Sets the tick interval of the running context's root context; zero stops ticks.
+/// Sets the interval of the timer callback `on_tick` for the root context of the running context; zero stops it.
 fn set_tick(interval: Duration) {
     let _ = hostcalls::set_tick_period(interval);
 }
 
-/// A context without a configuration. It is unknown whether salts are on, so it refuses everything. Envoy sends no
-/// requests to a plugin whose configuration was refused.
+/// An HTTP context of a plugin without a configuration. It is unknown whether cache salts are on, so it refuses every
+/// request. Envoy sends no requests to a plugin whose configuration was refused.
 struct Unconfigured;
 
 impl Context for Unconfigured {}
@@ -136,7 +137,7 @@ impl HttpContext for Unconfigured {
     }
 }
 
-/// The context of one request.
+/// The proxy-wasm HTTP context of one request and its response.
 struct Stream {
     exchange: Exchange,
     proxy: Proxy,
@@ -190,7 +191,8 @@ impl HttpContext for Stream {
     }
 }
 
-/// Returns the status of a cluster call's response (`None` if it failed) and its body (`None` beyond `limit` bytes).
+/// Returns the status of the response to a cluster call (`None` if the call failed), and its body (`None` if it is
+/// longer than `limit` bytes). `headers` and `size` are the number of its headers and the bytes of its body.
 fn answer(headers: usize, size: usize, limit: usize) -> (Option<u16>, Option<Vec<u8>>) {
     // A failed call's response has no headers, and reading one would trap.
     let status = (headers > 0)
@@ -209,7 +211,7 @@ fn action(flow: Flow) -> Action {
     }
 }
 
-/// The proxy around this VM, in the callbacks of the context with this id.
+/// The proxy around this VM, in callbacks of the proxy-wasm context that has this id.
 struct Proxy(u32);
 
 impl Host for Proxy {
@@ -410,12 +412,12 @@ impl Host for Proxy {
 }
 
 thread_local! {
-    /// Buffered metrics of all plugins of this VM, which has one thread. While they are borrowed, only metric host
+    /// Buffered metrics of all plugins of this VM, which has one thread. While the buffer is borrowed, only metric host
     /// calls are made, and these cause no callbacks.
     static TALLY: RefCell<MetricBuffer> = const { RefCell::new(MetricBuffer::new()) };
 }
 
-/// Writes the buffered metrics to the proxy. Errors are ignored, since counting must not fail a request.
+/// Writes the buffered metrics of this VM to the proxy. Errors are ignored, since counting must not fail a request.
 fn tell_counts() {
     TALLY.with_borrow_mut(|metric_buffer| {
         metric_buffer.tell(

@@ -20,7 +20,7 @@ pub(crate) struct Salts {
     keyed: Hmac<Sha256>,
 }
 
-/// A tenant's name, with its salt if salts are on.
+/// A tenant's name and, if the configuration enables cache salts, the tenant's salt.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Identity {
     name: String,
@@ -28,7 +28,8 @@ pub(crate) struct Identity {
 }
 
 impl Salts {
-    /// Returns the deriver for a key of any length; `None` never occurs, since HMAC accepts every length.
+    /// Returns a deriver of salts with the secret `key` of any length. `None` never occurs, since HMAC accepts every
+    /// length.
     pub(crate) fn new(key: &[u8]) -> Option<Self> {
         let mut keyed = Hmac::new_from_slice(key).ok()?;
         keyed.update(b"foreword cache salt 1\0");
@@ -57,7 +58,8 @@ impl Identity {
         self.salt.as_deref()
     }
 
-    /// Returns the tenant as the core identifies it: by name and, if salts are on, by a key derived from the salt.
+    /// Returns the identity by which the ordering core separates tenants: the name and, if cache salts are on, a key
+    /// derived from the salt.
     pub(crate) fn tenant(&self) -> Tenant<'_> {
         Tenant {
             name: &self.name,
@@ -66,7 +68,7 @@ impl Identity {
     }
 }
 
-/// Prints neither key nor salt nor name.
+/// Prints only the type's name: neither salt nor tenant name.
 impl fmt::Debug for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Identity")

@@ -1,12 +1,12 @@
-//! A value that the requests of one plugin share, one at a time.
+//! A value that the requests of one plugin share and that one of them uses at a time.
 //!
-//! A Wasm VM runs on one worker thread, so there the value is always free, unless a host nests callbacks. Then the request
-//! is handled without the value instead of trapping the worker. In a dynamic module all workers share the plugin and wait
-//! for each other, for the microseconds that an order or a look-up takes.
+//! A Wasm VM runs on one worker thread, so there the value is always free, unless a host nests callbacks. Then the
+//! request is handled without the value instead of trapping the worker. In a dynamic module all workers share the
+//! plugin and wait for each other, for the microseconds that an order or a look-up takes.
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
-/// A value that one request at a time uses.
+/// A value that the requests of one plugin share behind a lock.
 #[derive(Debug)]
 pub(crate) struct Shared<T>(Mutex<T>);
 
@@ -15,8 +15,9 @@ impl<T> Shared<T> {
         Self(Mutex::new(value))
     }
 
-    /// Locks the value, waiting for other threads. `None` in a VM, which has one thread, if an outer callback holds it;
-    /// no known proxy causes that. After a panic the value may be half changed: `renew` repairs it.
+    /// Locks the value, waiting for other threads. If a thread panicked while it held the lock, the value may be half
+    /// changed: then `renew` repairs it first. `None` only in a Wasm VM, which has one thread, if an outer callback on
+    /// it holds the lock; no known proxy causes that.
     pub(crate) fn lock(&self, renew: impl FnOnce(&mut T)) -> Option<MutexGuard<'_, T>> {
         let poisoned = match self.0.try_lock() {
             Ok(value) => return Some(value),
@@ -34,7 +35,8 @@ impl<T> Shared<T> {
         Some(value)
     }
 
-    /// Locks the value without waiting; `None` if it is locked. After a panic the value is returned unrepaired.
+    /// Locks the value without waiting; `None` if it is locked. If a thread panicked while it held the lock, the value
+    /// is returned unrepaired.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         match self.0.try_lock() {
             Ok(value) => Some(value),

@@ -1,30 +1,32 @@
-//! Shared data for shells in a process of their own: a key-value store, like Envoy's for its VMs.
+//! Shared data for modules that embed the filter in a process of their own: a key-value store, like Envoy's for its
+//! Wasm VMs.
 //!
-//! Workers that share a plugin need no store to share updates. But when the configuration changes, the new plugin reads
-//! the old one's updates from here.
+//! Workers that share a plugin need no store to share updates about cached prefixes. But when the configuration
+//! changes, the new plugin reads the old one's updates from here.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A key-value store that any thread may use. Each value has the number of its last change.
+/// A key-value store that any thread may use. Each value has a number that changes with every write, for
+/// compare-and-swap.
 #[derive(Debug, Default)]
 pub struct SharedData(Mutex<Option<Data>>);
 
 type Data = HashMap<String, (Vec<u8>, u32)>;
 
 impl SharedData {
-    /// Returns an empty store.
+    /// Returns an empty key-value store.
     pub const fn new() -> Self {
         Self(Mutex::new(None))
     }
 
-    /// Returns the value of a key and the number of its last change; `None` if the key was never set.
+    /// Returns the value of `key` and the number of its last write; `None` if the key was never set.
     pub fn get(&self, key: &str) -> Option<(Vec<u8>, u32)> {
         self.lock().as_ref()?.get(key).cloned()
     }
 
-    /// Sets a value; with `unchanged_since`, only if that is its last change's number (0 if unset). Returns whether it
-    /// did.
+    /// Sets the value of `key`. If `unchanged_since` is given, sets it only if that is the number of the value's last
+    /// write (0 if the key was never set). Returns whether the value was set.
     pub fn set(&self, key: &str, value: &[u8], unchanged_since: Option<u32>) -> bool {
         let mut data = self.lock();
         let data = data.get_or_insert_default();
@@ -37,7 +39,8 @@ impl SharedData {
         true
     }
 
-    /// Locks the map. No call leaves it half changed, so a panic elsewhere does no harm.
+    /// Locks the store's map. No method leaves the map half changed, so it is used even if a thread panicked while
+    /// holding the lock.
     fn lock(&self) -> MutexGuard<'_, Option<Data>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

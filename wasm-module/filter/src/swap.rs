@@ -6,7 +6,7 @@
 
 use crate::host::{Host, HostError};
 
-/// Creates the value under `key`, if there is none.
+/// Creates the value under `key` in the proxy's shared data, if there is none.
 pub(crate) fn create(host: &impl Host, key: &str, value: &[u8]) -> Result<(), HostError> {
     if host.shared_data(key)?.is_none() {
         host.set_shared_data(key, value, None)?;
@@ -14,9 +14,12 @@ pub(crate) fn create(host: &impl Host, key: &str, value: &[u8]) -> Result<(), Ho
     Ok(())
 }
 
-/// Replaces the value under `key` by `next(value)`, retrying if another worker changed it meanwhile. `read` returns a
-/// value and its compare-and-swap number; `seen` is both, if already known, and saves the first read. Returns the old
-/// value; `None` if other workers were faster at all [`ATTEMPTS`].
+/// Replaces the value under `key` in the proxy's shared data by `next(value)`, and tries again if another worker
+/// changed it meanwhile.
+///
+/// `read` returns the value and its compare-and-swap number. `seen` has both if the caller has already read them, which
+/// saves the first read. Returns the old value; `None` if other workers were faster at each of [`ATTEMPTS`] attempts.
+/// Returns an error if the proxy refuses a read or a write.
 pub(crate) fn change<H: Host, T>(
     host: &H,
     key: &str,
@@ -36,6 +39,6 @@ pub(crate) fn change<H: Host, T>(
     Ok(None)
 }
 
-/// The maximum number of attempts of a change. A lost race costs a microsecond, and means that another worker's change
-/// was made.
+/// The maximum number of attempts to change one value. A lost race costs a microsecond, and means that another worker's
+/// change was made.
 const ATTEMPTS: u32 = 16;

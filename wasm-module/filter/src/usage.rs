@@ -21,14 +21,15 @@
 
 use serde::Deserialize;
 
-/// Collects the first [`FIRST_BYTES`] and last [`LAST_BYTES`] bytes of a response, in which usage is reported.
+/// Collects the first [`FIRST_BYTES`] and last [`LAST_BYTES`] bytes of an engine's response, in which usage is
+/// reported.
 #[derive(Debug, Default)]
 pub(crate) struct UsageReader {
     first: Vec<u8>,
     last: Vec<u8>,
 }
 
-/// The usage of a prompt, as a response reports it.
+/// The numbers of all and of cached prompt tokens, as an engine's response reports them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PromptUsage {
     /// Number of tokens of the prompt, cached ones included.
@@ -38,7 +39,8 @@ pub(crate) struct PromptUsage {
 }
 
 impl UsageReader {
-    /// Copies the needed bytes of a chunk of `size` bytes; `read(from, size)` returns a part of the chunk.
+    /// Copies the needed bytes of the response's next chunk, which has `size` bytes. `read(from, size)` must return
+    /// that part of the chunk; its error is returned.
     pub(crate) fn take<E>(
         &mut self,
         size: usize,
@@ -78,7 +80,8 @@ impl UsageReader {
         })
     }
 
-    /// Returns the last usage report in the copied bytes; `None` if there is none.
+    /// Returns the numbers of prompt tokens that the response reports: its last report in the last [`LAST_BYTES`]
+    /// bytes, or else in the first [`FIRST_BYTES`]; `None` if there is none.
     pub(crate) fn counted(&self) -> Option<PromptUsage> {
         last_count(&self.last).or_else(|| last_count(&self.first))
     }
@@ -91,7 +94,8 @@ fn last_count(bytes: &[u8]) -> Option<PromptUsage> {
     starts.into_iter().rev().find_map(|at| count_at(bytes, at))
 }
 
-/// Returns the usage after the key at `at`; `None` if the key is in a string, or no prompt tokens follow.
+/// Returns the usage report whose key begins at the offset `at` of `bytes`. `None` if the key is inside a JSON string,
+/// or its value has no number of prompt tokens.
 fn count_at(bytes: &[u8], at: usize) -> Option<PromptUsage> {
     let escaped = at
         .checked_sub(1)
@@ -113,8 +117,8 @@ struct Usage {
     #[serde(alias = "promptTokenCount")]
     prompt_tokens: Option<u64>,
     prompt_tokens_details: Option<Details>,
-    /// In usage of Anthropic and Bedrock: prompt tokens neither read from the cache nor written to it. In usage of
-    /// OpenAI Responses, which has `input_tokens_details`: all prompt tokens.
+    /// In the usage of Anthropic and Bedrock: prompt tokens neither read from the cache nor written to it. In the usage
+    /// of OpenAI Responses, which has `input_tokens_details`: all prompt tokens.
     #[serde(alias = "inputTokens")]
     input_tokens: Option<u64>,
     input_tokens_details: Option<Details>,
@@ -157,16 +161,17 @@ impl Usage {
     }
 }
 
-/// The beginning of both keys, `usage` and `usageMetadata`.
+/// The common beginning of both keys under which usage is reported, `usage` and `usageMetadata`.
 const KEY: &[u8] = br#""usage"#;
-/// The rest of Gemini's key, `usageMetadata`.
+/// The end of the key `usageMetadata`, under which Gemini reports usage.
 const GEMINIS: &[u8] = b"Metadata";
 
 /// The maximum length of a response's id, in bytes.
 const MAX_ID_BYTES: usize = 256;
-/// Number of first bytes that are kept: Anthropic's first event is some 500 bytes long.
+/// Number of bytes copied from a response's beginning. Anthropic's first event, which has the usage, is some 500 bytes
+/// long.
 const FIRST_BYTES: usize = 2048;
-/// Number of last bytes that are kept: OpenAI's last event, or the fields after a response's text.
+/// Number of bytes copied from a response's end: OpenAI's last event, or the JSON fields after a response's text.
 const LAST_BYTES: usize = 4096;
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Turns the tokens of one choice into pieces of text, tool calls and log-probabilities.
+//! Turns the generated tokens of one choice (one of an answer's `n` alternatives) into pieces of text, tool calls and
+//! log-probabilities.
 
 use foreword_engine::TokenId;
 use foreword_engine::engine::{FinishReason, Generation};
@@ -6,33 +7,34 @@ use foreword_engine::sampling::Logprobs;
 use foreword_engine::text::{Decoder, Part, StopStrings, Tokenizer, ToolCalls};
 use std::collections::VecDeque;
 
-/// New output of a choice.
+/// A piece of new output of one choice of an answer.
 #[derive(Debug)]
 pub struct Piece {
-    /// Index of the choice.
+    /// Index of the choice among the answer's choices.
     pub choice: usize,
-    /// New text and tool calls, in order.
+    /// The new text and tool calls, in order.
     pub parts: Vec<Part>,
-    /// The tokens of that text, if log-probabilities were requested.
+    /// The tokens of the new text with their log-probabilities; empty if these were not requested.
     pub logprobs: Vec<Scored>,
-    /// The reason that the choice ended, if this is its last piece; otherwise `None`.
+    /// The reason that the choice ended; `None` unless this is its last piece.
     pub end: Option<End>,
-    /// The stop string that ended the choice, if any.
+    /// The stop string that ended the choice; `None` if none did.
     pub stopped_by: Option<String>,
 }
 
-/// The reason that a choice ended.
+/// The reason that a choice of an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The model generated an end token, a stop string occurred, or the constrained answer was complete.
+    /// The model generated a token that ends answers, a stop string occurred, or the grammar of the answer was
+    /// complete.
     Stop,
     /// The choice reached its maximum length.
     Length,
-    /// As `Stop`, and the choice has tool calls.
+    /// The choice ended as for [`End::Stop`], and it has tool calls.
     Calls,
 }
 
-/// A token with its log-probability and those of the likeliest alternatives.
+/// A token with its log-probability and those of the likeliest alternatives at its position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scored {
     /// Bytes of the token, which may be part of a character; for a special token, its name.
@@ -45,19 +47,20 @@ pub struct Scored {
     pub offset: u32,
 }
 
-/// A choice that is being generated.
+/// A choice of an answer, while it is being generated.
 pub(super) struct ChoiceStream<'m> {
     tokenizer: &'m Tokenizer,
-    /// The generation; `None` before it is submitted and after the choice has ended.
+    /// The engine's generation of the choice; `None` before it is submitted and after the choice has ended.
     generation: Option<Generation>,
     decoder: Decoder<'m>,
     stops: StopStrings,
     calls: Option<ToolCalls>,
-    /// True if the first call ends the choice.
+    /// True if the first tool call ends the choice.
     ends_with_call: bool,
     called: bool,
     ended: bool,
-    /// Tokens whose text may turn out to be part of a stop string, each with the byte offset of its text.
+    /// Tokens with log-probabilities whose text may still turn out to be part of a stop string, each with the byte
+    /// offset of its text in the choice.
     unsettled: VecDeque<(usize, Scored)>,
     decoded_bytes: usize,
     decoded_characters: u32,
@@ -101,7 +104,7 @@ impl<'m> ChoiceStream<'m> {
         self.ended
     }
 
-    /// Returns a piece with the prompt's text, which precedes the answer.
+    /// Returns a piece with the prompt's text, which precedes the choice's own text. `index` is the choice's index.
     pub(super) fn echo(&mut self, index: usize, text: String, logprobs: Vec<Scored>) -> Piece {
         self.decoded_characters += text.chars().count() as u32;
         Piece {
@@ -113,7 +116,8 @@ impl<'m> ChoiceStream<'m> {
         }
     }
 
-    /// Adds a token. Returns new output; `None` while its text may be part of a character or a stop string.
+    /// Adds a generated token to the choice with the index `index`. Returns new output, if any; `None` while the text
+    /// may be a part of a character or of a stop string.
     pub(super) fn push(
         &mut self,
         index: usize,
@@ -143,7 +147,7 @@ impl<'m> ChoiceStream<'m> {
         })
     }
 
-    /// Returns the last piece, after the generation has ended.
+    /// Returns the choice's last piece, after its generation has ended for `reason`.
     pub(super) fn finish(&mut self, index: usize, reason: FinishReason) -> Piece {
         let (mut text, met) = self.stops.push(&self.decoder.finish());
         let (settled, reason) = if met {
@@ -189,7 +193,7 @@ impl<'m> ChoiceStream<'m> {
         }
     }
 
-    /// Returns whether the choice has made the call that ends it.
+    /// Returns whether the choice has made the tool call that ends it.
     fn is_last_call(&self) -> bool {
         self.ends_with_call && self.called
     }
@@ -210,7 +214,7 @@ impl<'m> ChoiceStream<'m> {
         }
     }
 
-    /// Takes the tokens that start before byte `settled` of the answer, oldest first.
+    /// Removes and returns the tokens that start before byte `settled` of the choice's text, oldest first.
     fn settle(&mut self, settled: usize) -> Vec<Scored> {
         let mut tokens = Vec::new();
         while let Some((_, scored)) = self.unsettled.pop_front_if(|(start, _)| *start < settled) {

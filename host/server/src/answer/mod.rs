@@ -1,4 +1,4 @@
-//! Turns the events of one request's generations into pieces of its answer, and records counts and times.
+//! Turns the engine's events for one request into pieces of its answer, and records counts and times.
 //!
 //! ```text
 //!   generation 0 ─┐             Choice (one for each of `n`)
@@ -7,9 +7,9 @@
 //!   deadline, cut ───▶ Failure
 //! ```
 //!
-//! The first choice computes the prompt. The others are submitted after its first token, as the engine's queue has
-//! room, and find the prompt in the cache. Dropping an [`Answer`] cancels all its generations, so the engine computes
-//! nothing for disconnected clients.
+//! An answer has `n` choices (alternatives). The first choice computes the prompt. The others are submitted after its
+//! first token, when the engine's queue has room, and find the prompt in the cache. Dropping an [`Answer`] cancels all
+//! its generations, so the engine computes nothing for disconnected clients.
 
 mod choice;
 mod prompt;
@@ -32,20 +32,20 @@ use std::task::Poll;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// An answer that is being generated. It holds its request's places in the gate until it is dropped.
+/// An answer that is being generated. Until it is dropped, it counts as one request in flight for each of its choices.
 pub struct Answer<'m> {
     model: &'m Model,
     choices: Vec<ChoiceStream<'m>>,
-    /// The engine requests of the choices that are not submitted yet: the last of `choices`, in order.
+    /// The engine's requests that are not submitted yet. They belong to the last of the `choices`, in the same order.
     waiting: VecDeque<Request>,
     /// Time of the next attempt to submit the requests in `waiting`; `None` until an attempt has found the engine's
     /// queue full.
     next_attempt: Option<Instant>,
-    /// The field that requires the answer's grammar; empty without a grammar.
+    /// The request's field that requires the grammar of the answer, for errors; empty if there is no grammar.
     grammar_field: &'static str,
-    /// The parts of the prompt to report; `None` if only the answer is reported.
+    /// What to report of the prompt; `None` if only the answer is reported.
     prompt: Option<PromptReading>,
-    /// Log-probabilities of the prompt's tokens from the second one on; empty until the engine has sent them.
+    /// Log-probabilities of the last prompt tokens, of all but the first at most; empty until the engine has sent them.
     prompt_logprobs: Vec<Logprobs>,
     /// Index of the choice that had the last event. The next poll starts with the choice after it, so a fast choice
     /// starves no other.
@@ -55,17 +55,17 @@ pub struct Answer<'m> {
     record: Record,
 }
 
-/// The arrival of a request and its time limit.
+/// The arrival time of a request, and the time limit that starts then.
 #[derive(Clone, Copy, Debug)]
 pub struct TimeLimit {
     /// Time when the request's head was received.
     pub arrival: Instant,
-    /// Maximum time from arrival to the end of the answer.
+    /// Maximum time from the request's arrival to the end of its answer.
     pub limit: Duration,
 }
 
 impl TimeLimit {
-    /// Returns the deadline.
+    /// Returns the time at which the answer must be complete.
     pub fn deadline(&self) -> Instant {
         self.arrival + self.limit
     }
@@ -76,13 +76,13 @@ impl TimeLimit {
 pub struct Reading {
     /// Stop strings, each of which ends a choice.
     pub stop: Vec<String>,
-    /// True if the answer continues the prompt's text, as a completion does; false for a chat's.
+    /// True if the answer continues the prompt's text, as in a text completion; false if it is a new message of a chat.
     pub continues: bool,
     /// The places at which tool calls can occur in the answer.
     pub calls: Calls,
-    /// The field that requires the answer's grammar; empty without a grammar.
+    /// The request's field that requires the grammar of the answer, for errors; empty if there is no grammar.
     pub grammar_field: &'static str,
-    /// The parts of the prompt to report; `None` if only the answer is reported.
+    /// What to report of the prompt; `None` if only the answer is reported.
     pub prompt: Option<PromptReading>,
 }
 
@@ -104,24 +104,24 @@ impl Reading {
     }
 }
 
-/// A generation that was submitted to the engine, with everything that its [`Answer`] needs.
+/// A request that was submitted to the engine, with everything that its [`Answer`] needs.
 pub struct Submitted {
-    /// The generation of the first choice.
+    /// The engine's generation of the first choice.
     pub generation: Generation,
-    /// The requests of the other choices, which are submitted once the first choice has computed the prompt.
+    /// The engine requests of the other choices, which are submitted once the first choice has computed the prompt.
     pub waiting: Vec<Request>,
-    /// Turns the choices' tokens into text.
+    /// Options for turning the choices' tokens into text.
     pub reading: Reading,
-    /// A place in the gate for each choice.
+    /// The admission of the request by the gate: one for each choice.
     pub passes: Vec<Pass>,
     /// The arrival of the request and its time limit.
     pub time: TimeLimit,
-    /// The record of the answer.
+    /// The record of the answer's counts and times, which is reported when the answer is dropped.
     pub record: Record,
 }
 
 impl<'m> Answer<'m> {
-    /// Returns the answer that the submitted generations produce.
+    /// Returns the answer that the engine generates for a submitted request.
     pub fn new(model: &'m Model, submitted: Submitted) -> Self {
         let Submitted {
             generation: first,
@@ -158,7 +158,8 @@ impl<'m> Answer<'m> {
         }
     }
 
-    /// Returns the next piece of any choice; `None` when all have ended. Cancel-safe. Not to be called after errors.
+    /// Returns the next piece of output of any choice; `None` when all choices have ended. Cancel-safe. Must not be
+    /// called after an error.
     ///
     /// # Errors
     /// Returns an error if the engine failed, the time limit passed, or the server aborts its requests.
@@ -218,7 +219,7 @@ impl<'m> Answer<'m> {
         Ok(None)
     }
 
-    /// Returns the prompt's tokens with log-probabilities; `None` without `prompt_logprobs`.
+    /// Returns the prompt's tokens with their log-probabilities; `None` if the request has no `prompt_logprobs`.
     pub fn prompt(&self) -> Option<Vec<PromptToken>> {
         let prompt = self
             .prompt
@@ -233,31 +234,31 @@ impl<'m> Answer<'m> {
             .is_some_and(PromptReading::needs_logprobs)
     }
 
-    /// Returns the piece with the prompt's text; `None` without `echo`.
+    /// Returns the piece with which the choice repeats the prompt's text; `None` if the request has no `echo`.
     fn echo(&mut self, index: usize) -> Option<Piece> {
         let prompt = self.prompt.as_ref()?;
         let (text, logprobs) = prompt.echoed(self.model, &self.prompt_logprobs)?;
         Some(self.choices[index].echo(index, text, logprobs))
     }
 
-    /// Waits for the deadline or phase `Cut` of the gate, and returns the failure.
+    /// Waits until the time limit passes or the server aborts its requests, and returns the failure.
     pub async fn expired(&mut self) -> Failure {
         let failure = expired(&mut self.passes, self.time).await;
         self.record.fail(failure)
     }
 
-    /// Returns the tokens so far of all choices together; the prompt counts once.
+    /// Returns the token counts so far of all choices together; the prompt counts once.
     pub fn usage(&self) -> Usage {
         self.record.usage()
     }
 
-    /// Returns the number of choices.
+    /// Returns the number of choices of the answer.
     pub fn choices(&self) -> usize {
         self.choices.len()
     }
 
     /// Submits the choices that waited for the first choice's first token, as many as the engine's queue has room for.
-    /// Later calls submit the rest, at most every [`ROOM_PAUSE`].
+    /// If it has no room for all, later calls submit the rest, at most every [`ROOM_PAUSE`].
     fn submit_others(&mut self) -> Result<(), Failure> {
         if (self.next_attempt).is_some_and(|next| Instant::now() < next) {
             return Ok(());
@@ -285,7 +286,7 @@ impl<'m> Answer<'m> {
     }
 }
 
-/// Pause between attempts to submit a choice to a full queue.
+/// Pause between attempts to submit a choice while the engine's queue is full.
 const ROOM_PAUSE: Duration = Duration::from_millis(20);
 
 /// Waits until `time`; forever if `time` is `None`.
@@ -296,7 +297,8 @@ async fn next_attempt(time: Option<Instant>) {
     }
 }
 
-/// Waits for an event of any running choice; polls the choice after `last` first.
+/// Waits for an event of any choice that is being generated, and returns the choice's index with the event (`None` if
+/// the engine has ended). Polls the choice after `last` first.
 async fn next_event(choices: &mut [ChoiceStream<'_>], last: usize) -> (usize, Option<Event>) {
     poll_fn(|context| {
         let count = choices.len();

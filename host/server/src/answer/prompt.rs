@@ -1,34 +1,36 @@
-//! The prompt in a response: the log-probabilities of its tokens (`prompt_logprobs`), or its text (`echo`).
+//! What a response reports of the prompt: the log-probabilities of its tokens (`prompt_logprobs`), or its text
+//! (`echo`).
 
 use super::Scored;
 use crate::model::Model;
 use foreword_engine::TokenId;
 use foreword_engine::sampling::Logprobs;
 
-/// The parts of the prompt that a response reports.
+/// What a response reports of the prompt.
 #[derive(Clone, Debug)]
 pub struct PromptReading {
-    /// Tokens of the prompt as computed by the engine.
+    /// Tokens of the prompt as the engine computed it.
     pub tokens: Vec<TokenId>,
-    /// Number of alternatives in vLLM's `prompt_logprobs`; `None` if not requested.
+    /// Number of alternatives for each token in vLLM's `prompt_logprobs`; `None` if that was not requested.
     pub logprobs: Option<u32>,
-    /// The prompt repeated before the answer's text, with its options; `None` without `echo`.
+    /// The options for repeating the prompt before the answer's text; `None` if the request has no `echo`.
     pub echo: Option<Echo>,
 }
 
 /// The options of a completion with `echo`, whose text begins with the prompt.
 #[derive(Clone, Debug)]
 pub struct Echo {
-    /// The prompt as it was sent; `None` if it was sent as tokens.
+    /// The prompt's text as the client sent it; `None` if it was sent as tokens.
     pub text: Option<String>,
-    /// Number of alternatives for each prompt token; `None` for no log-probabilities.
+    /// Number of alternatives for each prompt token in `logprobs`; `None` if log-probabilities were not requested.
     pub logprobs: Option<u32>,
 }
 
-/// A token of a prompt and the likeliest tokens at its position.
+/// A token of a prompt with its log-probability and the likeliest tokens at its position.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PromptToken {
-    /// The token itself, then the others, likeliest first; none where the token was not scored.
+    /// The token itself, then the other likeliest tokens, likeliest first. Empty if the engine did not compute the
+    /// token's log-probability.
     pub candidates: Vec<Candidate>,
 }
 
@@ -55,12 +57,14 @@ impl PromptReading {
                 .is_some_and(|echo| echo.logprobs.is_some())
     }
 
-    /// Returns the number of leading tokens without log-probabilities, given the engine's: at least the first token.
+    /// Returns the number of prompt tokens before those with log-probabilities; at least 1. `found` has the
+    /// log-probabilities of the last tokens.
     fn unscored(&self, found: &[Logprobs]) -> usize {
         self.tokens.len().saturating_sub(found.len())
     }
 
-    /// Returns the tokens with their alternatives, given the engine's log-probabilities `found`, of the last ones.
+    /// Returns the prompt's tokens with their log-probabilities and alternatives. `found` has the engine's
+    /// log-probabilities, of the last tokens.
     pub(super) fn scored(&self, model: &Model, found: &[Logprobs]) -> Vec<PromptToken> {
         let count = self.logprobs.unwrap_or(0) as usize;
         let candidate = |id, logprob, rank| Candidate {
@@ -84,7 +88,8 @@ impl PromptReading {
         without.chain(with).collect()
     }
 
-    /// Returns the prompt's text, and its tokens if their log-probabilities were requested; `None` without `echo`.
+    /// Returns the prompt's text, and its tokens if their log-probabilities were requested. `found` has the engine's
+    /// log-probabilities, of the last tokens. `None` if the request has no `echo`.
     pub(super) fn echoed(
         &self,
         model: &Model,

@@ -1,4 +1,5 @@
-//! The record of one answer, with counts and times but no text. It goes to metrics, log and trace when it is dropped.
+//! The record of one answer: counts and times, but no text. It is reported to metrics, log and trace when it is
+//! dropped.
 
 use super::End;
 use crate::failure::Failure;
@@ -12,15 +13,16 @@ use tokio::time::Instant;
 /// Token counts of an answer so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
-    /// Tokens of the prompt, counted once however many choices there are.
+    /// Tokens of the prompt, counted once however many choices the answer has.
     pub prompt: u32,
-    /// Prompt tokens that were cached for the first choice.
+    /// Prompt tokens that were found in the cache for the first choice.
     pub cached: u32,
-    /// Generated tokens of all choices together, without end-of-answer tokens.
+    /// Generated tokens of all choices together, without those that end an answer.
     pub completion: u32,
 }
 
-/// The record of one answer, reported when it is dropped. The log line has the request id of the current span.
+/// The record of one answer's counts and times, reported to metrics, log and trace when it is dropped. The log line has
+/// the request id of the current span.
 pub struct Record {
     metrics: Arc<Metrics>,
     span: Option<RequestSpan>,
@@ -33,13 +35,13 @@ pub struct Record {
     last_tokens: Vec<Option<Instant>>,
     /// Number of choices that have ended.
     ended: usize,
-    /// True if any choice ended at its maximum length.
+    /// True if any choice ended because it reached its maximum length.
     cut: bool,
     outcome: GenerationOutcome,
 }
 
 impl Record {
-    /// Returns the record of a request that arrived at `arrival` and is submitted now.
+    /// Returns the record of a request that arrived at `arrival` and is submitted to the engine now.
     pub fn new(
         metrics: Arc<Metrics>,
         arrival: Instant,
@@ -64,7 +66,7 @@ impl Record {
         }
     }
 
-    /// Also reports to `span`, if there is one.
+    /// Returns the record with `span`, to which it is also reported; `None` for no span.
     #[must_use]
     pub fn traced_by(mut self, span: Option<RequestSpan>) -> Self {
         self.span = span;
@@ -104,7 +106,7 @@ impl Record {
         }
     }
 
-    /// Records the end of a choice. The last one determines the outcome.
+    /// Records the end of a choice. When the last one has ended, sets the outcome of the answer.
     pub(super) fn end(&mut self, end: End) {
         self.ended += 1;
         self.cut |= end == End::Length;
@@ -126,7 +128,7 @@ impl Record {
         failure
     }
 
-    /// Adds the counts to the span, and a child span for each part of the request that took place.
+    /// Adds the counts to `span`, and a child span for each phase (queue, prefill, decode) that the request reached.
     fn trace(&self, span: &RequestSpan) {
         let tokens = |name, tokens| KeyValue::new(name, i64::from(tokens));
         span.set([

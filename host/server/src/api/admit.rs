@@ -1,4 +1,5 @@
-//! Admits requests with a body: reads the body within its bounds, takes a place in the gate, and starts the time limit.
+//! Admits requests with a body: reads the body within its limits, counts the request as one in flight, and starts its
+//! time limit.
 
 use super::App;
 use super::body::{self, Bounds};
@@ -11,14 +12,14 @@ use axum::extract::Request;
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// An admitted request, with its body.
+/// An admitted request, with its body, its share of the limit of requests in flight, and its time limit.
 pub(super) struct Admitted {
     pub(super) body: Bytes,
     pub(super) pass: Pass,
     pub(super) time: TimeLimit,
 }
 
-/// Reads a request's body and takes a place in the gate.
+/// Reads a request's body and admits it as one in flight.
 ///
 /// # Errors
 /// Returns the failures that all routes share: 400, 408, 413, 415, 429, 503.
@@ -35,7 +36,7 @@ pub(super) async fn admit(app: &Arc<App>, request: Request) -> Result<Admitted, 
     Ok(Admitted { body, pass, time })
 }
 
-/// Reads the body of a request that arrived at `arrival`, and enters the gate.
+/// Reads the body of a request that arrived at `arrival`, and admits the request through `gate`.
 ///
 /// # Errors
 /// Returns the failures of the gate and of [`body::read`].
@@ -59,7 +60,7 @@ pub(crate) async fn through(
     Ok((body, arriving.enter()?))
 }
 
-/// Takes a place for a request that the server sends itself, with its body.
+/// Admits a request with the body `body` that the server sends itself.
 ///
 /// # Errors
 /// Returns 413, 429 or 503, as [`admit`] does.
@@ -80,7 +81,8 @@ pub(super) fn admit_whole(app: &App, body: Vec<u8>) -> Result<Admitted, Failure>
 }
 
 impl TimeLimit {
-    /// Returns the result of `work`; fails at the time limit or in the gate's phase `Cut`. Holds `pass` meanwhile.
+    /// Returns the result of `work`. Fails at the time limit, or when the server aborts its requests. The request
+    /// counts as in flight (`pass`) meanwhile.
     pub(super) async fn within<T>(
         self,
         mut pass: Pass,
@@ -95,7 +97,7 @@ impl TimeLimit {
 }
 
 impl App {
-    /// Runs `work` on a thread that may block, with at most one such thread per core.
+    /// Runs `work` on a blocking thread, after waiting for a permit; there is one for each core.
     pub(super) async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, Failure> + Send + 'static,

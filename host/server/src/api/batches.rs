@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// `POST /v1/batches`.
+/// `POST /v1/batches`: creates a batch for an uploaded file of requests, and starts it.
 pub(super) async fn create(
     State(app): State<Arc<App>>,
     request: Request,
@@ -33,7 +33,7 @@ pub(super) async fn create(
     Ok(Json(record.object()))
 }
 
-/// `GET /v1/batches/{id}`: the batch, if it is the client's.
+/// `GET /v1/batches/{id}`: returns the batch, if it belongs to the client's API key.
 pub(super) async fn show(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
@@ -48,7 +48,7 @@ pub(super) async fn show(
     ))
 }
 
-/// `GET /v1/batches`, latest first.
+/// `GET /v1/batches`: returns the batches of the client's API key, latest first.
 pub(super) async fn list(
     State(app): State<Arc<App>>,
     RawQuery(query): RawQuery,
@@ -61,7 +61,7 @@ pub(super) async fn list(
     page.of(objects).map(Json)
 }
 
-/// `POST /v1/batches/{id}/cancel`.
+/// `POST /v1/batches/{id}/cancel`: begins to cancel the batch, if it belongs to the client's API key.
 pub(super) async fn cancel(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
@@ -158,7 +158,8 @@ impl Asked {
     }
 }
 
-/// Validates OpenAI's metadata: up to 16 strings of up to 512 characters, under names of up to 64. `None` if absent.
+/// Validates the field `metadata` of OpenAI's API: up to 16 strings of up to 512 characters, under names of up to 64.
+/// `None` if it is absent.
 fn metadata(value: Option<&Value>) -> Result<Option<Map<String, Value>>, Failure> {
     let Some(value) = value.filter(|value| !value.is_null()) else {
         return Ok(None);

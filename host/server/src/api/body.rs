@@ -1,4 +1,4 @@
-//! Reads a request's body within its bounds, or discards it.
+//! Reads a request's body within limits of size, time and rate, or discards it.
 
 use crate::connections::{self, Arriving, Connection};
 use crate::failure::{Failure, clip};
@@ -10,7 +10,7 @@ use std::pin::{Pin, pin};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep, timeout_at};
 
-/// The bounds of a body.
+/// The limits on one request's body.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     /// Maximum length of the body, in bytes.
@@ -51,8 +51,8 @@ pub(crate) async fn read(
     }
 }
 
-/// Returns the body as a stream of chunks, with the size and rate limits of [`read`] and a time limit from now on.
-/// Nothing is buffered.
+/// Returns the body as a stream of chunks, with the size and rate limits of [`read`] and the time limit counted from
+/// now on. Nothing is buffered.
 pub(crate) fn paced(
     request: Request,
     bounds: Bounds,
@@ -89,8 +89,9 @@ pub(crate) fn paced(
     )
 }
 
-/// Reads and drops a body, up to a bound. Otherwise a client that is still sending when its connection is closed would
-/// lose the response to the reset. Does nothing if the client waits for `100-continue`.
+/// Reads and drops a request's body, up to [`DISCARD_BYTES`] and for [`DISCARD_TIME`]. Otherwise a client that is still
+/// sending when its connection is closed would lose the response to the reset. Does nothing if the client waits for
+/// `100-continue`.
 pub(crate) async fn discard(request: Request) {
     if !request.headers().contains_key(header::EXPECT) {
         let connection = request.extensions().get::<Connection>().cloned();
@@ -151,10 +152,10 @@ async fn collect(
     }
 }
 
-/// The rate at which a body must arrive: at least a number of bytes in each window of time.
+/// Checks the rate at which a body arrives: at least a number of bytes in each window of time.
 struct Pace {
     rate: u32,
-    /// Limit on the memory of all bodies, for the error.
+    /// Limit on the memory of all bodies that arrive on the listener, in bytes, for the error.
     memory: u64,
     /// Minimum number of bytes in a window, and the window's length; `None` if any rate is accepted.
     least: Option<(u64, Duration)>,
@@ -181,7 +182,8 @@ impl Pace {
         self.in_window += bytes as u64;
     }
 
-    /// Waits until a window ends with too few bytes, and returns the failure. Never returns without a minimum.
+    /// Waits until a window ends in which too few bytes arrived, and returns the failure. Never returns if any rate is
+    /// accepted.
     async fn too_slow(mut self: Pin<&mut Self>) -> Failure {
         let Some((least, window)) = self.least else {
             return std::future::pending().await;
@@ -197,8 +199,8 @@ impl Pace {
     }
 }
 
-/// Checks that the content type is JSON. This also prevents web pages of other origins from posting to a server on the
-/// user's machine: for JSON a browser first sends a preflight request, which this server does not answer.
+/// Returns an error unless the content type is JSON. This also prevents web pages of other origins from posting to a
+/// server on the user's machine: for JSON a browser first sends a preflight request, which this server does not answer.
 fn check_type(headers: &HeaderMap) -> Result<(), Failure> {
     let value = headers
         .get(header::CONTENT_TYPE)

@@ -8,14 +8,14 @@ use foreword_engine::text::ToolCall;
 use serde_json::{Value, json};
 use std::hash::{BuildHasher, RandomState};
 
-/// OpenAI's two completion routes.
+/// OpenAI's two completion routes, for chats and for texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
     Chat,
     Completion,
 }
 
-/// The API of a generation request.
+/// The API whose format a generation request and its answer have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Api {
     OpenAi(Dialect),
@@ -24,7 +24,7 @@ pub(super) enum Api {
 }
 
 impl Api {
-    /// Returns pairs of a chat's field name and this API's name for it, where they differ.
+    /// Returns pairs of names for the same field, in a chat request and in this API, for the fields whose names differ.
     pub(super) fn names(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::OpenAi(_) => &[],
@@ -42,12 +42,12 @@ pub(super) struct Envelope {
     model: String,
 }
 
-/// A choice of an answer that is delivered as one object.
+/// One choice of an answer that is delivered as one object, not streamed.
 #[derive(Default)]
 pub(super) struct Whole {
     pub(super) text: String,
     pub(super) calls: Vec<ToolCall>,
-    /// The tokens' log-probabilities, if they were requested.
+    /// The choice's tokens with their log-probabilities; `None` if these were not requested.
     pub(super) logprobs: Option<Vec<Scored>>,
     /// The reason that the choice ended; `None` until it is complete.
     pub(super) end: Option<End>,
@@ -67,8 +67,8 @@ impl Envelope {
         }
     }
 
-    /// Returns the complete response. `prompt` has the prompt's log-probabilities, which are placed as in vLLM: at the
-    /// top level for a chat, in each choice for a text completion.
+    /// Returns the complete response object. `prompt` has the prompt's log-probabilities, which are placed as in vLLM:
+    /// at the top level for a chat, in each choice for a text completion.
     pub(super) fn whole(
         &self,
         choices: Vec<Whole>,
@@ -114,7 +114,8 @@ impl Envelope {
         choice
     }
 
-    /// Returns the event that begins a choice, with its role; `None` for text completions, which have none.
+    /// Returns the event that begins the choice `index` of a stream, with its role; `None` for a text completion, which
+    /// has no such event.
     pub(super) fn opening(&self, index: usize) -> Option<Value> {
         match self.dialect {
             Dialect::Chat => {
@@ -125,7 +126,8 @@ impl Envelope {
         }
     }
 
-    /// Returns an event with more text of choice `index`, and the log-probabilities of its tokens if requested.
+    /// Returns the event with more text of the choice `index`, and the log-probabilities of its tokens if they were
+    /// requested.
     pub(super) fn text(&self, index: usize, text: &str, logprobs: Option<&[Scored]>) -> Value {
         let choice = match self.dialect {
             Dialect::Chat => json!({"delta": {"content": text}}),
@@ -134,7 +136,7 @@ impl Envelope {
         self.chunk(index, choice, logprobs, None)
     }
 
-    /// Returns the event with a complete tool call, the `number`th of its choice, counted from 0.
+    /// Returns the event with a complete tool call, the one with index `number` among the calls of the choice `index`.
     pub(super) fn call(
         &self,
         index: usize,
@@ -152,7 +154,7 @@ impl Envelope {
         )
     }
 
-    /// Returns the event that ends a choice.
+    /// Returns the event that ends the choice `index`, with the reason.
     pub(super) fn end(&self, index: usize, end: End) -> Value {
         let choice = match self.dialect {
             Dialect::Chat => json!({"delta": {}}),
@@ -161,7 +163,7 @@ impl Envelope {
         self.chunk(index, choice, None, Some(end))
     }
 
-    /// Returns the event with the usage, which has no choices.
+    /// Returns the event with the token counts of the answer, which has no choices.
     pub(super) fn usage(&self, usage: Usage) -> Value {
         let mut chunk = self.object(self.chunk_object(), json!([]));
         chunk["usage"] = usage_object(usage);
@@ -201,7 +203,7 @@ impl Envelope {
     }
 }
 
-/// Returns a call as OpenAI's tool call object, with a new id.
+/// Returns a tool call as OpenAI's tool call object, with a new id.
 fn call_object(call: &ToolCall) -> Value {
     let id = format!("call_{:016x}", RandomState::new().hash_one(()));
     let function = json!({"name": call.name, "arguments": call.arguments});

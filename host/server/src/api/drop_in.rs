@@ -30,17 +30,17 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The clients that may empty the cache. Emptying it slows down every tenant's next requests.
+/// The clients of a listener that may empty the prefix cache. Emptying it slows down every tenant's next requests.
 pub(super) enum Operators {
-    /// Clients with one of these keys.
+    /// Only clients with one of these API keys may empty the cache.
     Keys(ApiKeys),
-    /// Every client of the listener.
+    /// Every client of the listener may empty the cache.
     Everybody,
-    /// No client: no key is configured, and others than the operator can reach the listener.
+    /// No client may empty the cache: no key is configured, and others than the operator can reach the listener.
     Nobody,
 }
 
-/// The routes that need no key on either listener.
+/// Returns the routes that need no key on either listener.
 pub(super) fn open() -> Router<Arc<App>> {
     Router::new()
         .route("/health", get(health))
@@ -50,7 +50,7 @@ pub(super) fn open() -> Router<Arc<App>> {
         .route("/is_sleeping", get(is_sleeping))
 }
 
-/// The routes that report on the server and its load.
+/// Returns the routes that report on the server and its load.
 pub(super) fn reporting_routes() -> Router<Arc<App>> {
     Router::new()
         .route("/server_info", get(server_info))
@@ -62,7 +62,7 @@ pub(super) fn reporting_routes() -> Router<Arc<App>> {
         .route("/v1/loads", get(loads))
 }
 
-/// The routes that empty the cache, restricted to `operators`.
+/// Returns the routes that empty the prefix cache, restricted to `operators`.
 pub(super) fn flushing(operators: Operators) -> Router<Arc<App>> {
     Router::new()
         .route("/reset_prefix_cache", post(flush))
@@ -84,7 +84,7 @@ async fn ask_operators(
     Ok(next.run(request).await)
 }
 
-/// Returns 200 if `/readyz` does and the engine has not crashed, otherwise 503.
+/// Handles a health check of a router: 200 if `/readyz` returns 200 and the engine has not crashed, otherwise 503.
 async fn health(State(app): State<Arc<App>>) -> Response {
     let ended = app
         .model
@@ -101,7 +101,7 @@ async fn version() -> Json<Value> {
     Json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
-/// Always false, since the engine has no sleep mode; routers ask for it.
+/// Returns that the engine does not sleep, since it has no sleep mode; routers ask for it.
 async fn is_sleeping() -> Json<Value> {
     Json(json!({"is_sleeping": false}))
 }
@@ -147,11 +147,12 @@ async fn model_info(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure>
     })))
 }
 
-/// The engine's load.
+/// The engine's load, in requests and in tokens of KV state.
 struct Load {
     running: u32,
     waiting: u32,
-    /// Number of tokens for which the pages in use have room, and (`all_tokens`) for which all pages have room.
+    /// Number of tokens for which the pages of KV state in use have room, and (`all_tokens`) for which all pages have
+    /// room.
     held_tokens: u64,
     all_tokens: u64,
 }
@@ -172,7 +173,7 @@ impl Load {
         u64::from(self.running) + u64::from(self.waiting)
     }
 
-    /// Returns the fraction of tokens whose pages are in use, 0 to 1.
+    /// Returns the fraction of the tokens in the engine's KV memory whose pages are in use, from 0 to 1.
     fn usage(&self) -> f64 {
         self.held_tokens as f64 / self.all_tokens.max(1) as f64
     }

@@ -18,7 +18,7 @@ pub(super) async fn embed(
     embedded(&app, admit(&app, request).await?).await
 }
 
-/// Embeds the texts of an admitted request.
+/// Returns the embeddings of the texts in an admitted request, as OpenAI's list object.
 pub(super) async fn embedded(app: &App, admitted: Admitted) -> Result<Json<Value>, Failure> {
     let Admitted { body, pass, time } = admitted;
     let served = app.model.get().map(|model| model.name().to_owned());
@@ -66,7 +66,7 @@ pub(super) async fn embedded(app: &App, admitted: Admitted) -> Result<Json<Value
     time.within(pass, app.blocking(work)).await.map(Json)
 }
 
-/// Encodes the values as little-endian f32, in base64 with padding.
+/// Encodes a vector as little-endian `f32` values, in base64 with padding.
 fn base64(values: &[f32]) -> String {
     let bytes = values.iter().flat_map(|value| value.to_le_bytes());
     STANDARD.encode(bytes.collect::<Vec<u8>>())

@@ -19,7 +19,7 @@ use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Returns the store of files and batches, if the server has one.
+/// Returns the store of files and batches.
 ///
 /// # Errors
 /// Returns 400 if the server was started without `--batch-dir`.
@@ -32,13 +32,15 @@ pub(super) fn store(app: &App) -> Result<&Arc<Store>, Failure> {
     })
 }
 
-/// Returns the name of the API key in `headers`, which owns files and batches; empty if no keys are configured.
+/// Returns the name of the API key in `headers`, by which files and batches belong to a client; empty if no keys are
+/// configured.
 pub(super) fn owner(app: &App, headers: &HeaderMap) -> String {
     let keys = app.keys.as_ref();
     keys.and_then(|keys| keys.name(headers)).unwrap_or_default()
 }
 
-/// Calls `ask` with the store on a blocking thread, since the store may be writing to disk.
+/// Calls `ask` with the store of files and batches on a blocking thread, since the store may be writing to disk.
+/// Returns the result of `ask`.
 pub(super) async fn asked<T: Send + 'static>(
     app: &App,
     ask: impl FnOnce(&Store) -> T + Send + 'static,
@@ -48,7 +50,8 @@ pub(super) async fn asked<T: Send + 'static>(
     asked.await.map_err(Failure::internal)
 }
 
-/// Calls `ask` with the store, the owner that `headers` identify, and `id`, on a blocking thread.
+/// Calls `ask` with the store of files and batches, the client's name that [`owner`] returns for `headers`, and `id`,
+/// on a blocking thread. Returns the result of `ask`.
 pub(super) async fn asked_of<T: Send + 'static>(
     app: &App,
     headers: &HeaderMap,
@@ -59,7 +62,7 @@ pub(super) async fn asked_of<T: Send + 'static>(
     asked(app, move |store| ask(store, &owner, &id)).await
 }
 
-/// `POST /v1/files`.
+/// `POST /v1/files`: stores an uploaded input file of a batch.
 pub(super) async fn upload(
     State(app): State<Arc<App>>,
     request: Request,
@@ -107,10 +110,10 @@ pub(super) async fn upload(
     Ok(Json(kept.object()))
 }
 
-/// The fields of an upload's form so far.
+/// The fields of an upload's form that have been read so far.
 #[derive(Default)]
 struct Form {
-    /// Bytes received that are not, or not yet, content of a part.
+    /// Bytes received that are not, or not yet read as, content of a part of the form.
     held: Arc<AtomicU64>,
     filename: Option<String>,
     purpose: Option<String>,
@@ -154,7 +157,7 @@ impl Form {
         Ok(upload)
     }
 
-    /// Returns the next chunk of a part's content; `None` at its end.
+    /// Returns the next chunk of the content of a part of the form; `None` at its end.
     async fn chunk(&self, field: &mut Field<'_>) -> Result<Option<Bytes>, Failure> {
         let piece = field.chunk().await.map_err(failed)?;
         let bytes = piece.as_ref().map_or(0, Bytes::len) as u64;
@@ -162,7 +165,8 @@ impl Form {
         Ok(piece)
     }
 
-    /// Validates the form. Returns the file's name and its lifetime in seconds, if given, at most `most`.
+    /// Validates the form's fields. Returns the file's name and, if given, its lifetime in seconds, which must be at
+    /// most `most`.
     fn checked(self, most: u64) -> Result<(String, Option<u64>), Failure> {
         let message = "file must be given, with a file name";
         let filename = self
@@ -200,7 +204,7 @@ impl Form {
     }
 }
 
-/// `GET /v1/files/{id}`.
+/// `GET /v1/files/{id}`: returns the file's record, if it belongs to the client's API key.
 pub(super) async fn show(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
@@ -215,7 +219,7 @@ pub(super) async fn show(
     ))
 }
 
-/// `GET /v1/files`, latest first unless `order=asc`.
+/// `GET /v1/files`: returns the records of the client's files, latest first unless the query has `order=asc`.
 pub(super) async fn list(
     State(app): State<Arc<App>>,
     RawQuery(query): RawQuery,
@@ -236,7 +240,7 @@ pub(super) async fn list(
         .map(Json)
 }
 
-/// `DELETE /v1/files/{id}`.
+/// `DELETE /v1/files/{id}`: removes the file, if it belongs to the client's API key.
 pub(super) async fn remove(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
@@ -249,7 +253,7 @@ pub(super) async fn remove(
     Ok(Json(json!({"id": id, "object": "file", "deleted": true})))
 }
 
-/// `GET /v1/files/{id}/content`.
+/// `GET /v1/files/{id}/content`: returns the file's content, if it belongs to the client's API key.
 pub(super) async fn content(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
@@ -273,7 +277,7 @@ pub(super) async fn content(
     Ok((headers, Body::from_stream(pieces)).into_response())
 }
 
-/// Reads the next chunk of a file; `None` at its end.
+/// Reads the next chunk of a file, and returns it with the file; `None` at the end.
 fn piece(mut file: File) -> std::io::Result<Option<(Bytes, File)>> {
     let mut piece = vec![0; PIECE_BYTES];
     let read = file.read(&mut piece)?;
@@ -281,7 +285,8 @@ fn piece(mut file: File) -> std::io::Result<Option<(Bytes, File)>> {
     Ok((read > 0).then(|| (Bytes::from(piece), file)))
 }
 
-/// The page of a list that a client requested: up to `limit` objects after the object `after`.
+/// The page of a list of files or batches that a client requested: up to `limit` objects after the one with the id
+/// `after`.
 pub(super) struct Page {
     limit: usize,
     after: Option<String>,
@@ -290,8 +295,8 @@ pub(super) struct Page {
 }
 
 impl Page {
-    /// Parses a query. `limit` is the default, `most` the maximum; `more` names parameters allowed in addition to
-    /// `limit` and `after`.
+    /// Parses a query. `limit` is the page's default length and `most` its maximum; `more` names parameters allowed in
+    /// addition to `limit` and `after`.
     ///
     /// # Errors
     /// Returns 400 for an unknown parameter or an invalid value.
@@ -345,7 +350,7 @@ impl Page {
         Ok(page)
     }
 
-    /// Returns the page as OpenAI's list object.
+    /// Returns the requested page of `objects`, which is the whole list, as OpenAI's list object.
     ///
     /// # Errors
     /// Returns 400 if no object has the id `after`.
@@ -385,7 +390,8 @@ fn boundary(headers: &HeaderMap) -> Result<String, Failure> {
     })
 }
 
-/// Returns the failure for an error of the form parser; an error in reading the body keeps its own failure.
+/// Returns the failure for an error of the form parser. An error in reading the body keeps the failure that it already
+/// has.
 fn failed(error: multer::Error) -> Failure {
     match error {
         multer::Error::StreamReadFailed(error) => match error.downcast::<Failure>() {
@@ -397,12 +403,12 @@ fn failed(error: multer::Error) -> Failure {
 }
 
 const PURPOSE: &str = "batch";
-/// Maximum number of bytes of a form in addition to its file.
+/// Maximum number of bytes of an upload's form in addition to its file.
 const FORM_BYTES: u64 = 1 << 16;
-/// Maximum number of buffered bytes of a form that are not content of a part.
+/// Maximum number of buffered bytes of an upload's form that are not content of a part.
 const HELD_BYTES: u64 = 1 << 20;
-/// Maximum length of a field other than the file, in bytes.
+/// Maximum length in bytes of a field of an upload's form other than the file.
 const FIELD_BYTES: u64 = 1 << 10;
-/// Time limit for an upload, in addition to the minimum rate of all bodies.
+/// Time limit for an upload, unless the time limit for bodies is longer. The minimum rate of all bodies applies too.
 const UPLOAD_TIME: std::time::Duration = std::time::Duration::from_secs(3_600);
 const PIECE_BYTES: usize = 1 << 16;

@@ -110,10 +110,12 @@ impl Ask for App {
     }
 }
 
-/// Maximum length of an answer to a batch's request, in bytes: answers are read into memory again after a restart.
+/// Maximum length in bytes of an answer to a batch's request. It is bounded because answers are read into memory again
+/// after a restart.
 const MAX_ANSWER: usize = 32 << 20;
 
-/// An admitted generation request.
+/// An admitted request to generate text, with its span, its share of the limit of requests in flight, and its time
+/// limit.
 struct Incoming {
     asked: Asked,
     traced: Option<RequestSpan>,
@@ -242,20 +244,21 @@ async fn answer(app: &Arc<App>, incoming: Incoming) -> Result<Response, Failure>
     Ok(response)
 }
 
-/// Response header of a chat that requested retrieval: the number of documents found, or `failed`.
+/// Response header of a chat that requested retrieval: the number of documents found, or `failed` if the search failed.
 const X_FOREWORD_RETRIEVED: HeaderName = HeaderName::from_static("x-foreword-retrieved");
 
-/// A chat into which the retrieved documents were written.
+/// A chat request into which the retrieved documents were written.
 struct WithDocuments {
     body: Bytes,
     path: Option<HeaderValue>,
-    /// The id under which the engine may be speculating on this chat, and the last speculation, if one is left.
+    /// The id under which the engine may speculatively compute the prompt with documents found so far, and the last
+    /// such speculation, if one still runs.
     guessed: Option<(SpeculationId, Option<Speculation>)>,
     /// The value of [`X_FOREWORD_RETRIEVED`].
     retrieved: HeaderValue,
 }
 
-/// Searches for a chat's documents and writes them into it; `None` if the chat does not request retrieval.
+/// Searches for a chat's documents and writes them into the request; `None` if the chat does not request retrieval.
 async fn with_documents(
     app: &Arc<App>,
     model: &Arc<Model>,
@@ -311,32 +314,33 @@ async fn with_documents(
     }))
 }
 
-/// A request's body, with the attributes of the request that its preparation needs.
+/// A request's body, with the properties of the request that its preparation needs.
 struct Asked {
     api: Api,
     /// The request's id.
     id: String,
-    /// The number of the request's API key; `None` if no keys are configured.
+    /// The number of the client's API key; `None` if no keys are configured.
     key: Option<usize>,
     body: Bytes,
-    /// The gateway's path header, if the request has one.
+    /// The header in which the gateway names the order of the request's documents; `None` if it is absent.
     path: Option<HeaderValue>,
 }
 
-/// A generation that is ready to be submitted, except for its grammar.
+/// A request that is ready to be submitted to the engine, except for the grammar of its answer.
 struct Prepared {
     request: engine::Request,
     choices: u32,
     reading: Reading,
-    /// Formats the answer, as a stream if `streams`.
+    /// Formats the answer for the request's API, as a stream if `streams`.
     shape: Shape,
     streams: bool,
-    /// The answer's grammar, which may take long to prepare; `None` if the answer is not constrained.
+    /// The grammar that the answer must follow, which may take long to prepare; `None` if the answer is not
+    /// constrained.
     grammar: Option<UnpreparedGrammar>,
 }
 
-/// Parses the body and builds the engine's request on a blocking thread. The thread holds a permit, so their number
-/// stays bounded even if clients disconnect.
+/// Parses the body and builds the engine's request on a blocking thread. The thread holds one of [`App::preparing`]'s
+/// permits, so the number of such threads stays bounded even if clients disconnect.
 async fn prepare(app: &Arc<App>, model: Arc<Model>, asked: Asked) -> Result<Prepared, Failure> {
     let work = {
         let app = Arc::clone(app);
@@ -467,7 +471,7 @@ fn grammar_field(grammar: Option<&UnpreparedGrammar>) -> &'static str {
     grammar.map_or("", UnpreparedGrammar::field)
 }
 
-/// Returns the parts of the prompt that the answer reports; `None` if it reports none.
+/// Returns what the response reports of the prompt; `None` if it reports only the answer.
 fn reading_of_prompt(
     request: &engine::Request,
     options: &Options,

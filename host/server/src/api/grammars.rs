@@ -1,8 +1,9 @@
-//! Prepares grammars under limits of their own, so that expensive grammars delay only other requests with grammars.
+//! Prepares grammars for constrained answers under limits of their own, so that expensive grammars delay only other
+//! requests with grammars.
 //!
-//! A request holds one of the places until the work ends, which the bounds of grammars ensure
+//! A limited number of grammars is prepared at once, each until its work ends, which the bounds of grammars ensure
 //! (`host/engine/src/text/{grammar,schema}.rs`). If the request ends first, at its deadline or because its client
-//! disconnected, the work is cancelled at its next check. A bounded number of requests waits for a place; others are
+//! disconnected, the work is cancelled at its next check. A limited number of requests waits to begin; others are
 //! refused with 429. `/readyz` does not depend on this, since chats without a grammar are still served;
 //! `foreword_grammars_total` counts the outcomes.
 
@@ -14,18 +15,19 @@ use foreword_engine::text::Cancel;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
-/// Limits the number of grammars that are prepared at once, and the number of requests that wait for a place.
+/// Limits the number of grammars that the server prepares at once, and the number of requests that wait for that.
 #[derive(Debug)]
 pub struct Admission {
     places: Arc<Semaphore>,
-    /// Permits for requests that hold a place or wait for one.
+    /// Permits for requests whose grammar is being prepared or waits for it.
     entered: Arc<Semaphore>,
     limit: u32,
     counts: Outcomes,
 }
 
 impl Admission {
-    /// Returns an admission with one place for every four cores, rounded up. `counts` receives the outcomes.
+    /// Returns an admission that prepares one grammar at once for every four cores, rounded up. `counts` counts the
+    /// outcomes.
     pub(crate) fn new(cores: usize, counts: Outcomes) -> Self {
         Self::with(cores.div_ceil(4), WAITING, counts)
     }
@@ -40,7 +42,8 @@ impl Admission {
         }
     }
 
-    /// Waits for a place and prepares the grammar. Dropping the future cancels the work.
+    /// Waits until one fewer than the permitted number of grammars is being prepared, and prepares this one. Dropping
+    /// the future cancels the work. Returns [`Failure::QueueFull`] if too many requests wait.
     pub(super) async fn prepare(
         &self,
         model: Arc<Model>,
@@ -85,7 +88,7 @@ impl Admission {
     }
 }
 
-/// On drop, counts the outcome and cancels the work if it still runs.
+/// Ends a request's preparation of a grammar: on drop, counts the outcome and cancels the work if it still runs.
 struct Ending<'a> {
     counts: &'a Outcomes,
     cancel: Cancel,
@@ -99,7 +102,7 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// Maximum number of requests that wait for a place.
+/// Maximum number of requests that wait until their grammar can be prepared.
 const WAITING: u32 = 32;
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! | --- | --- | --- |
 //! | tokens | `content[i].token`, and `bytes`, since a token may be a part of a character | `tokens[i]` |
 //! | log-probability | `content[i].logprob` | `token_logprobs[i]` |
-//! | alternatives | `content[i].top_logprobs`, likeliest first | `top_logprobs[i]`, an object by token, the chosen one included |
+//! | alternatives | `content[i].top_logprobs`, likeliest first | `top_logprobs[i]`, by token, with the chosen one |
 //! | offset | | `text_offset[i]`, in characters of the choice's text |
 //!
 //! With `echo`, a completion's lists begin with the prompt's tokens. vLLM's `prompt_logprobs` are separate
@@ -53,8 +53,8 @@ pub(super) fn completion(tokens: &[Scored]) -> Value {
     })
 }
 
-/// Returns vLLM's `prompt_logprobs`, given the prompt's tokens: for each one an object by token id, whose first entry is
-/// the token itself, or null where it was not scored.
+/// Returns vLLM's `prompt_logprobs` for a prompt's tokens: for each one an object by token id, whose first entry is the
+/// token itself, or null if the token has no log-probability.
 pub(super) fn prompt(tokens: &[PromptToken]) -> Value {
     let entry = |candidate: &Candidate| {
         let entry = json!({
@@ -75,7 +75,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Raises a log-probability to at least -9999, OpenAI's lowest, since JSON has no infinity.
+/// Returns a log-probability as JSON, raised to at least -9999, OpenAI's lowest, since JSON has no infinity.
 fn finite(logprob: f32) -> Value {
     json!(logprob.max(-9999.0))
 }

@@ -27,7 +27,7 @@ use foreword_engine::text::Part;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// `POST /v1/messages/count_tokens`.
+/// `POST /v1/messages/count_tokens`: returns the number of tokens of a chat's prompt.
 pub(super) async fn count_tokens(
     State(app): State<Arc<App>>,
     request: Request,
@@ -42,11 +42,12 @@ pub(super) async fn count_tokens(
     counted.await.map_err(renamed)
 }
 
-/// Formats an answer as Anthropic's message, complete or as events.
+/// Formats an answer as Anthropic's message object, complete or as events.
 pub(super) struct MessagesShape {
     id: String,
     model: String,
-    /// The content blocks so far. If `open`, the last one may still grow and its `content_block_stop` was not sent.
+    /// The content blocks of the message so far. If `open`, the last one may still grow and its `content_block_stop`
+    /// was not sent.
     content: Vec<Value>,
     open: bool,
     started: bool,
@@ -135,7 +136,8 @@ impl MessagesShape {
         })
     }
 
-    /// Returns `message_start`, once. It is sent with the first piece, when the number of cached tokens is known.
+    /// Returns the event `message_start` at the first call, and nothing later. It is sent with the first piece of the
+    /// answer, when the number of cached tokens is known.
     fn start(&mut self, usage: Usage) -> Vec<Event> {
         if std::mem::replace(&mut self.started, true) {
             return Vec::new();
@@ -204,7 +206,7 @@ fn usage_object(usage: Usage) -> Value {
     })
 }
 
-/// Returns the `error` event that ends a stream after a failure.
+/// Returns the `error` event that ends a stream of Anthropic's API after a failure.
 pub(super) fn failure_event(failure: &Failure) -> Event {
     event("error", error(failure.status(), &failure.to_string()))
 }
@@ -224,7 +226,8 @@ fn error(status: StatusCode, message: &str) -> Value {
     json!({"type": "error", "error": {"type": kind, "message": message}})
 }
 
-/// Rewrites every error of these routes in Anthropic's format, and sets the header `request-id`.
+/// Middleware that rewrites every error of the routes under `/v1/messages` in Anthropic's format, and sets the response
+/// header `request-id`.
 pub(super) async fn format_errors(request: Request, next: Next) -> Response {
     let path = request.uri().path();
     let is_theirs = path == "/v1/messages" || path.starts_with("/v1/messages/");

@@ -7,7 +7,8 @@
 //! | `/v1/responses/{id}` | GET, DELETE | yes |
 //! | `/v1/responses/{id}/input_items` | GET | yes |
 //! | `/v1/messages`, `/v1/messages/count_tokens` | POST | yes |
-//! | `/v1/chat/completions/render`, `/v1/responses/render`, `/v1/completions/render`, `/tokenize`, `/detokenize` | POST | yes |
+//! | `/v1/chat/completions/render`, `/v1/responses/render`, `/v1/completions/render` | POST | yes |
+//! | `/tokenize`, `/detokenize` | POST | yes |
 //! | `/v1/embeddings`, `/v1/retrieve`, `/v1/prefill` | POST | yes |
 //! | `/v1/files` | GET, POST | yes |
 //! | `/v1/files/{id}` | GET, DELETE | yes |
@@ -69,7 +70,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tracing::Instrument;
 
-/// Returns the routes for clients.
+/// Returns the routes of the clients' listener.
 pub fn router(app: Arc<App>) -> Router {
     let router = Router::new()
         .route(
@@ -126,7 +127,7 @@ pub fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// Returns the routes of the internal listener.
+/// Returns the routes of the internal listener, for probes, metrics and gateways.
 pub fn internal(app: Arc<App>) -> Router {
     let feed = kv::http::router(Arc::clone(&app.readers));
     let operators = match app.operators.clone() {
@@ -148,7 +149,7 @@ pub fn internal(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// The id of a request, in the `x-request-id` of its response, in the log and in traces.
+/// The id of a request, which is in the header `x-request-id` of its response, in the log and in traces.
 #[derive(Clone, Debug)]
 struct RequestId(String);
 
@@ -176,7 +177,7 @@ impl RequestId {
     }
 }
 
-/// Assigns the request id; counts, logs and traces the request.
+/// Middleware that assigns the request id, and counts, logs and traces the request.
 async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let id = RequestId::of(request.headers());
     let matched = request.extensions().get::<MatchedPath>().cloned();

@@ -1,4 +1,4 @@
-//! `GET /v1/models` and `GET /v1/models/{id}`.
+//! `GET /v1/models` and `GET /v1/models/{id}`: the served model, as in OpenAI's API.
 
 use super::App;
 use crate::failure::Failure;
@@ -24,8 +24,8 @@ pub(super) async fn show(
     Ok(Json(describe(&app, &model)))
 }
 
-/// Returns OpenAI's model object, with fields that routers read: `max_model_len`, `root`, and `owned_by`, which names
-/// the kind of engine.
+/// Returns OpenAI's model object for the served model, with fields that routers read: `max_model_len`, `root`, and
+/// `owned_by`, which names the kind of engine.
 fn describe(app: &App, model: &Model) -> Value {
     json!({
         "id": model.name(),

@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Returns 200, except 503 if the engine has crashed while the server is running: an orchestrator may then restart it.
+/// `GET /healthz`: returns 200, except 503 if the engine has crashed while the server is running, so that an
+/// orchestrator can restart it.
 pub(super) async fn healthz(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
     let serving = app.gate.phase() <= Phase::Open;
     let health = app.model.get().map(|model| model.engine().health());
@@ -24,9 +25,9 @@ pub(super) async fn healthz(State(app): State<Arc<App>>) -> (StatusCode, Json<Va
     (status, Json(json!({"status": word})))
 }
 
-/// Returns 200 while requests are served. Returns 503 while the model loads, from the first stop signal on, and while a
-/// resource named in `exhausted` is exhausted: all its places have been taken, and none was freed, for
-/// [`EXHAUSTED_AFTER`].
+/// `GET /readyz`: returns 200 while requests are served. Returns 503 while the model loads, from the first stop signal
+/// on, and while a resource, named in the field `exhausted`, has been used up for [`EXHAUSTED_AFTER`] without any of it
+/// becoming free.
 pub(super) async fn readyz(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
     let word = match app.gate.phase() {
         Phase::Loading => "loading",
@@ -49,7 +50,8 @@ pub(super) async fn readyz(State(app): State<Arc<App>>) -> (StatusCode, Json<Val
     )
 }
 
-/// Returns the names of the exhausted resources: `connections`, `requests`, `workers`.
+/// Returns the names of the resources that have been used up for [`EXHAUSTED_AFTER`]: `connections`, `requests`,
+/// `workers`.
 fn exhausted(app: &App) -> Vec<&'static str> {
     let places = [
         ("connections", app.connections.is_exhausted(EXHAUSTED_AFTER)),
@@ -63,7 +65,8 @@ fn exhausted(app: &App) -> Vec<&'static str> {
     taken.map(|(name, _)| name).collect()
 }
 
-/// Time for which all places of a resource must be taken without one being freed until `/readyz` returns 503.
+/// Time for which a resource (connections, requests in flight, or permits of workers) must be used up, without any of
+/// it becoming free, until `/readyz` returns 503.
 pub const EXHAUSTED_AFTER: Duration = Duration::from_secs(10);
 
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<impl IntoResponse, Failure> {

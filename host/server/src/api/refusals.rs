@@ -10,7 +10,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use axum::routing::any;
 
-/// Refuses requests without one of `keys`, if keys are configured.
+/// Middleware that refuses requests without one of `keys`; `None` to accept all, if no keys are configured.
 pub(crate) async fn authorize(
     State(keys): State<Option<ApiKeys>>,
     request: Request,
@@ -29,15 +29,15 @@ pub(crate) async fn method_not_allowed(request: Request) -> Failure {
     refuse(request, |method, path| Failure::Method { method, path }).await
 }
 
-/// Discards the body, and returns the failure for the request's method and path.
+/// Discards the request's body, and returns the failure that `failure` makes from the request's method and path.
 async fn refuse(request: Request, failure: fn(String, String) -> Failure) -> Failure {
     let failure = failure(clip(request.method().as_str()), clip(request.uri().path()));
     body::discard(request).await;
     failure
 }
 
-/// Adds the refusals of a clients' listener to `router`: for unknown paths and methods, and for the internal listener's
-/// paths, with a reference to that listener.
+/// Adds to `router` the refusals that the clients' listener needs: for unknown paths and methods, and for paths that
+/// exist only on the internal listener, with a reference to that.
 pub(crate) fn of_clients<S: Clone + Send + Sync + 'static>(mut router: Router<S>) -> Router<S> {
     for path in INTERNAL {
         router = router.route(path, any(elsewhere));
@@ -56,7 +56,7 @@ pub(crate) async fn unknown_url(request: Request) -> Failure {
     refuse(request, |method, path| Failure::UnknownUrl { method, path }).await
 }
 
-/// Paths of the internal listener.
+/// Paths that exist only on the internal listener.
 const INTERNAL: [&str; 6] = [
     "/healthz",
     "/readyz",

@@ -28,29 +28,32 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// Formats an answer as a Responses object or its events, and stores it when it is complete.
+/// Formats an answer as OpenAI's response object or as its events, and stores the response when it is complete, if
+/// required.
 pub(super) struct ResponsesShape {
     id: String,
-    /// The constant fields of the response object: those repeated from the request, the model, the time, `store`.
+    /// The fields of the response object that do not change: those repeated from the request, the model, the time of
+    /// creation, `store`.
     echoed: Map<String, Value>,
     output: Vec<Value>,
-    /// Id and text of the message that is being written, which is not in `output` yet.
+    /// Id and text of the message that is being written, which is not in `output` yet; `None` if none is.
     open: Option<(String, String)>,
     end: Option<End>,
     sequence: u64,
     keep: Option<Keep>,
 }
 
-/// The store for a response, with the owner and the input items that are stored with the response.
+/// Where a response is stored when it is complete: the store, the owner, and the input items that are stored with it.
 pub(super) struct Keep {
     pub(super) transcripts: Arc<Transcripts>,
     pub(super) owner: Owner,
-    /// The input items of the chat so far, those of continued responses included.
+    /// The input items of the chat so far, including those of the responses that this one continues.
     pub(super) input: Vec<Value>,
 }
 
 impl ResponsesShape {
-    /// Returns the shape of a new response; `echoed` are the request's fields that the response repeats.
+    /// Returns the format of a new response. `echoed` are the request's fields that the response repeats, and `keep`
+    /// says where to store the response (`None`: not stored).
     pub(super) fn new(model: &str, mut echoed: Map<String, Value>, keep: Option<Keep>) -> Self {
         echoed.insert("created_at".to_owned(), now().into());
         echoed.insert("model".to_owned(), model.into());
@@ -111,7 +114,8 @@ impl ResponsesShape {
         self.complete(usage, &mut Vec::new())
     }
 
-    /// Ends the open message and returns the complete response, which it stores if required.
+    /// Ends the message that is being written, adding its events to `events`. Returns the complete response, which it
+    /// stores if required.
     fn complete(&mut self, usage: Usage, events: &mut Vec<Event>) -> Value {
         let status = match self.end {
             Some(End::Length) => "incomplete",
@@ -248,7 +252,8 @@ fn usage_object(usage: Usage) -> Value {
     })
 }
 
-/// Returns the items of the stored response `id`, which a request continues: its input, then its output.
+/// Returns the input items and then the output items of the stored response `id`, which a new request continues.
+/// Returns an error if no responses are stored, or `owner` has none with that id.
 pub(super) fn earlier(app: &App, owner: &Owner, id: &str) -> Result<Vec<Value>, Failure> {
     let field = "previous_response_id";
     let Some(transcripts) = &app.transcripts else {
@@ -265,8 +270,8 @@ pub(super) fn earlier(app: &App, owner: &Owner, id: &str) -> Result<Vec<Value>, 
     Ok(items)
 }
 
-/// Returns the store, and the owner that `headers` identify. These requests have no `cache_salt`, so responses to
-/// requests with a salt are not found.
+/// Returns the store of responses, and the owner that `headers` identify. Requests for stored responses have no
+/// `cache_salt`, so responses to requests with a salt are not found. Returns an error if no responses are stored.
 fn kept(app: &App, headers: &HeaderMap) -> Result<(Arc<Transcripts>, Owner), Failure> {
     let Some(transcripts) = app.transcripts.clone() else {
         let message = "this server keeps no responses: start it with --store";
@@ -285,7 +290,7 @@ fn found(app: &App, headers: &HeaderMap, id: &str) -> Result<Transcript, Failure
     found.ok_or_else(|| Failure::not_stored("response", id, None))
 }
 
-/// `GET /v1/responses/{id}`.
+/// `GET /v1/responses/{id}`: returns the stored response.
 pub(super) async fn show(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
@@ -294,7 +299,7 @@ pub(super) async fn show(
     Ok(Json(found(&app, &headers, &id)?.response))
 }
 
-/// `DELETE /v1/responses/{id}`.
+/// `DELETE /v1/responses/{id}`: removes the stored response.
 pub(super) async fn forget(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
@@ -309,7 +314,7 @@ pub(super) async fn forget(
     ))
 }
 
-/// `GET /v1/responses/{id}/input_items`, latest first, as in OpenAI's API.
+/// `GET /v1/responses/{id}/input_items`: returns the stored response's input items, latest first, as in OpenAI's API.
 pub(super) async fn input_items(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,

@@ -90,8 +90,9 @@ fn answer(app: &App, body: &[u8], cancelled: Cancelled) -> Result<Value, Failure
     }))
 }
 
-/// Returns a document with the fingerprint that the gateway gives it in a `documents` array. The gateway hashes JSON
-/// strings without unescaping them, so id, title and text are escaped as in this response.
+/// Returns what ordering needs of a document: its id, its tokens and the fingerprint (hash) that the gateway gives it
+/// in a `documents` array. The gateway hashes JSON strings without unescaping them, so id, title and text are escaped
+/// as in this response.
 fn known(found: &ScoredDocument) -> Known<'_> {
     let document = &found.document;
     let parts = [&document.id, &document.title, &document.text].map(|part| escaped(part));
@@ -103,7 +104,7 @@ fn known(found: &ScoredDocument) -> Known<'_> {
     }
 }
 
-/// Escapes a text as the inside of a JSON string.
+/// Escapes a text as in a JSON string, and returns it without the quotation marks.
 fn escaped(text: &str) -> String {
     let quoted = Value::from(text).to_string();
     quoted[1..quoted.len() - 1].to_owned()

@@ -17,7 +17,7 @@ use axum::response::sse::Event;
 use foreword_engine::text::Part;
 use serde_json::Value;
 
-/// Formats an answer for one of the APIs.
+/// Formats an answer for the API of its request.
 pub(super) enum Shape {
     OpenAi(OpenAi),
     Responses(Box<ResponsesShape>),
@@ -25,7 +25,7 @@ pub(super) enum Shape {
 }
 
 impl Shape {
-    /// Returns the events that begin a stream, before the first piece.
+    /// Returns the events that begin a stream, before the first piece of the answer.
     pub(super) fn opening(&mut self) -> Vec<Event> {
         match self {
             Self::OpenAi(_) | Self::Messages(_) => Vec::new(),
@@ -33,7 +33,7 @@ impl Shape {
         }
     }
 
-    /// Returns the events for a piece; `usage` are the tokens so far.
+    /// Returns the events for the next piece of the answer. `usage` has the token counts so far.
     pub(super) fn piece(&mut self, piece: Piece, usage: Usage) -> Vec<Event> {
         match self {
             Self::OpenAi(shape) => shape.piece(&piece),
@@ -42,7 +42,7 @@ impl Shape {
         }
     }
 
-    /// Returns the events that end a stream.
+    /// Returns the events that end the stream of a complete answer. `usage` has its token counts.
     pub(super) fn finish(&mut self, usage: Usage) -> Vec<Event> {
         match self {
             Self::OpenAi(shape) => shape.finish(usage),
@@ -51,7 +51,7 @@ impl Shape {
         }
     }
 
-    /// Returns the event that ends a stream when the generation fails.
+    /// Returns the event that ends a stream if the generation fails. `usage` has the token counts so far.
     pub(super) fn failure(&mut self, failure: &Failure, usage: Usage) -> Event {
         match self {
             Self::OpenAi(_) => Event::default().data(failure.body().to_string()),
@@ -60,7 +60,7 @@ impl Shape {
         }
     }
 
-    /// Adds a piece of an answer that is delivered as one object.
+    /// Adds the next piece of an answer that is delivered as one object.
     pub(super) fn take(&mut self, piece: Piece) {
         match self {
             Self::OpenAi(shape) => shape.take(piece),
@@ -69,7 +69,8 @@ impl Shape {
         }
     }
 
-    /// Returns the complete answer; `prompt` are the prompt's log-probabilities, if requested.
+    /// Returns the complete answer as one object. `usage` has its token counts, and `prompt` the prompt's
+    /// log-probabilities if they were requested.
     pub(super) fn whole(&mut self, usage: Usage, prompt: Option<&[PromptToken]>) -> Value {
         match self {
             Self::OpenAi(shape) => {
@@ -82,16 +83,16 @@ impl Shape {
     }
 }
 
-/// Formats chat and text completions.
+/// Formats the answers of OpenAI's chat and text completions.
 pub(super) struct OpenAi {
     envelope: Envelope,
     logprobs: bool,
     include_usage: bool,
-    /// The choices so far of an answer that is delivered as one object.
+    /// The choices so far, if the answer is delivered as one object.
     choices: Vec<Whole>,
-    /// For each choice of a stream, true if its first event was sent.
+    /// For each choice of a streamed answer, whether its first event was sent.
     opened: Vec<bool>,
-    /// For each choice of a stream, the number of tool calls sent.
+    /// For each choice of a streamed answer, the number of tool calls sent.
     calls: Vec<usize>,
 }
 
@@ -150,7 +151,8 @@ impl OpenAi {
         usage.into_iter().chain([done]).collect()
     }
 
-    /// Returns the chunk as an event, with OpenAI's null `usage` if the last chunk will report the usage.
+    /// Returns a chunk as an event, with a null `usage` as in OpenAI's API if the last chunk will report the token
+    /// counts.
     fn dress(&self, mut chunk: Value) -> Event {
         if self.include_usage
             && let Some(chunk) = chunk.as_object_mut()

@@ -29,7 +29,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tracing::Instrument;
 
-/// Returns a response that streams the answer of a submitted generation as events.
+/// Returns a response that streams the answer to a submitted request as server-sent events.
 pub(super) fn stream(model: Arc<Model>, shape: Shape, submitted: Submitted) -> Response {
     let (sender, mut receiver) = mpsc::channel(EVENTS);
     tokio::spawn(
@@ -90,7 +90,8 @@ async fn send_answer(
     }
 }
 
-/// Sends an event; fails if the answer's deadline passes first. When the client disconnects, the task is dropped.
+/// Sends an event to the stream. Fails if the answer's deadline passes first, or the server aborts its requests. When
+/// the client disconnects, the task is dropped.
 async fn send(
     sender: &mpsc::Sender<Event>,
     event: Event,
@@ -103,5 +104,6 @@ async fn send(
     }
 }
 
-/// Maximum number of events that wait to be written. With few, a slow client's backlog stays in the engine's channel.
+/// Maximum number of events of one stream that wait to be written. It is low, so a slow client's backlog stays in the
+/// engine's channel.
 const EVENTS: usize = 16;

@@ -112,8 +112,8 @@ pub(super) async fn render_completion(
     .await
 }
 
-/// The response of `/tokenize`, serialised directly: as JSON values, a long text's tokens would take hundreds of times
-/// the text's bytes.
+/// The response of `/tokenize`. It is serialised directly: as JSON values, a long text's tokens would take hundreds of
+/// times the text's bytes.
 #[derive(Serialize)]
 struct Tokens<'a> {
     count: usize,
@@ -122,7 +122,7 @@ struct Tokens<'a> {
     token_strs: Option<Strings<'a>>,
 }
 
-/// Serialises to the text of each token, with U+FFFD for invalid UTF-8.
+/// Serialises to a list with the text of each token, with U+FFFD for invalid UTF-8.
 struct Strings<'a>(&'a Model, &'a [TokenId]);
 
 impl Serialize for Strings<'_> {
@@ -153,12 +153,13 @@ impl<'a> Rendered<'a> {
     }
 }
 
-/// Serialises a response's body.
+/// Serialises the body of a response as JSON.
 pub(super) fn to_body(answer: &impl Serialize) -> Result<Vec<u8>, Failure> {
     serde_json::to_vec(answer).map_err(Failure::internal)
 }
 
-/// Responds with the JSON that `read` returns for the model and the request's body. `read` runs on a blocking thread.
+/// Admits a request and responds with the JSON that `read` returns for the model and the request's body. `read` runs on
+/// a blocking thread.
 pub(super) async fn work(
     app: &Arc<App>,
     request: Request,

@@ -37,19 +37,19 @@ use tokio::task::JoinSet;
 /// The configuration of batches.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Folder for files and batches, used by one server at a time.
+    /// Folder in which files and batches are stored; one server at a time may use it.
     pub folder: PathBuf,
     /// Limits on files and batches, and their lifetime.
     pub bounds: Bounds,
-    /// Maximum number of requests of all batches together that are in flight.
+    /// Maximum number of requests in flight, of all batches together.
     pub concurrency: u16,
-    /// The rule by which the requests of a batch are ordered and planned.
+    /// The rule by which the requests of a batch are ordered, and the documents in them.
     pub order: BatchOrder,
-    /// The gateway's ordering configuration, with which documents are ordered.
+    /// The gateway's ordering configuration, by which documents in the requests are ordered.
     pub ordering: RawConfig,
 }
 
-/// The server's settings that batches use.
+/// The server's settings that batches need.
 pub struct Access {
     /// The API keys, each of which owns its files and batches; `None` if no keys are configured.
     pub keys: Option<ApiKeys>,
@@ -57,30 +57,31 @@ pub struct Access {
     pub max_body_bytes: u64,
 }
 
-/// The batches of a server.
+/// The batches of a server: their store, and the tasks that run them.
 pub struct Batches {
     shared: Arc<Shared>,
     tasks: Mutex<JoinSet<()>>,
 }
 
-/// The state that running batches share.
+/// The state that all running batches share.
 struct Shared {
     store: Arc<Store>,
     access: Access,
     concurrency: u16,
     order: BatchOrder,
     ordering: RawConfig,
-    /// Permits for requests in flight, shared by all batches.
+    /// Permits for requests in flight, of all batches together.
     places: Arc<Semaphore>,
-    /// The single permit to read a batch's file or to plan its next requests.
+    /// The single permit for reading a batch's file or planning the order of its next requests, so that one batch does
+    /// it at a time.
     planning: Arc<Semaphore>,
 }
 
 impl Batches {
-    /// Opens the folder, and creates it if needed.
+    /// Opens the folder of files and batches, and creates it if needed.
     ///
-    /// # Errors
-    /// Returns an error if the folder cannot be used or is in use, or the ordering configuration rules out `order`.
+    /// # Errors Returns an error if the folder cannot be used or is in use, or if the documents of batches cannot be
+    /// ordered in the configured way.
     pub fn open(config: Config, access: Access) -> anyhow::Result<Self> {
         BatchOrderer::new(&config.ordering, config.order)
             .map_err(|error: BatchConfigError| anyhow::anyhow!("--batch-order: {error}"))?;
@@ -100,7 +101,7 @@ impl Batches {
         })
     }
 
-    /// Returns the store.
+    /// Returns the store of files and batches.
     pub fn store(&self) -> &Arc<Store> {
         &self.shared.store
     }
@@ -110,7 +111,7 @@ impl Batches {
         Box::new(metrics::BatchCollector(Arc::clone(self.store())))
     }
 
-    /// Continues the unfinished batches of the server's last run.
+    /// Continues the batches that were unfinished when the server last stopped.
     pub(crate) fn resume<A: Ask>(&self, server: &Arc<A>) {
         for id in self.store().unfinished() {
             tracing::info!(id, "going on with a batch");
@@ -126,7 +127,8 @@ impl Batches {
         tasks.spawn(async move { run::run(&server, &shared, &id).await });
     }
 
-    /// Waits until no batch runs. Call after the gate has begun to stop, so that none starts.
+    /// Waits until no batch runs. Must be called after the server has begun to stop and refuses new requests, so that
+    /// no batch starts.
     pub(crate) async fn ended(&self) {
         let mut tasks = std::mem::take(&mut *self.tasks.lock());
         while tasks.join_next().await.is_some() {}

@@ -29,31 +29,31 @@ pub(super) enum Ending {
     Completed,
     Cancelled,
     Expired,
-    /// The file has these errors, or answers cannot be written.
+    /// The batch's file has these errors, or its answers cannot be written.
     Failed(Vec<Fault>),
     /// The server is stopping; the batch continues after its next start.
     Stopped,
 }
 
-/// A batch in progress.
+/// A batch whose requests are being sent.
 struct Running {
     record: BatchRecord,
-    /// Number of the owner's API key; `None` if no keys are configured.
+    /// Number of the API key that owns the batch; `None` if no keys are configured.
     key: Option<usize>,
     input: File,
     index: BatchIndex,
     store: Arc<Store>,
-    /// Permits for requests in flight, shared by all batches.
+    /// Permits for requests in flight, of all batches together.
     places: Arc<Semaphore>,
     planning: Arc<Semaphore>,
     plan: Arc<tokio::sync::Mutex<Plan>>,
     progress: Mutex<Progress>,
-    /// The first error in reading the file or writing answers, which ends the batch.
+    /// The first error in reading the batch's file or writing its answers, which ends the batch.
     failed: OnceLock<Fault>,
 }
 
-/// Plans a batch's next requests and orders their documents. Planning may take seconds under the lock: async code must
-/// await it, and only blocking threads may block on it.
+/// Decides which requests of a batch are sent next, and orders the documents in them. Planning may take seconds under
+/// the lock: async code must await it, and only blocking threads may block on it.
 struct Plan {
     schedule: BatchSchedule,
     orderer: BatchOrderer,
@@ -129,7 +129,8 @@ fn fault(code: &str, message: &str) -> Fault {
     }
 }
 
-/// Reads the batch's file and earlier answers. An inner error is the ending of a batch that sends no request.
+/// Reads the batch's file and its answers of an earlier run. An inner error is the ending of a batch that sends no
+/// request; an outer one means that files cannot be read or written.
 async fn prepared<A: Ask>(
     server: &Arc<A>,
     batches: &Shared,
@@ -237,7 +238,7 @@ fn early_ending(server: &impl Ask, store: &Store, record: &BatchRecord) -> Optio
     (now() >= record.expires_at).then_some(Ending::Expired)
 }
 
-/// Sends the batch's unanswered requests, and returns the batch's ending.
+/// Sends the batch's requests that are not answered yet, and returns the reason why the batch ended.
 async fn ask<A: Ask>(server: &Arc<A>, batches: &Shared, running: Running) -> Ending {
     let running = Arc::new(running);
     let mut workers = JoinSet::new();
@@ -255,7 +256,8 @@ async fn ask<A: Ask>(server: &Arc<A>, batches: &Shared, running: Running) -> End
     ended.await.unwrap_or_else(|_| running.unasked())
 }
 
-/// Sends the worker's next request and writes its answer. `None` if the worker has no more requests, or the batch ends.
+/// Sends the next request of one of the batch's workers, and writes its answer. `None` if the worker has no more
+/// requests, or the batch ends.
 async fn ask_next<A: Ask>(server: &Arc<A>, running: &Arc<Running>, worker: usize) -> Option<()> {
     let (_place, next) = loop {
         plan(server, running, worker).await?;
@@ -275,7 +277,7 @@ async fn ask_next<A: Ask>(server: &Arc<A>, running: &Arc<Running>, worker: usize
     kept.await.ok()
 }
 
-/// Plans the worker's next requests if none are planned. `None` if the batch ends first.
+/// Plans the next requests of one of the batch's workers, if none are planned. `None` if the batch ends first.
 async fn plan<A: Ask>(server: &Arc<A>, running: &Arc<Running>, worker: usize) -> Option<()> {
     let mut plan = Arc::clone(&running.plan).lock_owned().await;
     if !plan.schedule.needs_plan(worker) {
@@ -294,7 +296,7 @@ async fn plan<A: Ask>(server: &Arc<A>, running: &Arc<Running>, worker: usize) ->
     planned.await.ok()?
 }
 
-/// Waits until no request waits in the engine's queue; `None` if the batch ends first.
+/// Waits until no request waits in the engine's queue. `None` if the batch ends first.
 async fn turn<A: Ask>(server: &Arc<A>, running: &Arc<Running>) -> Option<()> {
     loop {
         let ending = {
@@ -311,10 +313,11 @@ async fn turn<A: Ask>(server: &Arc<A>, running: &Arc<Running>) -> Option<()> {
     }
 }
 
-/// Status and body of a response.
+/// Status and body of the response to a batch's request.
 type Answer = (u16, Vec<u8>);
 
-/// Sends a request, again after 429 and up to twice after 5xx. `None` if the server stops or the batch ends.
+/// Sends a request and returns its answer. Repeats it after 429, and after 5xx up to [`ATTEMPTS`] in all. `None` if the
+/// server stops or the batch ends.
 async fn answered<A: Ask>(
     server: &Arc<A>,
     running: &Arc<Running>,
@@ -351,7 +354,7 @@ async fn answered<A: Ask>(
 }
 
 impl Running {
-    /// Returns the reason that the batch must stop early; `None` if it continues.
+    /// Returns the reason why the batch must stop early; `None` if it continues.
     fn ending(&self, server: &impl Ask) -> Option<Ending> {
         match self.failed.get() {
             Some(fault) => Some(Ending::Failed(vec![fault.clone()])),
@@ -359,7 +362,7 @@ impl Running {
         }
     }
 
-    /// Returns the batch's ending, once all workers have stopped.
+    /// Returns the reason why the batch ended, once all its workers have stopped.
     fn ended(&self, server: &impl Ask) -> Ending {
         let is_whole = {
             let answers = &self.progress.lock().answers;
@@ -376,12 +379,13 @@ impl Running {
         Ending::Failed(vec![fault("internal_error", words)])
     }
 
-    /// Records an error that ends the batch, if it is the first.
+    /// Records an error that ends the batch, unless one is already recorded.
     fn fail(&self, fault: Fault) {
         let _ = self.failed.set(fault);
     }
 
-    /// Returns the worker's next request, with its documents ordered; `None` if there is none or it is unreadable.
+    /// Returns the next request of one of the batch's workers, with its documents ordered. `None` if there is none, or
+    /// the batch's file cannot be read, which ends the batch.
     fn next(&self, mut plan: OwnedMutexGuard<Plan>, worker: usize) -> Option<Request> {
         let Plan { schedule, orderer } = &mut *plan;
         let task = schedule.next(&self.index, worker)?;
@@ -417,7 +421,8 @@ impl Running {
         }
     }
 
-    /// Appends an answer to the batch's files and counts it.
+    /// Appends the answer to a request to the batch's files and counts it. If the answer cannot be written, the batch
+    /// ends.
     fn keep(&self, request: &Request, (status, body): &Answer) {
         let progress = &mut *self.progress.lock();
         let id = format!("batch_req_{}_{}", self.record.id, request.line);
@@ -470,8 +475,8 @@ impl Running {
     }
 }
 
-/// Turns the answers into files and ends the batch. The record says so first, so that the next start completes this if
-/// the server is killed meanwhile.
+/// Turns the batch's answers into files and ends the batch. The record of the batch says so first, so that the next
+/// start completes this if the server is killed meanwhile.
 ///
 /// # Errors
 /// Returns an error if the answers cannot be turned into files, for instance because the disk is full. Nothing is lost
@@ -517,11 +522,11 @@ pub(super) fn finish(store: &Store, id: &str, ending: Ending) -> std::io::Result
     Ok(())
 }
 
-/// Interval between looks at the engine's queue.
+/// Interval at which a waiting batch checks the engine's queue.
 const GLANCE: Duration = Duration::from_millis(20);
-/// Interval between attempts to turn answers into files.
+/// Interval between attempts to turn a batch's answers into files.
 const RETRY: Duration = Duration::from_secs(1);
-/// Maximum number of attempts at a request that is answered with 5xx.
+/// Maximum number of attempts at one request that is answered with 5xx.
 const ATTEMPTS: u32 = 3;
-/// Maximum number of invalid lines that are reported.
+/// Maximum number of invalid lines of a batch's file that are reported.
 const MAX_FAULTS: usize = 100;

@@ -1,4 +1,4 @@
-//! The folder of files and batches, with their owners, limits and lifetimes.
+//! The folder of files and batches, with their owners (API keys), limits and lifetimes.
 //!
 //! ```text
 //!   DIR/lock                 locked by the server that uses the folder
@@ -26,29 +26,30 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Limits on files and batches, and their lifetime.
+/// Limits on stored files and batches, and their lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Maximum number of files, over all owners.
+    /// Maximum number of stored files, of all API keys together.
     pub files: usize,
-    /// Maximum number of bytes of all files, answers included.
+    /// Maximum number of bytes of all stored files, including answers of running batches, of all API keys together.
     pub bytes: u64,
-    /// Maximum number of requests of a batch.
+    /// Maximum number of requests of one batch.
     pub requests: u32,
-    /// Maximum number of unfinished batches, over all owners.
+    /// Maximum number of unfinished batches, of all API keys together.
     pub batches: usize,
-    /// Lifetime of files and of finished batches.
+    /// Time for which files are stored, counted from their creation. Finished batches are stored as long, but at least
+    /// for [`WINDOW`].
     pub time: Duration,
 }
 
-/// The record of a file.
+/// The record of a stored file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FileRecord {
     /// Id of the file.
     pub id: String,
     /// Name of the owner's API key, see [`crate::keys::ApiKeys::name`]; empty if no keys are configured.
     pub owner: String,
-    /// The client's name for the file.
+    /// The name that the client gave to the file.
     pub filename: String,
     /// `batch` for an upload, `batch_output` for answers.
     pub purpose: String,
@@ -78,12 +79,12 @@ pub enum Status {
     Expired,
     /// The batch is being cancelled; its requests in flight are still answered.
     Cancelling,
-    /// The batch was cancelled by its owner.
+    /// The batch was cancelled by a client with the API key that created it.
     Cancelled,
 }
 
 impl Status {
-    /// All statuses; the first is that of a new batch.
+    /// All statuses that a batch can have; the first is that of a new batch.
     pub const ALL: [Self; 8] = [
         Self::Validating,
         Self::InProgress,
@@ -95,7 +96,7 @@ impl Status {
         Self::Cancelled,
     ];
 
-    /// Returns OpenAI's word for the status.
+    /// Returns OpenAI's word for the status, such as `in_progress`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -120,25 +121,25 @@ impl Status {
     }
 }
 
-/// An error of a batch, as in OpenAI's `errors`.
+/// An error of a batch, as in the field `errors` of OpenAI's batch object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
     /// The error's code, such as `invalid_line`.
     pub code: String,
     /// The error's message.
     pub message: String,
-    /// Number of the invalid line of the input file, from 1; `None` for another error.
+    /// Number of the invalid line of the batch's file, from 1; `None` if the error is not about a line.
     pub line: Option<u64>,
 }
 
-/// Numbers of requests.
+/// How many requests a batch has, and how they were answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestCounts {
-    /// All requests.
+    /// Number of all requests of the batch.
     pub total: u64,
-    /// Requests answered successfully.
+    /// Number of requests answered successfully.
     pub completed: u64,
-    /// Requests answered with an error.
+    /// Number of the batch's requests that were answered with an error.
     pub failed: u64,
 }
 
@@ -151,35 +152,37 @@ pub struct BatchRecord {
     pub owner: String,
     /// The route of all requests of the batch, such as `/v1/chat/completions`.
     pub endpoint: String,
-    /// Id of the file with the requests.
+    /// Id of the file with the batch's requests.
     pub input_file_id: String,
     /// Status of the batch.
     pub status: Status,
-    /// Errors of the batch.
+    /// Errors in the batch's file, or of the whole batch; empty if there are none.
     pub errors: Vec<Fault>,
-    /// Id of the file with the successful answers; `None` if there are none.
+    /// Id of the file with the successful answers; `None` until the batch's answers are turned into files, or if there
+    /// are none.
     pub output_file_id: Option<String>,
-    /// Id of the file with the other answers; `None` if there are none.
+    /// Id of the file with the error answers; `None` until the batch's answers are turned into files, or if there are
+    /// none.
     pub error_file_id: Option<String>,
     /// Time of creation, in seconds since 1970.
     pub created_at: u64,
     /// Time when the batch expires, unless it has ended, in seconds since 1970.
     pub expires_at: u64,
-    /// The times at which the batch reached its statuses, in seconds since 1970, by the statuses' names.
+    /// The times at which the batch reached its statuses, in seconds since 1970, by the names of the statuses.
     pub times: BTreeMap<String, u64>,
     /// Counts of the batch's requests.
     pub counts: RequestCounts,
     /// Sums of tokens over all answers: prompt tokens, the part of these that was cached, and generated tokens.
     pub tokens: [u64; 3],
-    /// Metadata from the batch's owner.
+    /// Metadata that the client sent with the batch; `None` if there is none.
     pub metadata: Option<Map<String, Value>>,
-    /// The status that the batch will end with, set when it becomes `finalizing`.
+    /// The status that the batch will end with; `None` until its answers are being turned into files.
     #[serde(default)]
     pub ends_as: Option<Status>,
 }
 
 impl FileRecord {
-    /// Returns OpenAI's file object.
+    /// Returns OpenAI's file object for this record.
     #[must_use]
     pub fn object(&self) -> Value {
         json!({
@@ -197,7 +200,7 @@ impl FileRecord {
 }
 
 impl BatchRecord {
-    /// Returns OpenAI's batch object.
+    /// Returns OpenAI's batch object for this record.
     #[must_use]
     pub fn object(&self) -> Value {
         let errors = match self.errors.as_slice() {
@@ -239,7 +242,7 @@ impl BatchRecord {
         object
     }
 
-    /// Sets the counts of requests and tokens.
+    /// Sets the counts of answered requests and of tokens in the batch's record.
     pub fn count(&mut self, counts: RequestCounts, usage: BatchUsage) {
         self.counts = counts;
         self.tokens = [
@@ -250,21 +253,21 @@ impl BatchRecord {
     }
 }
 
-/// OpenAI's completion window.
+/// The only accepted value of a batch's `completion_window`, OpenAI's.
 pub const WINDOW: &str = "24h";
 /// [`WINDOW`] in seconds.
 pub const WINDOW_SECONDS: u64 = 86_400;
 
-/// Files and batches in a folder.
+/// The files and batches that are stored in a folder.
 #[derive(Debug)]
 pub struct Store {
     folder: PathBuf,
     bounds: Bounds,
-    /// True if there are several owners, of whom each may use at most half of the limits.
+    /// True if there are several owners (API keys), of whom each may use at most half of the limits.
     is_shared: bool,
-    /// The records; every change is made under one lock.
+    /// The records of files and batches. Every change is made under this lock.
     state: Mutex<State>,
-    /// Locks the folder while the store exists.
+    /// Keeps the folder locked against other servers while the store exists.
     _lock: File,
 }
 
@@ -272,31 +275,31 @@ pub struct Store {
 struct State {
     files: HashMap<String, FileRecord>,
     batches: HashMap<String, BatchRecord>,
-    /// Bytes of each owner's files, those being written included.
+    /// Bytes of the files of each owner (API key), including files being written and the answers of running batches.
     bytes: HashMap<String, u64>,
-    /// Number of files being written, by owner.
+    /// Number of files being written, by owner (API key).
     writing: HashMap<String, usize>,
-    /// Requests answered since the process started, successfully and with an error.
+    /// Number of batches' requests answered since the process started: successfully and (`failed`) with an error.
     served: u64,
     failed: u64,
-    /// Batches that ended since the process started, by final status.
+    /// Number of batches that ended since the process started, by final status.
     ended: HashMap<Status, u64>,
 }
 
-/// Gauges and counters of a store, for metrics.
+/// Gauges and counters of the store of files and batches, for metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoreNumbers {
-    /// Stored batches, by status.
+    /// Number of stored batches, by status.
     pub batches: HashMap<Status, u64>,
-    /// Requests of unfinished batches without an answer yet.
+    /// Number of requests of unfinished batches that are not answered yet.
     pub waiting: u64,
-    /// Bytes of all files, answers included.
+    /// Bytes of all stored files, including the answers of running batches.
     pub bytes: u64,
-    /// Requests answered successfully since the process started.
+    /// Number of requests answered successfully since the process started.
     pub served: u64,
-    /// Requests answered with an error since the process started.
+    /// Number of requests answered with an error since the process started.
     pub failed: u64,
-    /// Batches that ended since the process started, by final status.
+    /// Number of batches that ended since the process started, by final status.
     pub ended: HashMap<Status, u64>,
 }
 
@@ -314,7 +317,7 @@ impl State {
         }
     }
 
-    /// Counts a file of `owner` as no longer being written.
+    /// Counts one file of `owner` (an API key's name) as no longer being written.
     fn written(&mut self, owner: &str) {
         if let Some(count) = self.writing.get_mut(owner) {
             *count -= 1;
@@ -333,7 +336,7 @@ impl State {
 }
 
 impl Store {
-    /// Opens a folder, which is created if needed, and reads its records. `owners` is the number of API keys.
+    /// Opens the folder, creates it if needed, and reads its records. `owners` is the number of API keys.
     ///
     /// # Errors
     /// Returns an error if the folder cannot be read or written or is in use, or if a record is malformed.
@@ -407,12 +410,12 @@ impl Store {
         })
     }
 
-    /// Returns the bounds.
+    /// Returns the limits on stored files and batches.
     pub fn bounds(&self) -> &Bounds {
         &self.bounds
     }
 
-    /// Begins a file of `owner`, which is written with [`Upload::write`].
+    /// Begins a new file of `owner` (an API key's name), whose content is then written with [`Upload::write`].
     ///
     /// # Errors
     /// Returns [`Failure::StorageFull`] if there are too many files, and 500 if the file cannot be created.
@@ -450,7 +453,8 @@ impl Store {
         })
     }
 
-    /// Deletes the file that `record` describes, which is being written, and frees its bytes in the owner's quota.
+    /// Deletes the unfinished file that `record` describes, and no longer counts its bytes as used by the file's owner
+    /// (API key).
     fn discard(&self, record: &FileRecord) {
         let state = &mut *self.state.lock();
         state.written(&record.owner);
@@ -458,7 +462,8 @@ impl Store {
         let _ = std::fs::remove_file(self.path(&record.id, PART));
     }
 
-    /// Returns the record of a file; `None` if `owner` has none of that id.
+    /// Returns the record of a file; `None` if `owner` (an API key's name) has none with that id. Expired files are
+    /// removed first.
     pub fn file(&self, owner: &str, id: &str, now: u64) -> Option<FileRecord> {
         self.expire(now);
         let state = self.state.lock();
@@ -469,7 +474,7 @@ impl Store {
             .cloned()
     }
 
-    /// Returns the files of `owner`, latest first.
+    /// Returns the records of the files of `owner` (an API key's name), latest first. Expired files are removed first.
     pub fn files(&self, owner: &str, now: u64) -> Vec<FileRecord> {
         self.expire(now);
         let state = self.state.lock();
@@ -479,7 +484,7 @@ impl Store {
         files
     }
 
-    /// Opens a file's content.
+    /// Opens the content of a file of any owner for reading.
     ///
     /// # Errors
     /// Returns 500 if it cannot be opened.
@@ -487,7 +492,7 @@ impl Store {
         File::open(self.path(id, LINES)).map_err(Failure::internal)
     }
 
-    /// Removes a file; returns false if `owner` has none of that id.
+    /// Removes a file. Returns false if `owner` (an API key's name) has none with that id.
     ///
     /// # Errors
     /// Returns 400 while an unfinished batch reads the file, and 500 if it cannot be removed.
@@ -511,7 +516,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Stores a new batch under a new id.
+    /// Stores the record of a new batch, and returns it with its new id.
     ///
     /// # Errors
     /// Returns [`Failure::StorageFull`] if too many batches are unfinished, and 500 if the record cannot be written.
@@ -532,18 +537,18 @@ impl Store {
         Ok(record)
     }
 
-    /// Returns the record of a batch; `None` if `owner` has none of that id.
+    /// Returns the record of a batch; `None` if `owner` (an API key's name) has none with that id.
     pub fn batch(&self, owner: &str, id: &str, now: u64) -> Option<BatchRecord> {
         self.expire(now);
         self.any_batch(id).filter(|batch| batch.owner == owner)
     }
 
-    /// Returns a batch of any owner.
+    /// Returns the record of a batch of any owner; `None` if there is none with that id.
     pub(super) fn any_batch(&self, id: &str) -> Option<BatchRecord> {
         self.state.lock().batches.get(id).cloned()
     }
 
-    /// Returns the batches of `owner`, latest first.
+    /// Returns the records of the batches of `owner` (an API key's name), latest first.
     pub fn batches(&self, owner: &str, now: u64) -> Vec<BatchRecord> {
         self.expire(now);
         let state = self.state.lock();
@@ -553,7 +558,7 @@ impl Store {
         batches
     }
 
-    /// Returns the ids of unfinished batches, earliest first.
+    /// Returns the ids of the unfinished batches of all owners, earliest first.
     pub(super) fn unfinished(&self) -> Vec<String> {
         let state = self.state.lock();
         let batches = state.batches.values();
@@ -562,7 +567,7 @@ impl Store {
         batches.into_iter().map(|batch| batch.id.clone()).collect()
     }
 
-    /// Counts an answered request, by whether the answer was successful.
+    /// Counts an answered request of a batch, by whether the answer was successful.
     pub(super) fn answered(&self, is_served: bool) {
         let state = &mut *self.state.lock();
         match is_served {
@@ -571,7 +576,7 @@ impl Store {
         }
     }
 
-    /// Returns the numbers for metrics.
+    /// Returns the store's gauges and counters for metrics.
     pub fn numbers(&self) -> StoreNumbers {
         let state = self.state.lock();
         let mut batches = HashMap::new();
@@ -597,14 +602,14 @@ impl Store {
         }
     }
 
-    /// Changes a record in memory only, for counts: after a restart these are read from the answers.
+    /// Changes the record of a batch in memory only, for counts: after a restart these are read from the answers.
     pub(super) fn note(&self, id: &str, change: impl FnOnce(&mut BatchRecord)) {
         if let Some(batch) = self.state.lock().batches.get_mut(id) {
             change(batch);
         }
     }
 
-    /// Calls `change` on a batch's record, gives it the status, and writes it. A batch in `cancelling` keeps that
+    /// Calls `change` on the record of a batch, gives it `status`, and writes it. A batch in `cancelling` keeps that
     /// status until a final one. A batch with a final status does not change.
     ///
     /// # Errors
@@ -635,7 +640,7 @@ impl Store {
         self.write(id, &record)
     }
 
-    /// Begins to cancel a batch; `None` if `owner` has none of that id.
+    /// Begins to cancel a batch and returns its record; `None` if `owner` (an API key's name) has none with that id.
     ///
     /// # Errors
     /// Returns 400 if the batch has ended, and 500 if the record cannot be written.
@@ -655,7 +660,7 @@ impl Store {
         Ok(self.any_batch(id))
     }
 
-    /// Counts `bytes` more bytes as used by `owner`.
+    /// Counts `bytes` more bytes of files as used by `owner` (an API key's name).
     ///
     /// # Errors
     /// Returns [`Failure::StorageFull`] if a limit would be exceeded.
@@ -670,7 +675,7 @@ impl Store {
         Ok(())
     }
 
-    /// Frees bytes of `owner`'s quota that [`Self::reserve`] took.
+    /// Counts `bytes` fewer bytes of files as used by `owner` (an API key's name), which [`Self::reserve`] has counted.
     pub(super) fn release(&self, owner: &str, bytes: u64) {
         self.state.lock().release(owner, bytes);
     }
@@ -680,13 +685,15 @@ impl Store {
         self.path(id, kind)
     }
 
-    /// Returns a new id for the file of a batch's answers; `None` if there are none.
+    /// Returns a new id for the file of a batch's answers of the given `kind` ([`OUTPUT`] or [`ERRORS`]); `None` if the
+    /// batch has no answers of that kind.
     pub(super) fn answers_id(&self, id: &str, kind: &str) -> Option<String> {
         let metadata = self.path(id, kind).metadata().ok()?;
         (metadata.len() > 0).then(|| format!("file-{}", random_id()))
     }
 
-    /// Turns a batch's answers into the file `id`; deletes them if `id` is `None`. May be repeated after a crash.
+    /// Turns a batch's answers of the given `kind` ([`OUTPUT`] or [`ERRORS`]) into the file `id`, or deletes them if
+    /// `id` is `None`. May be repeated after a crash.
     pub(super) fn keep_answers(
         &self,
         batch: &BatchRecord,
@@ -766,7 +773,8 @@ impl Store {
         std::fs::remove_file(self.path(id, LINES))
     }
 
-    /// Returns [`Failure::StorageFull`] if all owners together would exceed `bound`, or `owner` its share.
+    /// Returns [`Failure::StorageFull`] if all owners (API keys) together would exceed `bound`, or `owner` its share of
+    /// it. `needed` returns the amount that one owner would use, or all of them (`None`).
     fn check_room(
         &self,
         what: &'static str,
@@ -806,18 +814,18 @@ impl Store {
     }
 }
 
-/// A file being written; deleted on drop unless [`Upload::finish`] has succeeded.
+/// A file that is being written. It is deleted on drop unless [`Upload::finish`] has succeeded.
 #[derive(Debug)]
 pub struct Upload {
     store: Arc<Store>,
     file: File,
     record: FileRecord,
-    /// True once the file is kept or deleted.
+    /// True once the file is stored or deleted, so that a drop does nothing.
     is_over: bool,
 }
 
 impl Upload {
-    /// Appends bytes to the file.
+    /// Appends bytes to the file that is being written.
     ///
     /// # Errors
     /// Returns [`Failure::StorageFull`] if a limit on bytes would be exceeded, and 500 if they cannot be written.
@@ -831,18 +839,19 @@ impl Upload {
         })
     }
 
-    /// Returns the number of bytes written so far.
+    /// Returns the number of bytes of the file written so far.
     pub fn bytes(&self) -> u64 {
         self.record.bytes
     }
 
-    /// Deletes what was written and frees its bytes in the owner's quota.
+    /// Deletes what was written of the file, and no longer counts its bytes as used by the file's owner (API key).
     fn discard(&mut self) {
         self.is_over = true;
         self.store.discard(&self.record);
     }
 
-    /// Stores the file with the client's name `filename` and a lifetime of `seconds`, or the limit if that is shorter.
+    /// Stores the complete file under the client's name `filename`. It expires after `seconds`, but at latest after
+    /// [`Bounds::time`].
     ///
     /// # Errors
     /// Returns 500 if the file or its record cannot be written.
@@ -898,8 +907,8 @@ fn read<T: DeserializeOwned>(path: &Path) -> Result<T> {
     serde_json::from_slice(&json).with_context(failed)
 }
 
-/// Extensions of the names of files in the folder: records, complete files, files being written, and a running batch's
-/// answers.
+/// Extensions of the names of files in the folder: of records, of complete files, of files being written, and of the
+/// two files of a running batch's answers.
 const RECORD: &str = "json";
 const LINES: &str = "jsonl";
 const PART: &str = "part";

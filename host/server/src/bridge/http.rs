@@ -1,4 +1,4 @@
-//! The HTTP API of the bridge.
+//! The HTTP API of the bridge, which publishes a feed of cache events for an engine that does not.
 //!
 //! | route | method | key needed |
 //! | --- | --- | --- |
@@ -14,7 +14,8 @@
 //!
 //! The sender of a copy neither waits for nor reads a response, so errors in a copy are counted, not reported. Copies
 //! of requests with documents are rendered and tokenised, one at a time per core; a bounded number of copies waits for
-//! that. The others are discarded unread, unless the engine may not report salts: then they are searched for one.
+//! that. The others are discarded unread, unless it is unknown whether the engine reports salts: then they are searched
+//! for one.
 
 use super::metrics::Metrics;
 use super::prompts::{Prompts, Reading, has_salt};
@@ -42,33 +43,33 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-/// The state that all handlers share.
+/// The state that all handlers of the bridge share.
 pub(super) struct App {
-    /// The gate. A copied request is in flight until its prompt is tokenised.
+    /// Counts the copied requests in flight, each until its prompt is tokenised, and limits their number.
     pub(super) gate: Arc<Gate>,
     /// Renders and tokenises the copied requests' prompts.
     pub(super) prompts: Prompts,
-    /// The engine's known cache content.
+    /// What the engine has cached, as known from its events.
     pub(super) residency: Arc<Residency>,
-    /// The readers of the feed.
+    /// Access of gateways to the feed of cache events.
     pub(super) readers: Arc<Readers>,
     /// The bridge's metrics.
     pub(super) metrics: Arc<Metrics>,
-    /// Accepted keys; `None` if no key is required.
+    /// API keys that senders of copies of requests must have; `None` if no key is required.
     pub(super) keys: Option<ApiKeys>,
     /// Maximum length of a copied request's body, in bytes.
     pub(super) max_body_bytes: u64,
-    /// Time limit for a copy's body.
+    /// Time limit for receiving the body of a copied request.
     pub(super) body_time: Duration,
-    /// Permits to render and tokenise copies: one per core.
+    /// Permits to render and tokenise copies of requests; there is one for each core.
     pub(super) preparing: Arc<Semaphore>,
-    /// Detects whether permits of `preparing` are still given back.
+    /// Detects when the permits to render and tokenise (`preparing`) are no longer given back.
     pub(super) canary: Canary,
-    /// The connections of copies.
+    /// The open connections over which copies of requests arrive, and their limits.
     pub(super) connections: Arc<Book>,
 }
 
-/// The routes for copies of requests.
+/// Returns the routes that receive copies of requests.
 pub(super) fn router(app: Arc<App>) -> Router {
     let router = Router::new()
         .route("/v1/chat/completions", post(chat))
@@ -79,7 +80,7 @@ pub(super) fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// The routes of the internal listener.
+/// Returns the routes of the bridge's internal listener.
 pub(super) fn internal(app: Arc<App>) -> Router {
     let feed = feed::router(Arc::clone(&app.readers));
     Router::new()
@@ -112,8 +113,8 @@ async fn arrived(app: &App, request: Request) -> Result<(Bytes, Pass), Failure> 
     through(&app.gate, request, bounds, Instant::now()).await
 }
 
-/// Searches the copy for a salt and, if it has a path header, tokenises its prompt, on a blocking thread. Reports both
-/// to the residency state.
+/// Handles a copied request on a blocking thread: searches it for a salt and, if it has the header that names the order
+/// of its documents (`path`), tokenises its prompt. Reports both to the state of what the engine has cached.
 async fn follow(app: Arc<App>, mut pass: Pass, path: Option<HeaderValue>, body: Bytes) {
     let permit = tokio::select! {
         permit = Arc::clone(&app.preparing).acquire_owned() => permit,
@@ -150,8 +151,8 @@ async fn follow(app: Arc<App>, mut pass: Pass, path: Option<HeaderValue>, body: 
     app.metrics.copy(outcome);
 }
 
-/// Takes a copy whose documents cannot be found: of a chat without documents, or of a request that is not a chat. Only
-/// its salt matters, and only if the engine may not report salts.
+/// Receives the copy of a request in which no documents can be found: a chat without documents, or not a chat. It is
+/// read only for its salt, and only while it is unknown whether the engine reports salts.
 async fn other(State(app): State<Arc<App>>, request: Request) -> StatusCode {
     if !app.residency.awaits_first_salt() {
         app.metrics.copy("no_documents");
@@ -168,9 +169,9 @@ async fn healthz() -> Json<Value> {
     Json(json!({"status": "ok"}))
 }
 
-/// Returns 503 until the engine's events were first received, from the first stop signal on, and while connections,
-/// places for copies or permits of `preparing` have been exhausted for [`EXHAUSTED_AFTER`]. A bridge that loses its
-/// engine later stays ready, since its last state is the best available.
+/// `GET /readyz`: returns 503 until the engine's events were first received, from the first stop signal on, and while
+/// connections, copies of requests in flight or permits to render and tokenise have been used up for
+/// [`EXHAUSTED_AFTER`]. A bridge that loses its engine later stays ready, since its last state is the best available.
 async fn readyz(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
     let exhausted = || {
         app.connections.is_exhausted(EXHAUSTED_AFTER)

@@ -25,18 +25,18 @@ use prometheus_client::registry::Registry;
 use std::fmt;
 use std::sync::Arc;
 
-/// The bridge's metrics.
+/// The metrics that the bridge exports under `/metrics`.
 pub(super) struct Metrics {
     registry: Registry,
-    /// Number of HTTP responses, by route and status.
+    /// Counts HTTP responses, by route and status.
     pub(super) responses: Responses,
-    /// Connections of all listeners.
+    /// Counts the connections of all listeners.
     pub(super) listeners: connections::Counts,
-    /// Copies, by the outcome of locating their documents.
+    /// Counts copies of requests, by the outcome of locating their documents in the prompt.
     pub(super) placements: Placements,
-    /// Number of connections made to the engine.
+    /// Number of connections made to the engine's event socket.
     pub(super) connections: Counter,
-    /// Number of replay requests to the engine.
+    /// Number of requests to the engine to replay missed events.
     pub(super) replays: Counter,
     /// 1 while the engine's events arrive, otherwise 0.
     pub(super) connected: Gauge,
@@ -45,16 +45,16 @@ pub(super) struct Metrics {
     forgotten: Family<Cause, Counter>,
 }
 
-/// The reason that the known cache content was discarded.
+/// The reason why the state of what the engine has cached was discarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ResetCause {
     /// Batches of events are missing and cannot be replayed.
     Gap,
-    /// The engine was restarted.
+    /// The engine was restarted, so its cache is empty.
     Restart,
-    /// The connection was lost, and the missed batches are unknown.
+    /// The connection to the engine was lost, and there is no replay of the missed batches of cache events.
     Disconnected,
-    /// A batch could not be read.
+    /// A batch of events could not be read, so its changes are unknown.
     Unreadable,
 }
 
@@ -76,7 +76,7 @@ struct Cause {
 }
 
 impl Metrics {
-    /// Returns metrics; the size of `residency` is read on each scrape.
+    /// Returns metrics. The numbers of known blocks and waiting prompts in `residency` are read on each scrape.
     pub(super) fn new(residency: Arc<Residency>) -> Self {
         let mut registry = Registry::with_prefix("foreword");
         let responses = Responses::registered(&mut registry);
@@ -114,17 +114,17 @@ impl Metrics {
         }
     }
 
-    /// Counts a copy of a request by its outcome.
+    /// Counts a copy of a request, by what became of it.
     pub(super) fn copy(&self, outcome: &'static str) {
         self.copies.count(outcome);
     }
 
-    /// Counts a batch of the engine's events by its outcome.
+    /// Counts a batch of the engine's events, by what became of it.
     pub(super) fn batch(&self, outcome: &'static str) {
         self.batches.count(outcome);
     }
 
-    /// Counts a reset of the known cache content.
+    /// Counts that the state of what the engine has cached was discarded, by the cause.
     pub(super) fn forgotten(&self, lost: ResetCause) {
         let cause = lost.name();
         self.forgotten.get_or_create(&Cause { cause }).inc();
@@ -141,7 +141,7 @@ impl Metrics {
     }
 }
 
-/// Exports the size of the known cache content.
+/// Exports how many blocks the engine is known to have cached, and how many prompts wait for blocks.
 #[derive(Debug)]
 struct Known(Arc<Residency>);
 

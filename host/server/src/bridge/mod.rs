@@ -1,4 +1,4 @@
-//! `foreword kv-bridge`: the KV feed for an engine that reports only blocks of tokens, such as vLLM.
+//! `foreword kv-bridge`: a feed of cached documents for an engine that reports only blocks of tokens, such as vLLM.
 //!
 //! ```text
 //!   Envoy ── copies of requests ──▶ http ──▶ prompts: tokens, ends of documents ── prompt ─┐
@@ -48,15 +48,16 @@ use subscription::Subscription;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
-/// The configuration of a bridge.
+/// The configuration of a bridge, which publishes a feed of cached documents for one engine.
 pub struct Config {
     /// Address to listen on for copies of requests; port 0 picks a free one.
     pub listen: SocketAddr,
-    /// Address for probes, scrapers and gateways that read the KV feed; `None` for no internal listener.
+    /// Address of the internal listener, for probes, scrapers and gateways that read the feed; `None` for no internal
+    /// listener.
     pub internal: Option<SocketAddr>,
-    /// Limits on connections for copies.
+    /// Limits on the connections over which copies of requests arrive.
     pub connections: Bounds,
-    /// The engine's event sockets.
+    /// The addresses of the engine's event sockets.
     pub engine: subscription::Config,
     /// Folder of the engine's checkpoint, for its template and tokenizer.
     pub model: PathBuf,
@@ -66,28 +67,29 @@ pub struct Config {
     pub names: Vec<String>,
     /// The gateway's ordering configuration: its document formats are used to find documents in prompts.
     pub ordering: OrderingConfig,
-    /// Keys that senders of copies must send; `None` if no key is required.
+    /// API keys that senders of copies of requests must send; `None` if no key is required.
     pub keys: Option<ApiKeys>,
-    /// Keys accepted under `/v1/kv`, as is the token derived from `feed_key`. If `None`, that token alone is accepted,
-    /// or `keys` if there is no `feed_key`.
+    /// Keys accepted for the routes under `/v1/kv`, in addition to the token derived from `feed_key`. If `None`, only
+    /// that token is accepted, or `keys` if there is no `feed_key`.
     pub kv_keys: Option<ApiKeys>,
-    /// Key that encrypts the hashes of the KV feed; `None` for an unencrypted feed, which is served on loopback only.
+    /// Key that encrypts the hashes in the feed; `None` for an unencrypted feed, which is served on loopback only.
     pub feed_key: Option<FeedKey>,
-    /// Time limit for a copy's body.
+    /// Time limit for receiving the body of a copied request.
     pub body_time: Duration,
-    /// Maximum length of a copy's body, in bytes.
+    /// Maximum length of the body of a copied request, in bytes.
     pub max_body_bytes: u64,
-    /// Maximum number of copies in flight, each until its prompt is tokenised.
+    /// Maximum number of copies of requests in flight, each until its prompt is tokenised.
     pub max_waiting: u32,
     /// Memory for the cache of tokenised texts, in bytes.
     pub token_cache_bytes: usize,
-    /// Limits on the known cache content and on waiting prompts.
+    /// Limits on the recorded blocks of the engine's cache, and on prompts that wait for the engine to report their
+    /// blocks.
     pub limits: Limits,
-    /// Time that [`Bridge::stop`] gives copies in flight to finish.
+    /// Time that [`Bridge::stop`] gives copies of requests in flight to finish.
     pub grace: Duration,
 }
 
-/// A running bridge.
+/// A running bridge, which publishes a feed of cached documents for one engine.
 pub struct Bridge {
     serving: Serving,
     grace: Duration,
@@ -95,8 +97,8 @@ pub struct Bridge {
 }
 
 impl Bridge {
-    /// Loads template and tokenizer, listens, and follows the engine, even if it is not running yet. Until the engine's
-    /// events arrive, the feed responds with 503.
+    /// Loads template and tokenizer, listens, and follows the engine's events, even if the engine is not running yet.
+    /// Until its events arrive, the feed responds with 503.
     ///
     /// # Errors
     /// Returns an error if a file cannot be read or an address cannot be listened on.
@@ -172,17 +174,18 @@ impl Bridge {
         })
     }
 
-    /// Returns the address of the listener for clients, with the actual port if port 0 was configured.
+    /// Returns the address of the listener for copies of requests, with its real port.
     pub fn address(&self) -> SocketAddr {
         self.serving.address
     }
 
-    /// Returns the internal listener's address, with its real port.
+    /// Returns the internal listener's address, with its real port; `None` if there is no internal listener.
     pub fn internal_address(&self) -> Option<SocketAddr> {
         self.serving.internal
     }
 
-    /// Admits no more copies, waits up to the grace period for those in flight, ends waiting readers, and closes.
+    /// Stops the bridge: refuses new copies, waits up to the grace period for those in flight, ends the waiting of
+    /// gateways that read the feed, and closes the connections.
     pub async fn stop(self) {
         let followed = async {
             let _ = self.following.await;

@@ -18,20 +18,20 @@ use foreword_ordering::path::Locator;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A prompt with documents.
+/// The prompt of a copied request, which has documents.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Prompt {
-    /// Tokens up to the last document's end.
+    /// The prompt's tokens up to the end of its last document.
     pub(super) tokens: Vec<TokenId>,
-    /// The salt, by which the engine separates KV state; empty for none.
+    /// The request's cache salt, by which the engine separates KV state; empty if it has none.
     pub(super) salt: Arc<str>,
-    /// The documents, at least one.
+    /// The prompt's documents, at least one, with the tokens at which they end.
     pub(super) documents: DocumentPath,
 }
 
 /// Computes the tokens of one engine's prompts from copies of its requests, and finds where their documents end.
 pub(super) struct Prompts {
-    /// Names under which the engine serves the model; requests for others, such as a LoRA, are skipped.
+    /// Names under which the engine serves the model. Requests for other models, such as a LoRA adapter, are skipped.
     names: Vec<String>,
     template: ChatTemplate,
     tokenizer: Tokenizer,
@@ -40,18 +40,18 @@ pub(super) struct Prompts {
     placements: Placements,
 }
 
-/// The result of reading a request's copy.
+/// The result of reading the copy of a request.
 #[derive(Debug)]
 pub(super) enum Reading {
-    /// A prompt with documents.
+    /// The request has a prompt in which documents were found.
     Prompt(Prompt),
-    /// No documents were found in the prompt; [`Placements`] counts the reasons.
+    /// No documents were found in the request's prompt; [`Placements`] counts the reasons.
     NoDocuments,
     /// The request is for another model.
     OtherModel,
 }
 
-/// Returns whether the body of a request to any route has a salt.
+/// Returns whether the body of a request to any route has a field `cache_salt` that is not empty.
 pub(super) fn has_salt(body: &[u8]) -> bool {
     let fields: Result<serde_json::Map<String, serde_json::Value>, _> =
         serde_json::from_slice(body);
@@ -62,8 +62,8 @@ pub(super) fn has_salt(body: &[u8]) -> bool {
 }
 
 impl Prompts {
-    /// Reads template and tokenizer from `folder`, but the template from the file `template` if one is given; the engine
-    /// serves the model under `names`.
+    /// Reads template and tokenizer from the checkpoint's `folder`; the template from the file `template` if one is
+    /// given. `names` are those under which the engine serves the model.
     ///
     /// # Errors
     /// Returns an error if a file is missing or malformed, or the checkpoint has no template.
@@ -90,8 +90,8 @@ impl Prompts {
         })
     }
 
-    /// Returns the prompt of a copied request with this path header and body. Renders and tokenises, so do not call it
-    /// on an async worker.
+    /// Returns the prompt of a copied request. `path` is the header in which the gateway names the order of its
+    /// documents. Renders and tokenises, so do not call it on an async worker.
     ///
     /// # Errors
     /// Returns an error if the body is invalid or cannot be rendered with this template.

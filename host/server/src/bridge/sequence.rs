@@ -7,38 +7,40 @@
 //! Numbers begin at 0 whenever an engine starts. A batch's exact time tells a restarted engine's batch 7 from the old;
 //! the hash of its bytes does if it cannot be read.
 
-/// The last batch that a subscriber received.
+/// The last batch of an engine's events that a subscriber received.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sequence {
     last: Option<BatchStamp>,
-    /// Hash of the last batch's bytes if it could not be read: it has no time that identifies it.
+    /// Hash of the bytes of the last batch of cache events if the batch could not be read, since its time is then
+    /// unknown; otherwise `None`.
     skipped: Option<u64>,
 }
 
-/// Number and time of a batch, which together identify it.
+/// Number and time of a batch of events, which together identify it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BatchStamp {
-    /// Number of the batch.
+    /// Number of the batch of cache events, which the engine gave it.
     pub(super) number: u64,
-    /// Time of the batch, in seconds since 1970.
+    /// Time of the batch of cache events, in seconds since 1970.
     pub(super) seconds: f64,
 }
 
-/// The relation of a batch to the batches received before it.
+/// How a batch of events relates to the batches received before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BatchKind {
-    /// The batch follows the last one received.
+    /// The batch of cache events follows the last one received.
     Next,
-    /// The batch was received before.
+    /// The batch of cache events was received before.
     Known,
-    /// Batches between the last one received and this one are missing.
+    /// Batches of cache events between the last one received and this one are missing.
     Gap,
-    /// The engine restarted and numbers its batches from 0 again: the known content is invalid.
+    /// The engine restarted and numbers its batches from 0 again: what is known of its cache is no longer true.
     Restart,
 }
 
 impl Sequence {
-    /// Classifies a batch. If none was received yet, number 0 is [`Next`](BatchKind::Next), and any other is a gap.
+    /// Returns how a batch of cache events relates to those received before. If none was received yet, number 0 is
+    /// [`Next`](BatchKind::Next), and any other is a gap.
     pub(super) fn classify(&self, batch: BatchStamp) -> BatchKind {
         let next = self.last.map_or(0, |last| last.number.saturating_add(1));
         if batch.number > next {
@@ -53,7 +55,7 @@ impl Sequence {
         }
     }
 
-    /// Records the batch as received.
+    /// Records the batch of cache events as received.
     pub(super) fn advance(&mut self, batch: BatchStamp) {
         *self = Self {
             last: Some(batch),
@@ -61,7 +63,8 @@ impl Sequence {
         };
     }
 
-    /// Records the batch `number` as received although it could not be read; `hash` is that of its bytes.
+    /// Records the batch of cache events with this number as received although it could not be read; `hash` is the hash
+    /// of its bytes.
     pub(super) fn skip(&mut self, number: u64, hash: u64) {
         let seconds = self.last.map_or(0.0, |last| last.seconds);
         *self = Self {
@@ -70,23 +73,24 @@ impl Sequence {
         };
     }
 
-    /// Forgets the position, as if no batch had been received.
+    /// Forgets which batch of cache events was received last, as if none had been.
     pub(super) fn reset(&mut self) {
         *self = Self::default();
     }
 
-    /// Returns whether no batch was received since the last reset.
+    /// Returns whether no batch of cache events was received since the last reset, or at all.
     pub(super) fn is_empty(&self) -> bool {
         self.last.is_none()
     }
 
-    /// Returns the number from which to request a replay: the last batch itself, to check that the engine has not
-    /// restarted; 0 if there is none.
+    /// Returns the number of the batch of cache events from which to request a replay: the last batch received, to
+    /// check that the engine has not restarted; 0 if there is none.
     pub(super) fn from(&self) -> u64 {
         self.last.map_or(0, |last| last.number)
     }
 
-    /// Returns true if a batch replayed from [`Sequence::from`] is the batch received last: number and time are equal.
+    /// Returns whether a batch of cache events, the first one replayed from [`Sequence::from`], is the batch received
+    /// last: number and time are equal.
     pub(super) fn confirms(&self, batch: BatchStamp) -> bool {
         self.skipped.is_none()
             && self.last.is_some_and(|last| {
@@ -94,7 +98,8 @@ impl Sequence {
             })
     }
 
-    /// Returns whether an unreadable batch is the one received last, by number and hash.
+    /// Returns whether an unreadable batch of cache events is the one received last, which was unreadable too: number
+    /// and hash of its bytes are equal.
     pub(super) fn confirms_skipped(&self, number: u64, hash: u64) -> bool {
         self.skipped == Some(hash) && self.last.is_some_and(|last| last.number == number)
     }

@@ -1,4 +1,5 @@
-//! Follows an engine's events over ZeroMQ: connects, requests replays of missed batches, and reconnects without end.
+//! Follows an engine's cache events over ZeroMQ: connects, requests replays of missed batches, and reconnects without
+//! end.
 //!
 //! ```text
 //!   connect ─▶ subscribe ─▶ catch up ─▶ batch after batch ─▶ connection lost ─▶ wait, longer each time ─▶ connect
@@ -7,11 +8,11 @@
 //! ```
 //!
 //! With a replay socket, catching up requests the last received batch and all later ones. If that batch has changed or
-//! is no longer available, the known content is discarded and all available batches are requested. A lost batch is
-//! noticed only with the next one, and a failed machine sends nothing, so catching up is repeated while no events
-//! arrive.
+//! is no longer available, what is known of the engine's cache is discarded and all available batches are requested. A
+//! lost batch is noticed only with the next one, and a failed machine sends nothing, so catching up is repeated while
+//! no events arrive.
 //!
-//! Without a replay socket, the known content is discarded at each gap and each new connection.
+//! Without a replay socket, what is known of the engine's cache is discarded at each gap and each new connection.
 
 use super::metrics::{Metrics, ResetCause};
 use super::residency::Residency;
@@ -35,11 +36,11 @@ pub struct Config {
     pub events: String,
     /// Address of the engine's ROUTER socket for replays; `None` if it has none.
     pub replay: Option<String>,
-    /// Prefix of the topics to subscribe to; empty for all.
+    /// Prefix of the topics of events to subscribe to; empty for all.
     pub topic: String,
 }
 
-/// The subscription to one engine's events.
+/// The subscription to one engine's cache events.
 pub(super) struct Subscription {
     config: Config,
     residency: Arc<Residency>,
@@ -47,34 +48,37 @@ pub(super) struct Subscription {
     sequence: Sequence,
 }
 
-/// The result of a replay request.
+/// The result of a request to replay batches of events.
 enum ReplayResult {
-    /// All available batches were received.
+    /// All available batches of cache events were received.
     All,
-    /// Some new batches were received, but others are missing, because the engine sends faster than they are read
-    /// (vLLM, from 1,000 batches on). Another request gets the next ones.
+    /// Some new batches of cache events were received, but others are missing, because the engine sends faster than
+    /// they are read (vLLM, from 1,000 batches on). Another request gets the next ones.
     Some,
-    /// The last received batch has changed or is no longer available: the known content is invalid.
+    /// The last received batch of cache events has changed or is no longer available: what is known of the engine's
+    /// cache is no longer true.
     Another,
 }
 
-/// Time limit for connecting, and for each batch of a replay.
+/// Time limit for connecting to a socket of the engine, and for each batch of cache events of a replay.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Time limit for requesting and receiving all missed batches.
+/// Time limit for catching up: requesting and receiving all missed batches of events.
 const CATCH_UP: Duration = Duration::from_secs(300);
-/// Maximum number of restarts of the engine that are noticed during one catch-up before it fails.
+/// Maximum number of the engine's restarts that may be noticed while the missed batches of events are requested and
+/// received; with one more, that fails.
 const MAX_RESTARTS: u32 = 3;
-/// Time without events after which a replay is requested, to find out whether batches were missed.
+/// Time without events after which a replay is requested, to find out whether batches of events were missed.
 const SILENCE: Duration = Duration::from_secs(5);
-/// The first and the longest pause before reconnecting; it doubles with each failure.
+/// The first and the longest pause before connecting to the engine again. The pause doubles with each failure.
 const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
-/// Maximum length of a message in bytes: room for a batch of a million tokens and the hashes of their blocks.
+/// Maximum length in bytes of a message of the engine: room for a batch with a million tokens and the hashes of their
+/// blocks.
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
 /// The number -1, which ends a replay.
 const END: u64 = u64::MAX;
 
 impl Subscription {
-    /// Returns a subscription that has received nothing.
+    /// Returns a subscription that has received no events yet.
     pub(super) fn new(config: Config, residency: Arc<Residency>, metrics: Arc<Metrics>) -> Self {
         Self {
             config,
@@ -84,8 +88,8 @@ impl Subscription {
         }
     }
 
-    /// Connects and follows the engine until the future is dropped. Calls `caught_up` after each connection, once all
-    /// available batches were received.
+    /// Connects and follows the engine's events until the future is dropped. Calls `caught_up` after each connection,
+    /// once all available batches of events were received.
     pub(super) async fn run(mut self, caught_up: impl Fn()) {
         let mut pause = PAUSES[0];
         loop {
@@ -100,7 +104,8 @@ impl Subscription {
         }
     }
 
-    /// Follows the engine over one connection, until it fails.
+    /// Follows the engine's events over one connection until it fails, and returns the error. Resets `pause` once
+    /// connected.
     async fn follow(
         &mut self,
         caught_up: &impl Fn(),
@@ -129,7 +134,8 @@ impl Subscription {
         }
     }
 
-    /// Reads and applies a published message; first requests a replay if batches before it are missing.
+    /// Reads a published message and applies the batch of events in it. Requests a replay first if batches before it
+    /// are missing.
     async fn take(&mut self, frames: &[Bytes]) -> anyhow::Result<()> {
         let (number, payload) = numbered(frames)?;
         let Some(batch) = self.read(number, payload) else {
@@ -150,7 +156,7 @@ impl Subscription {
         Ok(())
     }
 
-    /// Requests missed batches; does nothing without a replay socket.
+    /// Requests the batches of events that were missed; does nothing if there is no replay socket.
     async fn catch_up(&mut self) -> anyhow::Result<()> {
         let Some(replay) = self.config.replay.clone() else {
             return Ok(());
@@ -160,7 +166,7 @@ impl Subscription {
         caught_up.with_context(|| format!("{replay} does not repeat events"))
     }
 
-    /// Requests replays until all available batches were received.
+    /// Requests replays until all available batches of events were received.
     async fn ask_all(&mut self, replay: &str) -> anyhow::Result<()> {
         let mut restarts = 0;
         loop {
@@ -179,7 +185,8 @@ impl Subscription {
         }
     }
 
-    /// Requests a replay from the last received batch on, or of all batches, and applies the new ones.
+    /// Requests a replay from the last received batch of cache events on, or of all batches if none was received, and
+    /// applies the new ones.
     async fn ask(&mut self, replay: &str) -> anyhow::Result<ReplayResult> {
         self.metrics.replays.inc();
         let mut engine = connect(replay, Socket::Dealer).await?;
@@ -221,8 +228,8 @@ impl Subscription {
         }
     }
 
-    /// Reads the batch `number`. Returns `None` if it is malformed: its content is then unknown, so the known content
-    /// is discarded, once for each such batch.
+    /// Reads the batch of cache events with this `number`. Returns `None` if it is malformed: the changes in it are
+    /// then unknown, so what is known of the engine's cache is discarded, once for each such batch.
     fn read(&mut self, number: u64, payload: &[u8]) -> Option<read::Batch> {
         match read::batch(payload) {
             Ok(batch) => Some(batch),
@@ -240,7 +247,8 @@ impl Subscription {
         }
     }
 
-    /// Applies a batch unless it is known. If batches before it are missing, first discards the known content.
+    /// Applies a batch of events unless it was received before. If batches before it are missing or the engine
+    /// restarted, discards first what is known of the engine's cache.
     fn apply(&mut self, mark: BatchStamp, batch: read::Batch) {
         match self.sequence.classify(mark) {
             BatchKind::Known => return self.metrics.batch("known"),
@@ -286,8 +294,8 @@ pub async fn connect(endpoint: &str, socket: Socket) -> anyhow::Result<Peer<TcpS
     connected.with_context(|| format!("cannot connect to {endpoint}"))
 }
 
-/// Returns a message's batch number and batch, its last two frames. Before them come a topic, an empty frame, or both,
-/// depending on the socket and on vLLM's version.
+/// Returns the number of the batch of cache events in a message, and the batch itself: the last two frames. Before them
+/// come a topic, an empty frame, or both, depending on the socket and on vLLM's version.
 ///
 /// # Errors
 /// Returns an error if there are fewer than two frames or the number does not have 8 bytes.

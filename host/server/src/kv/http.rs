@@ -1,4 +1,4 @@
-//! `GET /v1/kv/events` and `/v1/kv/snapshot`: the documents in the engine's cache, as JSON.
+//! `GET /v1/kv/events` and `/v1/kv/snapshot`: the feed of the documents in the engine's cache, as JSON.
 //!
 //! | parameter | default | meaning |
 //! | --- | --- | --- |
@@ -50,7 +50,7 @@ use tokio::time::Instant;
 const MAX_LIMIT: u64 = 4096;
 const DEFAULT_LIMIT: usize = 1024;
 
-/// Returns the routes of the feed.
+/// Returns the routes under `/v1/kv`, for reading the feed and for pushes between gateways.
 pub fn router(readers: Arc<Readers>) -> Router {
     Router::new()
         .route("/v1/kv/events", get(events))
@@ -93,7 +93,7 @@ async fn snapshot(
     Ok(Json(reader.wire(&batch)))
 }
 
-/// The validated parameters of a reader.
+/// The validated parameters of a request that reads the feed.
 #[derive(Debug)]
 struct Query {
     since: Option<Position>,
@@ -143,7 +143,7 @@ impl Query {
     }
 }
 
-/// Parses an event's id, `EPOCH-NEXT`; `None` if it is malformed.
+/// Parses the id `EPOCH-NEXT` of a server-sent event into a position in the feed; `None` if it is malformed.
 fn position_of(id: &str) -> Option<Position> {
     let (epoch, next) = id.split_once('-')?;
     Some(wire::position(epoch.parse().ok()?, next.parse().ok()?))
@@ -156,7 +156,7 @@ fn wants_stream(headers: &HeaderMap) -> bool {
         .is_some_and(|accept| accept.contains("text/event-stream"))
 }
 
-/// A reader with its position in the feed, and its place among the key's readers.
+/// A request that reads the feed, with its position there and one of its API key's permits to read.
 struct Reader {
     readers: Arc<Readers>,
     since: Option<Position>,
@@ -180,8 +180,8 @@ impl Reader {
         })
     }
 
-    /// Returns the events since the last batch. If there are none, waits for one until `deadline` or until the server
-    /// stops, and then returns an empty batch.
+    /// Returns the cache events since the last batch of them that this reader received. If there are none, waits for
+    /// one until `deadline` or until the server stops, and then returns an empty batch.
     async fn next(&mut self, deadline: Instant) -> Result<Batch, Failure> {
         let Source { feed, model } = self.readers.source.get().ok_or(Failure::Loading)?;
         let mut progress = feed.watch();
@@ -211,12 +211,13 @@ impl Reader {
         }
     }
 
-    /// Returns the batch in the form to send: sealed if the feed has a key.
+    /// Returns a batch of cache events in the form in which it is sent: sealed (encrypted) if the feed has a key.
     fn wire(&self, batch: &Batch) -> Wire {
         batch.wire(self.readers.access.seal.as_ref())
     }
 
-    /// Streams batches until the server stops. After a minute without events, sends an empty batch.
+    /// Returns a response that streams batches of events until the server stops. After a minute without events, it
+    /// sends an empty batch.
     fn stream(self) -> Response {
         let batches = stream::unfold(self, |mut reader| async {
             if reader.readers.gate.phase() >= Phase::Stopping {

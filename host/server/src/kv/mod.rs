@@ -1,4 +1,4 @@
-//! Reports the engine's cache content to gateways and routers.
+//! Reports to gateways and routers what the engine has cached.
 //!
 //! ```text
 //!   request ── path header, body, prompt ──▶ place: its documents' ends, in tokens ────────▶ engine

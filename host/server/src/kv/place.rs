@@ -1,6 +1,6 @@
-//! Finds where a prompt's documents end, in tokens, from the path that the gateway sent.
+//! Finds where the documents of a prompt end, in tokens, from the header in which the gateway names them in order.
 //!
-//! If the path is missing, malformed or for another body, the engine matches the request by its tokens alone. Every
+//! If the header is missing, malformed or for another body, the engine matches the request by its tokens alone. Every
 //! outcome is counted.
 
 use crate::metrics::{Placement, Placements};
@@ -8,10 +8,10 @@ use axum::http::{HeaderName, HeaderValue};
 use foreword_engine::cache::{DocumentPath, DocumentSpan};
 use foreword_ordering::path::{Located, Locator, SentPath};
 
-/// Default name of the header in which the gateway sends a request's path.
+/// Default name of the header in which the gateway names a request's documents in the order chosen (the path).
 pub const PATH_HEADER: HeaderName = HeaderName::from_static("x-foreword-path");
 
-/// Finds the documents of one request in its prompt.
+/// Finds where one request's documents are in its prompt.
 pub struct Placer<'a> {
     locator: &'a Locator,
     header: Option<&'a HeaderValue>,
@@ -19,12 +19,13 @@ pub struct Placer<'a> {
     counts: &'a Placements,
 }
 
-/// The documents found in a prompt, with byte positions.
+/// The documents found in a prompt, with the bytes at which they begin and end.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Placed(Located);
 
 impl<'a> Placer<'a> {
-    /// Returns a placer for the request with this body. `header` is the gateway's path; `counts` gets the outcome.
+    /// Returns a placer for the request with this body. `header` is the header in which the gateway names the documents
+    /// in order (`None` if absent), and `counts` counts the outcome.
     pub fn new(
         locator: &'a Locator,
         header: Option<&'a HeaderValue>,
@@ -39,8 +40,9 @@ impl<'a> Placer<'a> {
         }
     }
 
-    /// Returns the documents found in `prompt`, which was rendered from the body; `None` if none were found. If several
-    /// messages have documents, returns the last message's, since the others' were marked by earlier requests.
+    /// Returns the documents found in `prompt`, which was rendered from the request's body; `None` if none were found.
+    /// If several messages have documents, returns those of the last message, since earlier requests have recorded the
+    /// others.
     pub fn place(&self, prompt: &str) -> Option<Placed> {
         let (placed, outcome) = self.look(prompt);
         self.counts.count(outcome);
@@ -72,14 +74,15 @@ impl<'a> Placer<'a> {
 }
 
 impl Placed {
-    /// Returns byte positions in the prompt, ascending: the first document's begin, then each document's end.
+    /// Returns positions in bytes of the prompt, ascending: where the first document begins, and where each document
+    /// ends.
     pub fn bytes(&self) -> Vec<usize> {
         let ends = self.0.documents.iter().map(|(_, end)| *end);
         std::iter::once(self.0.start).chain(ends).collect()
     }
 
-    /// Returns the documents with token positions; `tokens[i]` is the number of tokens before `bytes()[i]`. `None` if
-    /// `tokens` is empty.
+    /// Returns the documents with positions in tokens. `tokens[i]` must be the number of tokens before `bytes()[i]`.
+    /// `None` if `tokens` is empty.
     pub fn in_tokens(&self, tokens: &[u32]) -> Option<DocumentPath> {
         let (start, ends) = tokens.split_first()?;
         let documents = self.0.documents.iter().zip(ends);

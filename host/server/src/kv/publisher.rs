@@ -1,4 +1,5 @@
-//! Publishes KV events in vLLM's format over ZeroMQ: a PUB socket sends batches, a ROUTER socket replays missed ones.
+//! Publishes the engine's cache events in vLLM's format over ZeroMQ: a PUB socket sends batches, a ROUTER socket
+//! replays missed ones.
 //!
 //! ```text
 //!   PUB     [topic, number: u64 BE, batch]                              to every subscriber
@@ -33,34 +34,34 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// The configuration of a publisher.
+/// The configuration of a publisher of vLLM's KV events.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Address of the PUB socket; port 0 picks a free one.
     pub listen: SocketAddr,
-    /// Address of the ROUTER socket; `None` for no replays.
+    /// Address of the ROUTER socket, which replays missed batches of cache events; `None` for no replays.
     pub replay: Option<SocketAddr>,
-    /// The first frame of every published message.
+    /// The topic, which is the first frame of every published message.
     pub topic: String,
     /// The encoding of events.
     pub encoding: Encoding,
 }
 
-/// Bound sockets that do not publish yet.
+/// Bound sockets for vLLM's KV events, on which nothing is published yet.
 pub struct Publisher {
     config: Config,
     publish: (TcpListener, SocketAddr),
     replay: Option<(TcpListener, SocketAddr)>,
 }
 
-/// Maximum number of stored batches: vLLM's default.
+/// Maximum number of batches of cache events stored for replays: vLLM's default.
 const KEPT_BATCHES: usize = 10_000;
 const KEPT_BYTES: usize = 64 << 20;
 /// Maximum number of cache events in one batch.
 const BATCH_EVENTS: usize = 1024;
-/// Maximum length of a message from a peer, in bytes: a topic, or the number of a batch.
+/// Maximum length in bytes of a message that a peer sends: a topic, or the number of a batch of cache events to replay.
 const PEER_BYTES: usize = 4096;
-/// Limits on the connections of each socket.
+/// Limits on the connections of the PUB socket, and on those of the ROUTER socket.
 const BOUNDS: Bounds = Bounds {
     connections: 256,
     per_address: 64,
@@ -89,17 +90,18 @@ impl Publisher {
         })
     }
 
-    /// Returns the address of the PUB socket.
+    /// Returns the address of the PUB socket, with its real port.
     pub fn address(&self) -> SocketAddr {
         self.publish.1
     }
 
-    /// Returns the address of the ROUTER socket.
+    /// Returns the address of the ROUTER socket, with its real port; `None` if there are no replays.
     pub fn replay_address(&self) -> Option<SocketAddr> {
         self.replay.as_ref().map(|(_, address)| *address)
     }
 
-    /// Starts tasks in `tasks` that publish the feed's events until the gate is closed. `counts` counts connections.
+    /// Starts tasks that publish the engine's cache events from `feed` until the gate's phase is [`Phase::Closed`], and
+    /// adds them to `tasks`. `counts` counts the connections.
     pub fn start(
         self,
         feed: Arc<Feed>,
@@ -143,7 +145,8 @@ impl Publisher {
     }
 }
 
-/// Accepts peers until the gate is closed. `serve` handles one peer until its connection fails.
+/// Accepts peers of one socket until the gate's phase is [`Phase::Closed`]. `serve` handles one peer until its
+/// connection fails.
 fn attend<F>(
     listener: TcpListener,
     name: &'static str,
@@ -172,18 +175,18 @@ where
     connections::accept_each(listener, book, Arc::clone(gate), work)
 }
 
-/// The numbered batches of the feed's events.
+/// Turns the events of the engine's feed into numbered batches.
 struct Stream {
     encoding: Encoding,
     kept: Arc<ReplayBuffer>,
-    /// Position up to which the feed has been published.
+    /// Position in the engine's feed up to which its events are published; `None` before the first batch of events.
     position: Option<Position>,
     /// Number that the next batch will get.
     number: u64,
 }
 
 impl Stream {
-    /// Publishes the feed's events until the engine ends.
+    /// Publishes the events of the engine's feed until the engine ends.
     async fn run(mut self, feed: &Feed) {
         let mut progress = feed.watch();
         loop {
@@ -221,10 +224,10 @@ impl Stream {
     }
 }
 
-/// The last batches, with the numbers under which they are replayed.
+/// The last published batches of cache events, with the numbers under which they can be replayed.
 struct ReplayBuffer {
     batches: Mutex<Batches>,
-    /// Number that the next batch will get; changes wake peers that wait for a batch.
+    /// Number that the next batch of cache events will get. Changes wake the connections that wait for a batch.
     end: watch::Sender<u64>,
 }
 
@@ -259,14 +262,16 @@ impl ReplayBuffer {
         self.end.send_replace(number + 1);
     }
 
-    /// Returns the first stored batch whose number is at least `from`; `None` if there is none yet.
+    /// Returns the first stored batch of cache events whose number is at least `from`, with its number; `None` if there
+    /// is none yet.
     fn first(&self, from: u64) -> Option<(u64, Bytes)> {
         let kept = self.batches.lock();
         let at = kept.batches.partition_point(|(number, _)| *number < from);
         kept.batches.get(at).cloned()
     }
 
-    /// Waits for a batch whose number is at least `from`.
+    /// Returns the first stored batch of cache events whose number is at least `from`, with its number, after waiting
+    /// for it if necessary. `progress` watches [`ReplayBuffer::end`].
     async fn next(&self, from: u64, progress: &mut watch::Receiver<u64>) -> (u64, Bytes) {
         loop {
             progress.mark_unchanged();
@@ -279,7 +284,8 @@ impl ReplayBuffer {
     }
 }
 
-/// Sends a subscriber each new batch while it is subscribed to `topic`.
+/// Sends a subscriber each new batch of cache events while it has a subscription to `topic`. Returns when the
+/// connection fails.
 async fn publish<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     connection: Connection,
@@ -317,10 +323,11 @@ async fn publish<S: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-/// A peer's subscriptions to prefixes of one topic. A prefix that was subscribed to twice must be cancelled twice.
+/// A subscriber's subscriptions to prefixes of one topic. A prefix that was subscribed to twice must be cancelled
+/// twice.
 struct Subscriptions<'t> {
     topic: &'t [u8],
-    /// Number of subscriptions by the prefix's length.
+    /// Number of subscriptions for each length of the prefix; the index is the length.
     counts: Vec<u32>,
 }
 
@@ -354,7 +361,7 @@ impl<'t> Subscriptions<'t> {
     }
 }
 
-/// Answers a peer's replay requests until its connection fails.
+/// Answers the replay requests of a peer until its connection fails.
 async fn repeat<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     connection: Connection,

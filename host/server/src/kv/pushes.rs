@@ -1,4 +1,4 @@
-//! The last pushes of gateways, in memory, within limits.
+//! The last pushes of updates between gateways, stored in memory within limits.
 
 use foreword_ordering::feed::{Epoch, GatewayId, Pushes, SealedPush};
 use parking_lot::Mutex;
@@ -8,28 +8,30 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// The last pushes of all gateways, and the gateways that listen for them.
+/// The last pushes of updates of all gateways, and the gateways that listen for them.
 pub(super) struct Records {
-    /// Valid after each line that changes it, so a panic under the lock does no harm.
+    /// The stored pushes of updates and the listening gateways. Valid after each line that changes it, so a panic under
+    /// the lock does no harm.
     state: Mutex<Recent>,
-    /// Changes with every new push, and when a gateway starts to listen.
+    /// A number that changes with every new push of updates, and when a gateway starts to listen.
     pub(super) progress: watch::Sender<u64>,
 }
 
 struct Recent {
     epoch: u64,
-    /// Position of the oldest push.
+    /// Position of the oldest stored push of updates: the number of pushes that were dropped before it.
     first: u64,
     pushes: VecDeque<SealedPush>,
     bytes: usize,
-    /// The time when each gateway last asked for pushes.
+    /// The time at which each gateway last requested the updates that others pushed.
     listeners: BTreeMap<GatewayId, Instant>,
-    /// For each key, the number of bytes that it may still push, and the time at which they were counted.
+    /// For each API key, the number of bytes of updates that it may still push, and the time at which that number was
+    /// computed.
     budgets: Vec<(f64, Instant)>,
 }
 
 impl Records {
-    /// Returns an empty list of pushes, for `keys` API keys.
+    /// Returns an empty store of pushes of updates, with rate limits for `keys` API keys.
     pub(super) fn new(keys: usize) -> Self {
         let budget = (RATE_BYTES * BURST_SECONDS, Instant::now());
         Self {
@@ -45,7 +47,7 @@ impl Records {
         }
     }
 
-    /// Takes `bytes` from a key's rate budget; returns false if too little is left.
+    /// Takes `bytes` from the rate budget of the API key with the number `holder`. Returns false if too little is left.
     pub(super) fn admit(&self, holder: usize, bytes: usize) -> bool {
         let mut state = self.state.lock();
         let Some((left, counted)) = state.budgets.get_mut(holder) else {
@@ -63,7 +65,8 @@ impl Records {
         is_admitted
     }
 
-    /// Stores a push, dropping the oldest beyond the limits. Returns the number of other gateways that listen.
+    /// Stores a gateway's push, and drops the oldest pushes beyond the limits. Returns the number of other gateways
+    /// that listen.
     pub(super) fn take(&self, push: SealedPush) -> u32 {
         let others = {
             let mut state = self.state.lock();
@@ -83,8 +86,8 @@ impl Records {
         others
     }
 
-    /// Returns the pushes of other gateways from position `since` on, and the next position; no pushes if `since` is
-    /// absent or not valid here. Records that `gateway` listens.
+    /// Returns the stored pushes of other gateways from position `since` on, with the position after them. Returns no
+    /// pushes if `since` is `None` or of another epoch. Records that `gateway` listens.
     pub(super) fn since(&self, gateway: GatewayId, since: Option<(Epoch, u64)>) -> Pushes {
         let (pushes, is_new) = {
             let mut state = self.state.lock();
@@ -99,7 +102,8 @@ impl Records {
 }
 
 impl Recent {
-    /// Records that a gateway listens; returns true if it did not before. At the limit, replaces the least recent one.
+    /// Records that a gateway listens. Returns true if it did not before. At the limit, replaces the gateway that
+    /// listened least recently.
     fn listen(&mut self, gateway: GatewayId) -> bool {
         let now = Instant::now();
         self.listeners
@@ -143,24 +147,24 @@ impl Recent {
     }
 }
 
-/// Returns the bytes that a push counts for: its payload and a constant.
+/// Returns the bytes that a push counts for in [`KEPT_BYTES`]: its payload and a constant.
 fn weight(push: &SealedPush) -> usize {
     push.payload_bytes() + 128
 }
 
-/// Bytes that a key may push in a second, on average: about ten thousand requests.
+/// Bytes of updates that gateways with one API key may push in a second, on average: about ten thousand requests.
 pub(super) const RATE_BYTES: f64 = (8 << 20) as f64;
-/// Seconds' worth of that rate that a key may push at once.
+/// Number of seconds' worth of [`RATE_BYTES`] that gateways with one API key may push at once.
 const BURST_SECONDS: f64 = 2.0;
-/// Minimum number of bytes that a push counts for, so that empty ones are limited too.
+/// Minimum number of bytes that a push of updates counts for in [`RATE_BYTES`], so that empty pushes are limited too.
 const LEAST_BYTES: usize = 512;
-/// Maximum number of bytes of stored pushes: about two thousand requests.
+/// Maximum number of bytes of all stored pushes of updates: about two thousand requests.
 const KEPT_BYTES: usize = 1 << 20;
-/// Maximum number of stored pushes.
+/// Maximum number of stored pushes of updates of all gateways.
 const KEPT_PUSHES: usize = 4_096;
-/// Maximum number of listening gateways recorded.
+/// Maximum number of gateways that are recorded as listening for others' updates.
 const MAX_LISTENERS: usize = 1_024;
-/// Time for which a gateway counts as listening after it asked: a long poll and a pause.
+/// Time for which a gateway counts as listening after it requested others' updates: a long poll and a pause.
 const LISTENING: Duration = Duration::from_secs(20);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Parses the query parameters of the feed's routes.
+//! Parses the query parameters of the routes under `/v1/kv`.
 
 use crate::failure::{Failure, clip};
 use foreword_ordering::feed::Epoch;
@@ -9,14 +9,14 @@ use std::time::Duration;
 /// Maximum time that a request may wait for new events or pushes.
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(60);
 
-/// Splits a query into names and values, without percent-decoding.
+/// Splits a query into names and values of parameters, without percent-decoding.
 pub(super) fn pairs(query: Option<&str>) -> impl Iterator<Item = (&str, &str)> {
     let pairs = query.unwrap_or_default().split('&');
     let pairs = pairs.filter(|pair| !pair.is_empty());
     pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
 }
 
-/// Returns the position of `epoch` and `since`; `None` if both are absent, an error if only one is given.
+/// Returns `epoch` and `since` as one position; `None` if both are absent, an error if only one is given.
 pub(super) fn position(
     epoch: Option<Epoch>,
     since: Option<u64>,
@@ -28,7 +28,7 @@ pub(super) fn position(
     Ok(epoch.zip(since))
 }
 
-/// Parses a wait in milliseconds, up to [`MAX_WAIT`].
+/// Parses a time to wait, in milliseconds, up to [`MAX_WAIT`]. `name` is the parameter's name, for an error.
 pub(super) fn wait(name: &str, value: &str) -> Result<Duration, Failure> {
     let limit = u64::try_from(MAX_WAIT.as_millis()).unwrap_or(u64::MAX);
     Ok(Duration::from_millis(number(name, value, limit)?))

@@ -1,4 +1,4 @@
-//! The access rules of the feed, and its limits on simultaneous readers.
+//! Who may read the feed of the engine's cache events, and how many at once.
 
 use super::pushes::Records;
 use crate::failure::{Failure, SOON};
@@ -11,32 +11,34 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The feed's access rules, readers and stored pushes.
+/// The feed of the engine's cache events with its access rules, the limits on simultaneous readers, and the stored
+/// pushes of gateways.
 pub struct Readers {
     pub(super) access: Access,
     pub(super) gate: Arc<Gate>,
-    /// Permits to read the feed, for each key; one semaphore if no key is required.
+    /// For each API key, permits to read the feed of cache events; a single semaphore if no key is required.
     pub(super) places: Vec<Arc<Semaphore>>,
-    /// Permits to wait for other gateways' pushes, for each key; one semaphore if no key is required.
+    /// For each API key, permits to wait for other gateways' pushes; a single semaphore if no key is required.
     pub(super) listening: Vec<Arc<Semaphore>>,
-    /// The last pushes of gateways.
+    /// The stored pushes of updates between gateways.
     pub(super) records: Records,
     pub(super) source: OnceLock<Source>,
 }
 
-/// The access rules of the feed: the readers' keys, and the feed's own key.
+/// The access rules of the feed of cache events: the readers' API keys, and the key that encrypts the feed.
 #[derive(Clone, Default)]
 pub struct Access {
-    /// Accepted keys; `None` if no key is required.
+    /// API keys with which the feed of cache events may be read; `None` if no key is required.
     pub(super) keys: Option<ApiKeys>,
-    /// Key that seals the feed; `None` for an unsealed feed.
+    /// Key that seals (encrypts) the hashes in the feed; `None` for an unsealed feed.
     pub(super) seal: Option<FeedKey>,
-    /// True if the feed's listener is bound to an address other than loopback.
+    /// True if the listener that serves the feed of cache events is bound to an address other than loopback.
     is_exposed: bool,
 }
 
 impl Access {
-    /// Returns the rules for a feed at `address`, sealed with `seal`. Accepts `keys` and the token derived from `seal`.
+    /// Returns the access rules for a feed of cache events that is served at `address` (`None`: nowhere) and sealed
+    /// (encrypted) with `seal`. Accepts `keys` and the token derived from `seal`.
     pub fn new(keys: Option<ApiKeys>, seal: Option<FeedKey>, address: Option<SocketAddr>) -> Self {
         let keys = match (&seal, keys) {
             // A client that has the feed's key can derive this token.
@@ -51,7 +53,7 @@ impl Access {
         }
     }
 
-    /// Logs how the feed is protected.
+    /// Logs how the feed of cache events is protected: by a key, by its address, or not at all.
     pub fn log(&self) {
         match (&self.seal, self.is_exposed) {
             (Some(_), _) => tracing::info!("the KV feed is sealed with a key"),
@@ -69,33 +71,36 @@ impl Access {
         u32::try_from(keys).unwrap_or(u32::MAX).max(1)
     }
 
-    /// Returns the maximum number of simultaneous readers with one key.
+    /// Returns the maximum number of requests with one API key that read the feed at the same time.
     fn places(&self) -> u32 {
         (MAX_READERS_IN_ALL / self.pools()).clamp(1, MAX_READERS)
     }
 
-    /// Returns the maximum number of simultaneous readers with all keys.
+    /// Returns the maximum number of requests, with all API keys together, that read the feed of cache events at the
+    /// same time.
     pub fn readers(&self) -> u32 {
         self.places().saturating_mul(self.pools())
     }
 }
 
-/// The feed to serve, and the model that it reports.
+/// The engine's feed of cache events, and the model to which they belong.
 pub struct Source {
-    /// The feed of the cache's events.
+    /// The engine's feed of cache events.
     pub feed: Arc<Feed>,
-    /// Name of the model, as in batches.
+    /// Name of the model, which is sent with each batch of cache events.
     pub model: String,
 }
 
-/// Maximum number of simultaneous readers with one key, if there are few keys.
+/// Maximum number of requests with one API key that read the feed of cache events at the same time, if there are few
+/// keys; with many it is lower.
 pub const MAX_READERS: u32 = 64;
-/// Maximum number of simultaneous readers with all keys, divided equally among the keys; but each key may have one
-/// reader.
+/// Maximum number of requests with all API keys together that read the feed of cache events at the same time. It is
+/// divided equally among the keys, but each key may have one.
 const MAX_READERS_IN_ALL: u32 = 1024;
 
 impl Readers {
-    /// Returns readers that get 503 until [`Readers::open`]. Waiting ones return when `gate` is stopping.
+    /// Returns the access to a feed that is not available yet: readers get 503 until [`Readers::open`]. When `gate` is
+    /// stopping, waiting readers get their responses.
     pub fn new(access: Access, gate: Arc<Gate>) -> Arc<Self> {
         let each = access.places() as usize;
         let places = || (0..access.pools()).map(|_| Arc::new(Semaphore::new(each)));
@@ -109,17 +114,17 @@ impl Readers {
         })
     }
 
-    /// Serves `source` from now on; a second one is ignored.
+    /// Makes the feed of cache events in `source` available from now on; a second one is ignored.
     pub fn open(&self, source: Source) {
         let _ = self.source.set(source);
     }
 
-    /// Returns whether there is a feed to read.
+    /// Returns whether the feed of cache events is available.
     pub fn is_open(&self) -> bool {
         self.source.get().is_some()
     }
 
-    /// Returns the key that seals the feed; `None` for an unsealed feed.
+    /// Returns the key that seals (encrypts) the hashes in the feed of cache events; `None` for an unsealed feed.
     pub(super) fn seal(&self) -> Option<&FeedKey> {
         self.access.seal.as_ref()
     }
@@ -132,7 +137,8 @@ impl Readers {
         Ok(())
     }
 
-    /// Returns the number of the request's key; 0 if no key is required.
+    /// Returns the number of the API key in the request's headers; 0 if no key is required. Returns an error if there
+    /// is no accepted key.
     pub(super) fn holder(&self, headers: &HeaderMap) -> Result<usize, Failure> {
         let holder = self.access.keys.as_ref();
         // A request without a key was already refused.
@@ -140,7 +146,7 @@ impl Readers {
         holder.ok_or(Failure::Unauthorized)
     }
 
-    /// Takes a permit of the request's key from `places`, or fails with 429 if there is none.
+    /// Takes one of the permits in `places` that the request's API key has, or fails with 429 if all are taken.
     pub(super) fn place(
         &self,
         headers: &HeaderMap,
@@ -154,12 +160,12 @@ impl Readers {
         })
     }
 
-    /// Returns the number of requests that are reading the feed.
+    /// Returns the number of requests that are reading the feed of cache events now.
     pub fn reading(&self) -> u32 {
         self.taken(&self.places)
     }
 
-    /// Returns the number of gateways that are waiting for pushes.
+    /// Returns the number of gateways that are waiting for other gateways' updates now.
     pub fn listening(&self) -> u32 {
         self.taken(&self.listening)
     }

@@ -34,14 +34,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// The response to a push.
+/// The response to a gateway's push of updates.
 #[derive(Serialize)]
 pub(super) struct PushAnswer {
     /// Number of other gateways that listen for pushes.
     others: u32,
 }
 
-/// The validated query of a `GET`, with which a gateway polls for other gateways' pushes.
+/// The validated query of a `GET`, with which a gateway requests other gateways' pushes.
 struct Query {
     gateway: GatewayId,
     since: Option<(Epoch, u64)>,
@@ -49,7 +49,7 @@ struct Query {
     others: Option<u32>,
 }
 
-/// Returns other gateways' pushes, or waits for one.
+/// Returns other gateways' pushes. If there are none, waits for one, as long as the query says.
 pub(super) async fn poll(
     State(readers): State<Arc<Readers>>,
     request: Request,
@@ -83,7 +83,7 @@ pub(super) async fn poll(
     Ok(Json(pushes))
 }
 
-/// Checks a gateway's push and its key's rate, and stores it for the others.
+/// Checks a gateway's push and the rate of its API key, and stores the push for other gateways.
 pub(super) async fn push(
     State(readers): State<Arc<Readers>>,
     request: Request,
@@ -159,7 +159,7 @@ impl Query {
     }
 }
 
-/// Maximum length of a push's body: the payload in hexadecimal digits, and the other fields.
+/// Maximum length in bytes of the body of a push: the payload in hexadecimal digits, and the other fields.
 const MAX_BODY_BYTES: u64 = 2 * MAX_PUSH_BYTES as u64 + 1_024;
-/// Time limit for a push's body.
+/// Time limit for receiving the body of a push.
 const BODY_TIME: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! Converts the engine's document events to the wire format.
+//! Converts the engine's events on documents to the format in which gateways read them.
 
 use foreword_engine::cache::CacheEvent;
 use foreword_engine::engine::feed::{EventsSince, Position};
@@ -8,14 +8,14 @@ use foreword_ordering::tree::Scope;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Returns the document events of `news` as a batch of the feed; with `tenant`, only that tenant's.
+/// Returns the events on documents in `news` as a batch of the feed; if `tenant` is given, only that tenant's.
 pub fn batch(news: &EventsSince, model: &str, tenant: Option<TenantKey>) -> Batch {
     batch_within(usize::MAX, news, model, tenant)
 }
 
-/// Returns a batch as [`batch`] does, but bounded, since gateways refuse bodies of more than 4 MiB: the events beyond
-/// about 1 MiB of JSON are left for the next batch, and a snapshot omits what exceeds about 3 MiB. Its reader then
-/// knows less than is held.
+/// Returns a batch as [`batch`] does, but of bounded size, since gateways refuse bodies of more than 4 MiB: events
+/// beyond about 1 MiB of JSON are left for the next batch, and a snapshot (a batch with all that is cached) omits what
+/// exceeds about 3 MiB. Readers of such a snapshot know less than is cached.
 pub fn bounded_batch(news: &EventsSince, model: &str, tenant: Option<TenantKey>) -> Batch {
     let most = match news.reset {
         false => MAX_BATCH_BYTES,
@@ -24,12 +24,12 @@ pub fn bounded_batch(news: &EventsSince, model: &str, tenant: Option<TenantKey>)
     batch_within(most, news, model, tenant)
 }
 
-/// Maximum length of a batch's events in JSON, in bytes; a single event may have more.
+/// Maximum length in bytes of the events of a batch of the feed, in JSON; a single event may be longer.
 const MAX_BATCH_BYTES: usize = 1 << 20;
-/// Maximum length of a snapshot's events in JSON, in bytes.
+/// Maximum length in bytes of the events of a full snapshot in JSON.
 const MAX_SNAPSHOT_BYTES: usize = 3 << 20;
-/// Maximum length in JSON, in bytes, of an event without its path, and (`DOCUMENT_BYTES`) of a document in a path, in a
-/// sealed feed.
+/// Maximum length in bytes, in the JSON of a sealed feed, of an event without its list of documents, and
+/// (`DOCUMENT_BYTES`) of one document in that list.
 const EVENT_BYTES: usize = 160;
 const DOCUMENT_BYTES: usize = 48;
 
@@ -98,7 +98,7 @@ fn batch_within(most: usize, news: &EventsSince, model: &str, tenant: Option<Ten
     }
 }
 
-/// Returns the maximum number of bytes that an event can have in JSON.
+/// Returns the maximum number of bytes that an event can take in JSON.
 fn size(event: &Event) -> usize {
     let documents = match event {
         Event::Stored { path, .. } => path.len(),
@@ -108,8 +108,8 @@ fn size(event: &Event) -> usize {
     EVENT_BYTES + documents * DOCUMENT_BYTES
 }
 
-/// Returns true if `event` makes `last`, the event before it, redundant: documents are stored one by one, the first of
-/// a path first, and removed one by one, the last first.
+/// Returns whether `event` makes `last`, the event directly before it, redundant: documents of a prompt are stored one
+/// by one from the first on, and removed one by one from the last on, so a later event can have all of the one before.
 fn includes(event: &Event, last: &Event) -> bool {
     let whose = |event: &Event| match event {
         Event::Stored { tenant, scope, .. } | Event::Removed { tenant, scope, .. } => {
@@ -129,7 +129,7 @@ fn includes(event: &Event, last: &Event) -> bool {
     goes_on && whose(last) == whose(event)
 }
 
-/// Converts a reader's position to one in the engine's feed.
+/// Converts a reader's position, as in a query, to a position in the engine's feed.
 pub fn position(epoch: Epoch, since: u64) -> Position {
     Position {
         epoch: epoch.0,

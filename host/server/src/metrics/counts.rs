@@ -6,12 +6,12 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-/// Number of HTTP responses by route and status. A default value is not exported by any registry.
+/// Counts HTTP responses by route and status. The default value is not exported by any registry.
 #[derive(Clone, Debug, Default)]
 pub struct Responses(Family<HttpLabels, Counter>);
 
 impl Responses {
-    /// Returns counters that are registered in `registry`.
+    /// Returns counters of HTTP responses that are registered in `registry`.
     pub fn registered(registry: &mut Registry) -> Self {
         let family = Family::default();
         let help = "HTTP requests by route and status";
@@ -19,7 +19,7 @@ impl Responses {
         Self(family)
     }
 
-    /// Counts a response; `route` is the pattern, never the client's path.
+    /// Counts an HTTP response. `route` is the pattern of the route, never the client's path.
     pub fn count(&self, route: &str, status: StatusCode) {
         self.0
             .get_or_create(&HttpLabels {
@@ -36,41 +36,41 @@ struct HttpLabels {
     status: u16,
 }
 
-/// Number of chat requests by the outcome of finding the gateway's path in the prompt. A default value is not exported
-/// by any registry.
+/// Counts chat requests by the outcome of finding the documents that the gateway's header names in the prompt. The
+/// default value is not exported by any registry.
 #[derive(Clone, Debug, Default)]
 pub struct Placements(Outcomes);
 
 impl Placements {
-    /// Returns counters that are registered in `registry`.
+    /// Returns counters of chat requests that are registered in `registry`.
     pub fn registered(registry: &mut Registry) -> Self {
         let help = "Chat requests by what became of the path that the gateway told";
         Self(Outcomes::registered(registry, "document_paths", help))
     }
 
-    /// Counts a request by its outcome.
+    /// Counts a chat request by the outcome of finding its documents.
     pub fn count(&self, outcome: Placement) {
         self.0.count(outcome.name());
     }
 }
 
-/// The outcome of finding the documents of the gateway's path header in a prompt.
+/// The outcome of finding in a prompt the documents that the gateway's header names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// All documents of the path were found in the prompt.
+    /// All documents that the header names were found in the prompt.
     Placed,
-    /// Some documents of the path were found.
+    /// Some of the documents that the header names were found in the prompt.
     Partial,
-    /// None were found: the path is for another body, or the gateway writes documents in another format.
+    /// No documents were found: the header is for another body, or the gateway writes documents in another format.
     NotFound,
-    /// The header is malformed.
+    /// The gateway's header that names the documents is malformed.
     Malformed,
-    /// There was no header.
+    /// The request has no header of the gateway that names its documents.
     Absent,
 }
 
 impl Placement {
-    /// Returns the outcome's name in metrics.
+    /// Returns the name of the outcome in metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Placed => "placed",
@@ -82,7 +82,7 @@ impl Placement {
     }
 }
 
-/// Counters by outcome, under the label `outcome`.
+/// Counts events by their outcome, under the label `outcome`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outcomes(Family<OutcomeLabel, Counter>);
 
@@ -92,14 +92,14 @@ struct OutcomeLabel {
 }
 
 impl Outcomes {
-    /// Returns counters that are registered in `registry`.
+    /// Returns counters that are registered in `registry` as one metric with this name and help text.
     pub(crate) fn registered(registry: &mut Registry, name: &str, help: &str) -> Self {
         let family = Family::default();
         registry.register(name, help, family.clone());
         Self(family)
     }
 
-    /// Counts an outcome.
+    /// Counts an event with this outcome.
     pub(crate) fn count(&self, outcome: &'static str) {
         self.0.get_or_create(&OutcomeLabel { outcome }).inc();
     }

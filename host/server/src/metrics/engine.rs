@@ -9,21 +9,21 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use std::fmt;
 
-/// The engine's counters and gauges at one moment.
+/// The counters and gauges of the model's engine at one moment.
 pub struct Numbers {
     /// The model's name.
     pub model: String,
-    /// Tokens of a page.
+    /// Number of tokens in a page of KV state.
     pub page_tokens: u32,
-    /// Bytes of a page.
+    /// Number of bytes of a page of KV state.
     pub page_bytes: u64,
-    /// Counters of requests, pages and steps.
+    /// The engine's counters of requests, pages and steps.
     pub engine: Stats,
-    /// Counters of the token cache.
+    /// Counters of the cache for the tokens of repeated texts.
     pub tokens: TokenCacheStats,
 }
 
-/// Collects the engine's metrics from a function, which returns `None` before the model is loaded.
+/// Collects the engine's metrics on each scrape from a function, which returns `None` before the model is loaded.
 pub(super) struct Scraped<F>(pub(super) F);
 
 impl<F> fmt::Debug for Scraped<F> {
@@ -161,7 +161,8 @@ fn encode_step_sizes(encoder: &mut DescriptorEncoder<'_>, sizes: &StepSizes) -> 
         )
 }
 
-/// Name, help, label, and for each label value a function that reads the metric.
+/// The name and help text of a counter, the name of its label, and for each value of the label a function that reads
+/// the count.
 type Labelled = (
     &'static str,
     &'static str,
@@ -169,7 +170,7 @@ type Labelled = (
     &'static [(&'static str, fn(&Stats) -> u64)],
 );
 
-/// Counters with one label.
+/// The engine's counters that have a label.
 const LABELLED: &[Labelled] = &[
     (
         "hit_tokens",

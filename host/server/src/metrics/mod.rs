@@ -8,7 +8,7 @@
 //! | `foreword_accept_failures_total` | counter | `listener` |
 //! | `foreword_generations_total` | counter | `outcome` |
 //! | `foreword_document_paths_total` | counter | `outcome`: `placed`, `partial`, `not_found`, `malformed`, `absent` |
-//! | `foreword_grammars_total` | counter | `outcome`: `prepared`, `refused` (400), `busy` (429), `cancelled`, `failed` |
+//! | `foreword_grammars_total` | counter | `outcome` `prepared`, `refused` (400), `busy` (429), `cancelled`, `failed` |
 //! | `foreword_queue_seconds` | histogram | from submission to the engine's start |
 //! | `foreword_time_to_first_token_seconds` | histogram | from the request's arrival |
 //! | `foreword_time_between_tokens_seconds` | histogram | each gap between consecutive tokens of a choice |
@@ -19,18 +19,20 @@
 //! | `foreword_hit_tokens_total` | counter | `tier`: where cached tokens were found |
 //! | `foreword_evicted_pages_total` | counter | `cause` |
 //! | `foreword_preemptions_total`, `foreword_steps_total`, `foreword_fetched_pages_total` | counter | |
-//! | `foreword_disk_{written,dropped,damaged}_pages_total`, `foreword_disk_failures_total` | counter | of `--kv-disk`; a full disk is a failure |
+//! | `foreword_disk_{written,dropped,damaged}_pages_total` | counter | of `--kv-disk` |
+//! | `foreword_disk_failures_total` | counter | of `--kv-disk`; a full disk is a failure |
 //! | `foreword_{retries,devices_lost,expired}_total` | counter | |
 //! | `foreword_speculations_total`, `foreword_speculations_{refused,joined,superseded,cancelled}_total` | counter | |
 //! | `foreword_retrievals_total` | counter | `outcome`: `found`, `empty`, `failed` |
 //! | `foreword_retrieval_seconds` | histogram | from a question to its documents |
 //! | `foreword_step_sequences` | histogram | sequences computed side by side in a step |
-//! | `foreword_tokenised_bytes_total`, `foreword_tokenised_before_bytes_total` | counter | text of prompts, and the part with cached tokens |
+//! | `foreword_tokenised_bytes_total` | counter | text of prompts |
+//! | `foreword_tokenised_before_bytes_total` | counter | the part of that text with cached tokens |
 //! | `foreword_requests_waiting`, `foreword_requests_running` | gauge | |
 //! | `foreword_pages`, `foreword_pages_in_use`, `foreword_pages_cached` | gauge | |
 //! | `foreword_host_pages`, `foreword_host_pages_cached` | gauge | |
 //! | `foreword_disk_replicated_pages_total` | counter | copied to `--kv-disk` while still in memory |
-//! | `foreword_disk_replica_pages`, `foreword_disk_replica_bytes` | gauge | in memory and on disk, in case the process ends |
+//! | `foreword_disk_replica_pages`, `foreword_disk_replica_bytes` | gauge | in memory and also on disk |
 //!
 //! with `--batch-dir`:
 //!
@@ -46,7 +48,8 @@
 //!
 //! | name | kind | labels |
 //! | --- | --- | --- |
-//! | `vllm:num_requests_running`, `vllm:num_requests_waiting`, `vllm:kv_cache_usage_perc` | gauge | `model_name`, `engine` (`0`) |
+//! | `vllm:num_requests_running`, `vllm:num_requests_waiting` | gauge | `model_name`, `engine` (`0`) |
+//! | `vllm:kv_cache_usage_perc` | gauge | `model_name`, `engine` (`0`) |
 //! | `vllm:cache_config_info` | gauge, 1 | `block_size`, `num_gpu_blocks`, `enable_prefix_caching`, `engine` |
 //!
 //! The engine's metrics are read on each scrape; they are absent until the model is loaded.
@@ -72,42 +75,42 @@ use std::time::Duration;
 pub struct Metrics {
     registry: Registry,
     http: Responses,
-    /// Connections of all listeners.
+    /// Counts the connections of all listeners.
     pub connections: connections::Counts,
     generations: Outcomes,
-    /// Chat requests by the outcome of finding their documents in the prompt.
+    /// Counts chat requests, by the outcome of finding their documents in the prompt.
     pub placements: Placements,
-    /// Grammars by the outcome of their preparation.
+    /// Counts the grammars of constrained answers, by the outcome of their preparation.
     pub(crate) grammars: Outcomes,
     retrievals: Outcomes,
-    /// Time from a question to its documents.
+    /// Seconds from a question to the documents found for it.
     pub retrieval_seconds: Histogram,
-    /// Time from submission to the engine's start.
+    /// Seconds from a request's submission until the engine starts to compute it.
     pub queue_seconds: Histogram,
-    /// Time from the request's arrival to its first token.
+    /// Seconds from a request's arrival to the first token of its answer.
     pub first_token_seconds: Histogram,
-    /// Time from one token of a choice to the next.
+    /// Seconds from one token of an answer to the next.
     pub between_tokens_seconds: Histogram,
-    /// Time from the request's arrival to the end of its answer.
+    /// Seconds from a request's arrival to the end of its answer.
     pub request_seconds: Histogram,
-    /// Tokens of a request's prompt.
+    /// Number of tokens of each request's prompt.
     pub prompt_tokens: Histogram,
-    /// Cached tokens of a request's prompt.
+    /// Number of cached tokens of each request's prompt.
     pub cached_tokens: Histogram,
 }
 
-/// The outcome of a generation.
+/// How the generation of an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GenerationOutcome {
-    /// A stop token or a stop string ended it.
+    /// A stop token, a stop string or the end of its grammar ended the answer.
     Stop,
-    /// It reached the maximum length.
+    /// The answer, or one of its choices, reached the maximum length.
     Length,
     /// The engine failed, or the server did.
     Failed,
-    /// It exceeded the time limit.
+    /// The request exceeded its time limit.
     TimedOut,
-    /// The gate reached phase `Cut` or the engine stopped before the answer was complete.
+    /// The server aborted its requests, or the engine stopped, before the answer was complete.
     Cut,
     /// The answer was dropped before its end, usually because the client disconnected.
     Cancelled,
@@ -128,7 +131,8 @@ impl GenerationOutcome {
 }
 
 impl Metrics {
-    /// Returns metrics with the engine's, read from `numbers` on each scrape, and those of the `others`.
+    /// Returns the server's metrics. The engine's are read from `numbers` on each scrape, and those of `others` are
+    /// exported too.
     pub fn new(
         numbers: impl Fn() -> Option<Numbers> + Clone + Send + Sync + 'static,
         others: impl IntoIterator<Item = Box<dyn Collector>>,
@@ -214,17 +218,18 @@ impl Metrics {
         }
     }
 
-    /// Counts an HTTP response.
+    /// Counts an HTTP response. `route` is the pattern of the route, never the client's path.
     pub fn http(&self, route: &str, status: StatusCode) {
         self.http.count(route, status);
     }
 
-    /// Counts a generation.
+    /// Counts the generation of an answer by its outcome.
     pub fn ended(&self, outcome: GenerationOutcome) {
         self.generations.count(outcome.name());
     }
 
-    /// Counts a search and its duration by the number of documents found; `None` if it failed.
+    /// Counts a search for documents by its result, and records its duration `taken`. `documents` is the number of
+    /// documents found; `None` if the search failed.
     pub fn retrieved(&self, documents: Option<usize>, taken: Duration) {
         let outcome = match documents {
             Some(0) => "empty",

@@ -1,4 +1,4 @@
-//! `POST /v1/messages`: Anthropic's Messages, converted to a chat.
+//! `POST /v1/messages`: requests of Anthropic's Messages API, converted to chat requests.
 //!
 //! | block | in the chat |
 //! | --- | --- |
@@ -20,11 +20,12 @@ use super::parts::{self, Conversation};
 use crate::failure::Failure;
 use serde_json::{Map, Value, json};
 
-/// A Messages request, converted to a chat. Field names in its errors are a chat's, see [`NAMES`].
+/// A request of Anthropic's Messages API, converted to a chat request. Its errors name the fields of a chat request,
+/// see [`NAMES`].
 #[derive(Debug)]
 pub struct MessagesRequest(pub Chat);
 
-/// Pairs of a chat's field name and its name in Messages, where they differ.
+/// Pairs of names for the same field, in a chat request and in the Messages API, for the fields whose names differ.
 pub const NAMES: &[(&str, &str)] = &[
     (
         "response_format.json_schema.schema",
@@ -35,7 +36,7 @@ pub const NAMES: &[(&str, &str)] = &[
 ];
 
 impl MessagesRequest {
-    /// Parses a request's body, which must have `max_tokens`.
+    /// Parses the body of a request, which must have `max_tokens`.
     ///
     /// # Errors
     /// Returns [`Failure::Invalid`] for an invalid field, under a chat's name where [`NAMES`] has one.
@@ -47,7 +48,7 @@ impl MessagesRequest {
         translate(fields).map(Self)
     }
 
-    /// Parses a request whose tokens are only counted.
+    /// Parses the body of a request whose tokens are only counted, so that it needs no `max_tokens`.
     ///
     /// # Errors
     /// As [`MessagesRequest::parse`].
@@ -137,7 +138,8 @@ fn is_prefill(message: &Value) -> bool {
         && blocks.iter().all(|block| block["type"] != "tool_use")
 }
 
-/// Returns `parallel_tool_calls` for the `disable_parallel_tool_use` of a `tool_choice`; `None` if it is absent.
+/// Returns the value of a chat request's `parallel_tool_calls` for the `disable_parallel_tool_use` in a `tool_choice`;
+/// `None` if it is absent.
 fn take_parallel(choice: Option<&Value>) -> Result<Option<bool>, Failure> {
     match choice.map(|choice| &choice["disable_parallel_tool_use"]) {
         None | Some(Value::Null) => Ok(None),
@@ -149,7 +151,7 @@ fn take_parallel(choice: Option<&Value>) -> Result<Option<bool>, Failure> {
     }
 }
 
-/// Takes `thinking`; returns whether it enables thinking, or `None` if it is absent.
+/// Removes the field `thinking` and returns whether it enables thinking; `None` if it is absent.
 fn take_thinking(fields: &mut Fields) -> Result<Option<bool>, Failure> {
     let Some(thinking) = fields.take("thinking") else {
         return Ok(None);
@@ -164,7 +166,8 @@ fn take_thinking(fields: &mut Fields) -> Result<Option<bool>, Failure> {
     }
 }
 
-/// Takes `output_config.format`, or without `output_config` the older `output_format`, as a chat's `response_format`.
+/// Removes the field `output_config`, or if it is absent the older `output_format`, and returns its format as the
+/// `response_format` of a chat request; `None` if there is none.
 fn take_format(fields: &mut Fields) -> Result<Option<Value>, Failure> {
     let format = match fields.object("output_config")? {
         None => fields.take("output_format"),
@@ -184,7 +187,7 @@ fn take_format(fields: &mut Fields) -> Result<Option<Value>, Failure> {
     })))
 }
 
-/// Returns a tool as the `function` of a chat's tool.
+/// Returns a tool of the Messages API as the `function` of a chat request's tool.
 fn function(mut tool: Map<String, Value>) -> Map<String, Value> {
     let names = [
         ("name", "name"),
@@ -282,13 +285,13 @@ fn take_answer(conversation: &mut Conversation, blocks: Vec<Block>) -> Result<()
     Ok(())
 }
 
-/// A content block converted to text, or any other block with its path in the body.
+/// A content block of a message: converted to text, or any other block with its path in the body.
 enum Block {
     Text(String),
     Other { at: String, kind: Value },
 }
 
-/// Parses a message's content, a string or an array of blocks.
+/// Parses the content of a message, a string or an array of blocks. `at` is its path in the body, for errors.
 fn take_blocks(at: &str, content: &Value) -> Result<Vec<Block>, Failure> {
     parts::each(at, content, "blocks", Block::Text, |at, block| match text(
         &format!("{at}.type"),
@@ -304,7 +307,8 @@ fn take_blocks(at: &str, content: &Value) -> Result<Vec<Block>, Failure> {
     })
 }
 
-/// Parses content all of whose blocks can be converted to text; refuses other blocks.
+/// Parses content all of whose blocks must be convertible to text; other blocks are an error. `at` is its path in the
+/// body.
 fn take_texts(at: &str, content: &Value) -> Result<Vec<String>, Failure> {
     let blocks = take_blocks(at, content)?.into_iter();
     let texts = blocks.map(|block| match block {
@@ -318,7 +322,8 @@ fn text_of(at: &str, block: &Value) -> Result<String, Failure> {
     text(&format!("{at}.text"), &block["text"]).map(str::to_owned)
 }
 
-/// Parses content whose blocks are all of type `text`, and joins them with line feeds.
+/// Parses content all of whose blocks must have the type `text`, and joins their texts with line feeds. `at` is its
+/// path in the body.
 fn joined(at: &str, content: &Value) -> Result<String, Failure> {
     let texts = parts::each(at, content, "blocks", String::from, |at, block| {
         match block["type"] == "text" {

@@ -1,4 +1,4 @@
-//! `POST /v1/chat/completions`: the fields of a chat request.
+//! `POST /v1/chat/completions`: the fields of a chat request that other routes do not have.
 
 use super::fields::{Fields, filled, missing, object, take_objects, text, wrong_type};
 use super::parts::not_text;
@@ -14,20 +14,21 @@ pub struct Chat {
     /// possibly absent. A tool call's `arguments` are as sent, except that a string that contains a JSON object is
     /// replaced by the object.
     pub messages: Value,
-    /// The tools shown to the model; `None` if there are none, or `tool_choice` is `none`.
+    /// The tools that the model is told of; `None` if there are none, or `tool_choice` is `none`.
     pub tools: Option<Tools>,
     /// The field `documents`, an array of objects, for the chat template; `None` if absent or empty.
     pub documents: Option<Value>,
-    /// Additional variables for the chat template, an object (`chat_template_kwargs`, vLLM's extension).
+    /// Additional variables for the chat template, an object (`chat_template_kwargs`, vLLM's extension); `None` if
+    /// absent.
     pub template_variables: Option<Value>,
-    /// The position at which the prompt ends.
+    /// Where the prompt ends, which decides what the answer continues.
     pub ending: Ending,
-    /// The options common to all completions.
+    /// The options that chats and text completions share.
     pub options: Options,
 }
 
 impl Chat {
-    /// Parses a request's body.
+    /// Parses the body of a chat request.
     ///
     /// # Errors
     /// Returns [`Failure::Invalid`] for an invalid field.
@@ -65,8 +66,8 @@ impl Chat {
     }
 }
 
-/// Takes vLLM's `add_generation_prompt` and `continue_final_message`, and returns the position at which the prompt must
-/// end.
+/// Removes vLLM's fields `add_generation_prompt` and `continue_final_message`, and returns where they say that the
+/// prompt ends. Returns an error if both are true.
 fn take_ending(fields: &mut Fields) -> Result<Ending, Failure> {
     let continues = fields.boolean("continue_final_message")?;
     let opens = fields.boolean_or("add_generation_prompt", !continues)?;
@@ -81,7 +82,8 @@ fn take_ending(fields: &mut Fields) -> Result<Ending, Failure> {
     }
 }
 
-/// Takes `logprobs` and `top_logprobs`. Returns the number of alternatives per token; `None` for no log-probabilities.
+/// Removes the fields `logprobs` and `top_logprobs`. Returns the number of alternatives for each token; `None` if
+/// log-probabilities are not requested.
 fn take_logprobs(fields: &mut Fields) -> Result<Option<u32>, Failure> {
     let wanted = fields.boolean("logprobs")?;
     let top = fields.count("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;
@@ -95,7 +97,7 @@ fn take_logprobs(fields: &mut Fields) -> Result<Option<u32>, Failure> {
     }
 }
 
-/// OpenAI's limit on `top_logprobs`.
+/// OpenAI's maximum value of `top_logprobs`.
 const MAX_TOP_LOGPROBS: i64 = 20;
 
 pub(super) fn take_messages(fields: &mut Fields) -> Result<Value, Failure> {
@@ -122,7 +124,7 @@ fn check_message(at: &str, message: &mut Value) -> Result<(), Failure> {
     }
 }
 
-/// Checks that every part is text.
+/// Checks that every part of a message's content is text. `at` is the path of the content, for errors.
 fn check_parts(at: &str, parts: &[Value]) -> Result<(), Failure> {
     for (index, part) in parts.iter().enumerate() {
         if part["type"] != "text" {
@@ -136,8 +138,8 @@ fn check_parts(at: &str, parts: &[Value]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns whether the message has tool calls. OpenAI's clients send a call's arguments as a string of JSON, but
-/// templates in Hugging Face's format print an object, so this replaces strings that contain an object.
+/// Returns whether a message has tool calls. Replaces each call's arguments, which OpenAI's clients send as a string of
+/// JSON, by the object in that string, if it contains one, because templates in Hugging Face's format print an object.
 fn open_tool_calls(message: &mut Value) -> bool {
     let Some(Value::Array(calls)) = message.get_mut("tool_calls") else {
         return false;

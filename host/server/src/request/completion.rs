@@ -1,4 +1,4 @@
-//! `POST /v1/completions`: the fields of a text completion.
+//! `POST /v1/completions`: the fields of a text completion that chats do not have.
 
 use super::Options;
 use super::fields::{Fields, check_tokens, missing, wrong_type};
@@ -6,28 +6,28 @@ use crate::failure::Failure;
 use foreword_engine::TokenId;
 use serde_json::Value;
 
-/// A validated text completion.
+/// A validated request for a text completion.
 #[derive(Debug)]
 pub struct Completion {
-    /// The prompt to continue.
+    /// The prompt that the answer continues.
     pub prompt: Prompt,
     /// True if the answer's text begins with the prompt (`echo`).
     pub echo: bool,
-    /// The options common to all completions.
+    /// The options that chats and text completions share.
     pub options: Options,
 }
 
-/// The prompt of a text completion; it may be empty here, and is refused later.
+/// The prompt of a text completion. It may be empty here, and is refused later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {
-    /// Text, which is tokenised.
+    /// A text, which is tokenised.
     Text(String),
-    /// Tokens, used without change.
+    /// Tokens of the model, which are used without change.
     Tokens(Vec<TokenId>),
 }
 
 impl Completion {
-    /// Parses a request's body.
+    /// Parses the body of a request for a text completion.
     ///
     /// # Errors
     /// Returns [`Failure::Invalid`] for an invalid field.
@@ -48,11 +48,11 @@ impl Completion {
     }
 }
 
-/// OpenAI's limit on `logprobs`.
+/// OpenAI's maximum value of `logprobs` in a text completion.
 const MAX_TOP_LOGPROBS: i64 = 5;
 
-/// Validates a prompt: a string, an array of tokens, or an array that contains one of these. OpenAI also allows several
-/// prompts in one request; they are refused, since clients can send several requests at no disadvantage.
+/// Validates the field `prompt`: a string, an array of tokens, or an array that contains one of these. OpenAI also
+/// allows several prompts in one request; they are refused, since clients can send several requests at no disadvantage.
 pub(super) fn check_prompt(value: Value) -> Result<Prompt, Failure> {
     match value {
         Value::String(text) => Ok(Prompt::Text(text)),

@@ -1,37 +1,37 @@
-//! `POST /v1/embeddings`: the fields of a request for vectors.
+//! `POST /v1/embeddings`: the fields of a request for the embedding vectors of texts.
 
 use super::fields::{Fields, missing, wrong_type, wrong_value};
 use crate::failure::Failure;
 use serde_json::Value;
 
-/// A validated request for embeddings.
+/// A validated request for the embedding vectors of texts.
 #[derive(Debug)]
 pub struct Embeddings {
     /// The requested model; `None` for the configured embedder.
     pub model: Option<String>,
     /// The texts to embed, 1 to 2,048.
     pub input: Vec<String>,
-    /// The encoding of the vectors.
+    /// The encoding of the vectors in the response.
     pub encoding: Encoding,
     /// The number of dimensions that the client asks for; `None` if it does not say. Refused unless it is the
     /// embedder's.
     pub dimensions: Option<u32>,
 }
 
-/// The encoding of a vector.
+/// The encoding of the vectors in a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
     /// An array of numbers.
     Float,
-    /// Little-endian f32 in base64.
+    /// Little-endian `f32` values in base64.
     Base64,
 }
 
-/// OpenAI's limit on the number of texts.
+/// OpenAI's maximum number of texts in one request.
 const MAX_INPUTS: usize = 2048;
 
 impl Embeddings {
-    /// Parses a request's body.
+    /// Parses the body of a request for embedding vectors.
     ///
     /// # Errors
     /// Returns [`Failure::Invalid`] for an invalid field.

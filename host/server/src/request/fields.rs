@@ -1,4 +1,4 @@
-//! Takes a JSON object's fields one by one, with checks of type and range.
+//! Removes the fields of a JSON object one by one, with checks of type and range.
 //!
 //! `null` counts as absent everywhere: OpenAI's own clients send it for a field that was not set.
 
@@ -8,15 +8,15 @@ use serde_json::{Map, Number, Value};
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
-/// The fields of a JSON object that were not taken yet.
+/// The fields of a request's JSON object that were not removed yet.
 pub(super) struct Fields(Map<String, Value>);
 
 impl Fields {
-    /// Parses a body into its fields.
+    /// Parses the body of a request into its fields.
     ///
     /// # Errors
-    /// Returns an error if `body` is not UTF-8, not JSON, or not an object. The message names the place, never the
-    /// text.
+    /// Returns an error if `body` is not UTF-8, not JSON, or not an object. The message names the position, and never
+    /// quotes the body.
     pub(super) fn parse(body: &[u8]) -> Result<Self, Failure> {
         let text = std::str::from_utf8(body).map_err(|error| {
             Failure::invalid_body(format!(
@@ -32,12 +32,12 @@ impl Fields {
         Err(Failure::invalid_body(message))
     }
 
-    /// Returns the fields of an object that was parsed elsewhere.
+    /// Wraps the fields of an object that was parsed elsewhere.
     pub(super) fn of(fields: Map<String, Value>) -> Self {
         Self(fields)
     }
 
-    /// Returns the remaining fields, with those of `more` that are not `None`.
+    /// Returns the fields that were not removed yet, with those of `more` that are not `None`.
     pub(super) fn rest_with<const N: usize>(
         self,
         more: [(&str, Option<Value>); N],
@@ -47,7 +47,7 @@ impl Fields {
         self.0.into_iter().chain(present).collect()
     }
 
-    /// Returns a field without taking it; `None` if it is absent or null.
+    /// Returns the value of a field without removing it; `None` if it is absent or null.
     pub(super) fn get(&self, name: &str) -> Option<&Value> {
         self.0.get(name).filter(|value| !value.is_null())
     }
@@ -67,12 +67,12 @@ impl Fields {
         }
     }
 
-    /// Takes a boolean; false if it is absent.
+    /// Removes a field and returns its boolean; false if it is absent or null.
     pub(super) fn boolean(&mut self, name: &str) -> Result<bool, Failure> {
         self.boolean_or(name, false)
     }
 
-    /// Takes a boolean; `default` if it is absent.
+    /// Removes a field and returns its boolean; `default` if it is absent or null.
     pub(super) fn boolean_or(&mut self, name: &str, default: bool) -> Result<bool, Failure> {
         match self.take(name) {
             None => Ok(default),
@@ -81,7 +81,7 @@ impl Fields {
         }
     }
 
-    /// Takes an object; `None` if it is absent.
+    /// Removes a field and returns it, which must be an object; `None` if it is absent or null.
     pub(super) fn object(&mut self, name: &str) -> Result<Option<Value>, Failure> {
         let found = self.take(name);
         if let Some(found) = &found {
@@ -98,8 +98,8 @@ impl Fields {
         self.within(name, "an integer", Number::as_i64, &range)
     }
 
-    /// Takes an integer within `range`. Returns `None` if it is absent, or if `range` allows it to be negative and it
-    /// is.
+    /// Removes a field and returns its integer, which must be within `range`. Returns `None` if it is absent, or
+    /// negative where `range` allows that.
     pub(super) fn count(
         &mut self,
         name: &str,
@@ -139,7 +139,7 @@ impl Fields {
     }
 }
 
-/// Takes an array of objects; `None` if it is absent or empty.
+/// Removes a field and returns it, which must be an array of objects; `None` if it is absent or empty.
 pub(super) fn take_objects(fields: &mut Fields, name: &str) -> Result<Option<Value>, Failure> {
     match fields.take(name) {
         None => Ok(None),
@@ -153,7 +153,8 @@ pub(super) fn take_objects(fields: &mut Fields, name: &str) -> Result<Option<Val
     }
 }
 
-/// Returns the elements of an array that must be present and not empty. `wanted` describes the type for an error.
+/// Returns the elements of a field's value `found`, an array that must be present and not empty. `wanted` describes the
+/// type, for an error.
 pub(super) fn filled(
     name: &str,
     wanted: &str,
@@ -169,14 +170,14 @@ pub(super) fn filled(
     }
 }
 
-/// Returns the string `value`, or an error that names its path `at`.
+/// Returns the string in `value`, or an error that names the path `at` in the body.
 pub(super) fn text<'v>(at: &str, value: &'v Value) -> Result<&'v str, Failure> {
     value
         .as_str()
         .ok_or_else(|| wrong_type(at, "a string", value))
 }
 
-/// Returns an error that names the path `at` unless `value` is an object.
+/// Returns an error, which names the path `at` in the body, unless `value` is an object.
 pub(super) fn object(at: &str, value: &Value) -> Result<(), Failure> {
     match value {
         Value::Object(_) => Ok(()),
@@ -184,24 +185,24 @@ pub(super) fn object(at: &str, value: &Value) -> Result<(), Failure> {
     }
 }
 
-/// Returns the failure for an absent field.
+/// Returns the failure for a required field that is absent.
 pub(super) fn missing(param: &str) -> Failure {
     Failure::invalid(param, format!("{param} is missing"))
 }
 
-/// Returns the failure for a field of the wrong type; `wanted` describes the type.
+/// Returns the failure for a field with a value of the wrong type. `wanted` describes the right type.
 pub(super) fn wrong_type(param: &str, wanted: &str, got: &Value) -> Failure {
     let got = type_name(got);
     Failure::invalid(param, format!("{param} must be {wanted}, got {got}"))
 }
 
-/// Returns the failure for a field with a value that is none of those wanted.
+/// Returns the failure for a field whose value is none of the accepted ones, which `wanted` describes.
 pub(super) fn wrong_value(param: &str, wanted: &str, got: &Value) -> Failure {
     let got = show(got);
     Failure::invalid(param, format!("{param} must be {wanted}, got {got}"))
 }
 
-/// Formats `value` for an error: shortened, and without the content of arrays and objects.
+/// Formats a value for an error message: shortened, and without the content of arrays and objects.
 pub(super) fn show(value: &Value) -> String {
     match value {
         Value::Array(_) | Value::Object(_) => type_name(value).to_owned(),
@@ -220,7 +221,7 @@ fn type_name(value: &Value) -> &'static str {
     }
 }
 
-/// Returns the ids of tokens in a list at the path `at`.
+/// Returns the token ids in a list, or an error if an element is not a token. `at` is the list's path in the body.
 pub(super) fn check_tokens(at: &str, values: &[Value]) -> Result<Vec<TokenId>, Failure> {
     let check = |(index, value): (usize, &Value)| {
         let token = value.as_u64().and_then(|id| TokenId::try_from(id).ok());

@@ -5,18 +5,18 @@ use super::fields::{Fields, object, text, wrong_type, wrong_value};
 use crate::failure::{Failure, clip};
 use serde_json::{Value, json};
 
-/// The form of an answer.
+/// The form that an answer must have.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Format {
     /// Any text.
     Text,
-    /// Any JSON object.
+    /// Any answer that is a JSON object.
     JsonObject,
-    /// JSON that matches this schema, with `strict` or without.
+    /// JSON that matches this schema, whether or not the request has `strict`.
     JsonSchema {
-        /// The schema, an object.
+        /// The JSON schema that the answer must match, an object.
         schema: Value,
-        /// The schema's path in the request.
+        /// The schema's path in the request, for errors.
         field: &'static str,
     },
 }
@@ -57,8 +57,8 @@ impl Format {
     }
 }
 
-/// Takes `structured_outputs` and its predecessor `guided_json`, and returns the path of the schema in them and the
-/// schema. The schema may be a string of JSON.
+/// Removes the field `structured_outputs` and its predecessor `guided_json`, and returns the path of the schema in them
+/// and the schema; `None` if there is none. The schema may be a string of JSON.
 fn take_guided(fields: &mut Fields) -> Result<Option<(&'static str, Value)>, Failure> {
     let mut outputs = fields.object("structured_outputs")?.unwrap_or_default();
     let mut newer = outputs["json"].take();

@@ -12,51 +12,53 @@ use std::hash::{BuildHasher, RandomState};
 /// The validated options of a chat or text completion.
 #[derive(Debug)]
 pub struct Options {
-    /// The requested model; `None` for the served one.
+    /// The model that the client names; `None` for the served one.
     pub model: Option<String>,
-    /// Maximum number of tokens of the answer. 0 is allowed only if the prompt or its log-probabilities are requested.
-    /// `None`: for a chat as many as fit, for a text completion 16.
+    /// Maximum number of tokens of the answer. 0 is allowed only if the response reports the prompt or its
+    /// log-probabilities. `None`: as many as fit for a chat, 16 for a text completion.
     pub max_tokens: Option<u32>,
-    /// The parameters of sampling.
+    /// The parameters by which tokens are sampled.
     pub sampling: Sampling,
-    /// Number of answers (`n`), 1 to 16; the prompt is computed once for all.
+    /// Number of alternative answers to generate (`n`), 1 to 16. The prompt is computed once for all of them.
     pub choices: u32,
-    /// Number of alternatives reported besides each answer token; `None` for no log-probabilities.
+    /// Number of alternatives reported besides each answer token; `None` if log-probabilities are not requested.
     pub top_logprobs: Option<u32>,
-    /// Number of alternatives reported for each of the prompt's tokens; `None` for no log-probabilities of the prompt.
+    /// Number of alternatives reported for each prompt token; `None` if log-probabilities of the prompt are not
+    /// requested.
     pub prompt_logprobs: Option<u32>,
-    /// Number of the prompt's last tokens that `prompt_logprobs` reports; `None` for the whole prompt.
+    /// Number of tokens at the prompt's end that `prompt_logprobs` reports; `None` for the whole prompt.
     pub prompt_logprobs_last: Option<u32>,
-    /// The required form of each answer.
+    /// The form that each answer must have.
     pub format: Format,
     /// Texts that end the answer; none is empty.
     pub stop: Vec<String>,
-    /// Tokens that end the answer, in addition to the model's (`stop_token_ids`, vLLM's extension).
+    /// Tokens that end the answer, in addition to those of the model (`stop_token_ids`, vLLM's extension).
     pub stop_tokens: Vec<TokenId>,
     /// True if the model's end-of-answer tokens are generated like any other (vLLM's extension, for benchmarks).
     pub ignore_eos: bool,
     /// The field `cache_salt`; empty if absent. Requests with different salts share no KV state.
     pub cache_salt: String,
-    /// The request's use of the prefix cache.
+    /// Whether the prefix cache is read for the request, and whether the computed prompt is cached.
     pub caching: PrefixCaching,
-    /// The form in which the answer is sent.
+    /// Whether the answer is sent whole or as a stream.
     pub delivery: Delivery,
 }
 
-/// The form in which an answer is delivered.
+/// The form in which an answer is sent to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
     /// As one JSON object.
     Whole,
     /// As server-sent events.
     Stream {
-        /// True if an event before `[DONE]` reports the usage.
+        /// True if an event before `[DONE]` reports the token counts.
         include_usage: bool,
     },
 }
 
 impl Options {
-    /// Takes the options. `echo` is true if the answer begins with the prompt.
+    /// Removes the options that chats and text completions share. `top_logprobs` was removed before, as its name
+    /// differs; `echo` is true if the answer begins with the prompt.
     pub(super) fn take(
         fields: &mut Fields,
         top_logprobs: Option<u32>,
@@ -105,8 +107,8 @@ impl Options {
     }
 }
 
-/// Takes OpenAI's temperature, top_p, seed and two penalties, and vLLM's min_p, repetition_penalty and top_k, with
-/// range checks. For top_k, 0 and -1 mean no limit; without a seed, each request gets another one.
+/// Removes the parameters of sampling: OpenAI's temperature, top_p, seed and two penalties, and vLLM's min_p,
+/// repetition_penalty and top_k. For top_k, 0 and -1 mean no limit. Without a seed, each request gets a random one.
 fn take_sampling(fields: &mut Fields) -> Result<Sampling, Failure> {
     let temperature = fields.number("temperature", 0.0..=2.0)?.unwrap_or(1.0);
     let top_p = fields.number("top_p", 0.0..=1.0)?.unwrap_or(1.0);
@@ -198,7 +200,7 @@ pub(super) fn take_cache_salt(fields: &mut Fields) -> Result<String, Failure> {
     }
 }
 
-/// Takes the options of the prefix cache.
+/// Removes the fields on the use of the prefix cache.
 ///
 /// | field | from | default | |
 /// | --- | --- | --- | --- |
@@ -240,7 +242,7 @@ fn take_delivery(fields: &mut Fields) -> Result<Delivery, Failure> {
     Ok(Delivery::Stream { include_usage })
 }
 
-/// Refuses known fields that are not supported, unless their value has no effect.
+/// Removes known fields that are not supported. Returns an error unless their values have no effect.
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), Failure> {
     for (name, neutral) in UNSUPPORTED {
         if let Some(value) = fields.take(name)
@@ -265,7 +267,7 @@ fn is_neutral(value: &Value, neutral: &str) -> bool {
     }
 }
 
-/// Fields to refuse if the route has not taken them before, each with the JSON value that has no effect.
+/// Fields to refuse if the route has not removed them before, each with the JSON value that has no effect.
 const UNSUPPORTED: &[(&str, &str)] = &[
     ("best_of", "1"),
     ("top_logprobs", "0"),
@@ -294,9 +296,9 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("json_schema", "null"),
 ];
 
-/// Maximum number of answers to one request. Each takes a place in the gate and in the engine's queue.
+/// Maximum number of answers to one request (`n`). Each counts as one request in flight and in the engine's queue.
 const MAX_CHOICES: i64 = 16;
-/// Limit on `prompt_logprobs`, the default of vLLM's `--max-logprobs`.
+/// Maximum value of `prompt_logprobs`: the default of vLLM's `--max-logprobs`.
 const MAX_PROMPT_LOGPROBS: i64 = 20;
 const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 1024;

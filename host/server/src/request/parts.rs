@@ -1,20 +1,21 @@
-//! Converts the messages and documents of other APIs to a chat's, with documents in the gateway's format.
+//! Converts the messages and documents of other APIs to those of a chat request, with documents in the gateway's
+//! format.
 
 use super::fields::{object, show, text, wrong_type};
 use crate::failure::Failure;
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 
-/// A chat's messages under construction, in OpenAI's format.
+/// The messages of a chat request under construction, in OpenAI's format.
 #[derive(Debug, Default)]
 pub(super) struct Conversation {
     messages: Vec<Map<String, Value>>,
-    /// Reasoning for the next assistant message.
+    /// Reasoning that belongs to the next assistant message.
     reasoning: String,
 }
 
 impl Conversation {
-    /// Adds a message of `role`, with one part for each text.
+    /// Adds a message of `role`, whose content has one part for each text.
     pub(super) fn message(&mut self, role: &str, texts: Vec<String>) {
         let mut message = Map::new();
         message.insert("role".to_owned(), role.into());
@@ -22,19 +23,19 @@ impl Conversation {
         self.messages.push(message);
     }
 
-    /// Adds an assistant message, with the reasoning added before.
+    /// Adds an assistant message, whose content has one part for each text, with the reasoning that was added before.
     pub(super) fn assistant(&mut self, texts: Vec<String>) {
         self.message("assistant", texts);
         self.attach_reasoning();
     }
 
-    /// Appends to the reasoning of the next assistant message.
+    /// Adds to the reasoning that belongs to the next assistant message.
     pub(super) fn reasoning(&mut self, text: String) {
         self.reasoning.push_str(&text);
     }
 
-    /// Adds a tool call, with the reasoning added before, to the last message if that is the assistant's, otherwise to a
-    /// new assistant message.
+    /// Adds a tool call, with the reasoning that was added before. If the last message is the assistant's, the call is
+    /// added to it, otherwise to a new assistant message.
     pub(super) fn call(&mut self, id: &str, name: &str, arguments: Value) {
         let last = self.messages.last();
         let is_assistants =
@@ -52,7 +53,7 @@ impl Conversation {
         }
     }
 
-    /// Adds the result of the tool call `id`, as a message of role `tool`.
+    /// Adds the result of the tool call `id`, as a message of the role `tool` with one part for each text.
     pub(super) fn result(&mut self, id: &str, texts: Vec<String>) {
         self.message("tool", texts);
         if let Some(last) = self.messages.last_mut() {
@@ -62,7 +63,8 @@ impl Conversation {
         }
     }
 
-    /// Adds rendered documents to the last message if that is the user's, otherwise as a new user message.
+    /// Adds documents, as text in the gateway's format, to the last message if that is the user's, otherwise as a new
+    /// user message.
     pub(super) fn documents(&mut self, blocks: Vec<String>) {
         if blocks.is_empty() {
             return;
@@ -85,12 +87,12 @@ impl Conversation {
         users.insert("content".to_owned(), content(texts));
     }
 
-    /// Returns the chat's messages as a JSON array.
+    /// Returns the messages as the JSON array `messages` of a chat request.
     pub(super) fn messages(self) -> Value {
         self.messages.into_iter().map(Value::Object).collect()
     }
 
-    /// Moves the reasoning to the last message, after the reasoning that it already has.
+    /// Moves the reasoning that was added to the last message, after the reasoning that the message already has.
     fn attach_reasoning(&mut self) {
         let reasoning = std::mem::take(&mut self.reasoning);
         if let Some(last) = self.messages.last_mut()
@@ -102,7 +104,8 @@ impl Conversation {
     }
 }
 
-/// Returns a message's `content`: a string for one text (empty for none), an array of text parts for several.
+/// Returns the `content` of a message: a string if there is one text (empty if there is none), or an array with a text
+/// part for each of several.
 fn content(mut texts: Vec<String>) -> Value {
     if texts.len() <= 1 {
         return texts.pop().unwrap_or_default().into();
@@ -113,8 +116,8 @@ fn content(mut texts: Vec<String>) -> Value {
         .collect()
 }
 
-/// Parses a message's content: a string, converted by `whole`, or an array, of which `read` converts each element,
-/// given its path. `parts` names the elements in an error.
+/// Parses the content of a message at the path `at`: a string, converted by `whole`, or an array, of which `read`
+/// converts each element, given its path. `parts` names the elements in an error.
 pub(super) fn each<T>(
     at: &str,
     content: &Value,
@@ -134,8 +137,9 @@ pub(super) fn each<T>(
     }
 }
 
-/// Converts the `tools` of another API to a chat's, `{"type": "function", "function": …}`. Refuses tools of another
-/// type than `kind`. `function` converts a tool's fields other than `type`, without nulls.
+/// Converts the `tools` of another API to those of a chat request, `{"type": "function", "function": …}`. Tools of a
+/// type other than `kind` are an error; `is_kind_optional` is true if a tool may have no type. `function` converts a
+/// tool's fields other than `type`, without nulls.
 pub(super) fn nest_tools(
     tools: Value,
     kind: &str,
@@ -167,7 +171,8 @@ pub(super) fn nest_tools(
     nested.collect::<Result<_, _>>().map(Value::Array)
 }
 
-/// Returns a document's block in the gateway's format. Id, title and text are escaped so that they cannot end it early.
+/// Returns a document as a text block in the gateway's format. Id, title and text are escaped so that they cannot end
+/// the block early.
 pub(super) fn document(id: &str, title: &str, text: &str) -> String {
     let mut block = "<document".to_owned();
     if !id.is_empty() {
@@ -196,7 +201,7 @@ pub(super) fn document(id: &str, title: &str, text: &str) -> String {
     block
 }
 
-/// Escapes `</document` in a text, in any case, so that it does not end the block.
+/// Escapes `</document` in a text, in any case, so that the text does not end its document's block.
 fn enclosed(text: &str) -> String {
     const CLOSING: &[u8] = b"</document";
     let bytes = text.as_bytes();
@@ -213,7 +218,7 @@ fn enclosed(text: &str) -> String {
     enclosed
 }
 
-/// Returns the failure for a part of type `kind`, which is not text, at the path `at`.
+/// Returns the failure for a content part at the path `at` whose type, `kind`, is not that of text.
 pub(super) fn not_text(at: &str, kind: &Value) -> Failure {
     let shown = show(kind);
     let what = match kind.as_str().unwrap_or_default() {

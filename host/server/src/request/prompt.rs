@@ -7,10 +7,10 @@ use super::options::take_cache_salt;
 use crate::failure::Failure;
 use serde_json::Value;
 
-/// The validated fields from which a prompt is rendered.
+/// The validated fields of a chat request from which its prompt is rendered.
 #[derive(Debug)]
 pub struct ChatPrompt {
-    /// The requested model; `None` if the request names none.
+    /// The model that the client names; `None` if it names none.
     pub model: Option<String>,
     /// The messages, in the form of [`Chat::messages`](super::Chat::messages).
     pub messages: Value,
@@ -18,14 +18,14 @@ pub struct ChatPrompt {
     pub tools: Option<Value>,
     /// The field `documents`, an array of objects, for the chat template; `None` if absent or empty.
     pub documents: Option<Value>,
-    /// Additional variables for the chat template, an object (`chat_template_kwargs`).
+    /// Additional variables for the chat template, an object (`chat_template_kwargs`); `None` if absent.
     pub template_variables: Option<Value>,
     /// The field `cache_salt`; empty if absent. Requests with different salts share no KV state.
     pub cache_salt: String,
 }
 
 impl ChatPrompt {
-    /// Parses a request's body.
+    /// Parses the body of a chat request.
     ///
     /// # Errors
     /// Returns [`Failure::Invalid`] for an invalid field.

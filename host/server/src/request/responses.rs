@@ -1,4 +1,4 @@
-//! `POST /v1/responses`: OpenAI's Responses, converted to a chat.
+//! `POST /v1/responses`: requests of OpenAI's Responses API, converted to chat requests.
 //!
 //! | item of `input` | in the chat |
 //! | --- | --- |
@@ -17,25 +17,27 @@ use super::parts::{self, Conversation};
 use crate::failure::{Failure, clip};
 use serde_json::{Map, Value, json};
 
-/// A parsed request. It becomes a chat with the items of earlier responses, see [`ResponsesRequest::chat`].
+/// A parsed request of the Responses API. With the items of earlier responses it becomes a chat request, see
+/// [`ResponsesRequest::chat`].
 #[derive(Debug)]
 pub struct ResponsesRequest {
-    /// The id of the response that this request continues.
+    /// The id of the response that this request continues; `None` if it continues none.
     pub previous: Option<String>,
     /// True if the response must be stored.
     pub store: bool,
-    /// The field `cache_salt`, empty if absent: it separates KV state and stored responses.
+    /// The field `cache_salt`; empty if absent. Requests with different salts share neither KV state nor stored
+    /// responses.
     pub cache_salt: String,
     /// The request's input items, in OpenAI's format.
     pub input: Vec<Value>,
-    /// The fields that the response repeats, with their values or OpenAI's defaults.
+    /// The fields that the response object repeats, with the request's values or OpenAI's defaults.
     pub echoed: Map<String, Value>,
     instructions: Option<String>,
-    /// The remaining fields, under a chat's names.
+    /// The other fields of the request, under the names that they have in a chat request.
     rest: Map<String, Value>,
 }
 
-/// Pairs of a chat's field name and its name in Responses, where they differ.
+/// Pairs of names for the same field, in a chat request and in the Responses API, for the fields whose names differ.
 pub const NAMES: &[(&str, &str)] = &[
     ("response_format.json_schema", "text.format"),
     ("response_format", "text.format"),
@@ -44,7 +46,7 @@ pub const NAMES: &[(&str, &str)] = &[
 ];
 
 impl ResponsesRequest {
-    /// Parses a request's body.
+    /// Parses the body of a request of the Responses API.
     ///
     /// # Errors
     /// Returns [`Failure::Invalid`] for an invalid field.
@@ -101,10 +103,11 @@ impl ResponsesRequest {
         })
     }
 
-    /// Converts the request to a chat, with `earlier`, the items of the responses that it continues, first.
+    /// Converts the request to a chat request. `earlier` are the items of the responses that it continues, which come
+    /// first.
     ///
-    /// # Errors
-    /// Returns [`Failure::Invalid`] for an invalid item or field, under a chat's name where [`NAMES`] has one.
+    /// # Errors Returns [`Failure::Invalid`] for an invalid item or field. The error names the field as in a chat
+    /// request if its names differ (see [`NAMES`]).
     pub fn chat(&self, earlier: &[Value]) -> Result<Chat, Failure> {
         let mut conversation = Conversation::default();
         if let Some(instructions) = &self.instructions {
@@ -122,7 +125,8 @@ impl ResponsesRequest {
     }
 }
 
-/// Refuses fields that this server does not support and that would change the answer.
+/// Removes the fields that this server does not support and that would change the answer. Returns an error if one is
+/// present.
 fn refuse(fields: &mut Fields) -> Result<(), Failure> {
     for (field, why) in [
         ("conversation", "this server keeps no conversations"),
@@ -157,8 +161,8 @@ fn refuse(fields: &mut Fields) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Takes the fields that a response repeats, with OpenAI's defaults for absent ones. `temperature` and `top_p`, which
-/// also affect the answer, are only copied.
+/// Removes the fields that the response object repeats and returns them, with OpenAI's defaults for absent ones.
+/// `temperature` and `top_p`, which also affect the answer, are only copied.
 fn echoed(fields: &mut Fields) -> Result<Map<String, Value>, Failure> {
     let mut echoed = Map::new();
     for (field, default) in [
@@ -198,7 +202,8 @@ fn echoed(fields: &mut Fields) -> Result<Map<String, Value>, Failure> {
     Ok(echoed)
 }
 
-/// `text.format` as the response repeats it, and as a chat's `response_format`; `None` for plain text.
+/// The field `text.format`, as the response object repeats it, and as the `response_format` of a chat request (`None`
+/// for plain text).
 struct Formats {
     echoed: Value,
     chats: Option<Value>,
@@ -315,7 +320,8 @@ fn take_item(conversation: &mut Conversation, at: &str, item: &Value) -> Result<
     Ok(())
 }
 
-/// Parses content whose parts are all text: a string, or an array of parts.
+/// Parses the content at the path `at`, whose parts must all be text: a string, or an array of parts. Returns the
+/// texts.
 fn take_texts(at: &str, content: &Value) -> Result<Vec<String>, Failure> {
     parts::each(at, content, "parts", String::from, |at, part| {
         let field = match part["type"].as_str() {

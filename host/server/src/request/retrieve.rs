@@ -1,4 +1,4 @@
-//! The fields of a search: of `POST /v1/retrieve`, and of the field `retrieval` of a chat.
+//! The fields of a search for documents: of `POST /v1/retrieve`, and of the field `retrieval` in a chat request.
 
 use super::fields::{Fields, wrong_type, wrong_value};
 use crate::failure::Failure;
@@ -10,36 +10,37 @@ use serde_json::{Map, Value};
 pub struct SearchQuery {
     /// The question; `None` if only an embedding was given.
     pub query: Option<String>,
-    /// The parameters of the search; `vector` is empty if the question is still to be embedded.
+    /// The parameters of the search. Its `vector` is empty if the question must still be embedded.
     pub ask: Ask,
 }
 
-/// A validated `POST /v1/retrieve`.
+/// A validated request `POST /v1/retrieve`, for the documents that answer a question.
 #[derive(Debug)]
 pub struct Retrieve {
     /// The search for documents.
     pub asked: SearchQuery,
-    /// True if the documents are returned in the order that reuses most of the engine's cache; otherwise best first.
+    /// True if the documents are returned in the order that reuses most of the engine's cache; false if best first.
     pub order: bool,
-    /// The `cache_salt` of the tenant whose cache content determines that order; empty for none.
+    /// The `cache_salt` of the tenant for whom the order reuses cached documents; empty if the request has none.
     pub cache_salt: String,
 }
 
-/// A chat whose documents must be retrieved first (field `retrieval`).
+/// A chat request whose documents must be retrieved before it is answered (field `retrieval`).
 #[derive(Debug)]
 pub struct Retrieving {
-    /// The chat's fields without `retrieval`.
+    /// The fields of the chat request without `retrieval`.
     pub body: Map<String, Value>,
     /// The search for the chat's documents.
     pub asked: SearchQuery,
-    /// True if the chat is answered without documents if retrieval is unavailable.
+    /// True if the chat is answered without documents when retrieval is unavailable; false if it then fails.
     pub is_optional: bool,
-    /// True if nothing can be searched for: the question is the last user message, and that has no letter or digit.
+    /// True if there is nothing to search for, since the question, which is the last user message, has no letter or
+    /// digit.
     pub is_wordless: bool,
 }
 
 impl Retrieve {
-    /// Parses a request's body.
+    /// Parses the body of a request `POST /v1/retrieve`.
     ///
     /// # Errors
     /// Returns [`Failure::Invalid`] for an invalid field.
@@ -59,8 +60,8 @@ impl Retrieve {
 }
 
 impl Retrieving {
-    /// Returns a chat body's retrieval request; `None` without the field `retrieval`, or if the body is not valid JSON.
-    /// The question is that of `retrieval`, else the text of the last user message.
+    /// Returns the retrieval that a chat request's body asks for; `None` if it has no field `retrieval`, or is not
+    /// valid JSON. The question is the one in `retrieval`, or else the text of the last user message.
     ///
     /// # Errors
     /// Returns [`Failure::Invalid`] for an invalid field, or if there is neither a question nor an embedding.
@@ -119,7 +120,7 @@ impl Retrieving {
 
 const FIELD: &[u8] = b"\"retrieval\"";
 
-/// Paths of the fields in `retrieval`, for errors.
+/// The paths in a chat request of the fields in `retrieval`, for errors.
 const FIELD_PATHS: [(&str, &str); 6] = [
     ("query", "retrieval.query"),
     ("embedding", "retrieval.embedding"),
@@ -129,16 +130,16 @@ const FIELD_PATHS: [(&str, &str); 6] = [
     ("on_failure", "retrieval.on_failure"),
 ];
 
-/// Default number of documents to retrieve.
+/// Default number of documents to retrieve for one question.
 const DEFAULT_K: i64 = 5;
 const MAX_K: i64 = 200;
 const MAX_QUERY_BYTES: usize = 64 << 10;
 const MAX_DIMENSIONS: usize = 65_536;
 const MAX_FILTERS: usize = 16;
-/// Maximum number of values in all filters together.
+/// Maximum number of values in all `filters` of one search together.
 const MAX_FILTER_VALUES: usize = 256;
 
-/// Takes the fields of a search.
+/// Removes and validates the fields that describe a search.
 fn take_asked(fields: &mut Fields) -> Result<SearchQuery, Failure> {
     let invalid = |name: &str, message: String| Err(Failure::invalid(name, message));
     let query = fields.string("query")?;
@@ -215,8 +216,8 @@ fn take_asked(fields: &mut Fields) -> Result<SearchQuery, Failure> {
     })
 }
 
-/// Returns the text of the last user message, of which at most the first [`MAX_QUERY_BYTES`] bytes; `None` if there is
-/// no user message, or the last one has no text.
+/// Returns the text of the last user message in a chat request, at most its first [`MAX_QUERY_BYTES`] bytes; `None` if
+/// there is no user message, or the last one has no text.
 fn last_question(body: &Map<String, Value>) -> Option<String> {
     let messages = body.get("messages")?.as_array()?;
     let is_users = |message: &&Value| message.get("role").and_then(Value::as_str) == Some("user");

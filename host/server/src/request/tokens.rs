@@ -7,37 +7,37 @@ use crate::failure::Failure;
 use foreword_engine::TokenId;
 use serde_json::Value;
 
-/// A validated `POST /tokenize`.
+/// A validated request `POST /tokenize`, for the tokens of a text or a chat.
 #[derive(Debug)]
 pub struct Tokenize {
-    /// The requested model; `None` for the served one.
+    /// The model that the client names; `None` for the served one.
     pub model: Option<String>,
     /// The input to tokenise.
     pub what: Tokenized,
-    /// True if the response also has each token's text (`return_token_strs`).
+    /// True if the response must also have the text of each token (`return_token_strs`).
     pub strings: bool,
 }
 
-/// The input to tokenise.
+/// What a request `POST /tokenize` has to tokenise.
 #[derive(Debug)]
 pub enum Tokenized {
-    /// A text; true to add the tokenizer's own special tokens, such as BOS.
+    /// A text, and whether to add the tokenizer's own special tokens, such as BOS.
     Text(String, bool),
-    /// A chat, rendered by its template.
+    /// A chat, which is rendered by the chat template.
     Chat(Box<Chat>),
 }
 
-/// A validated `POST /detokenize`.
+/// A validated request `POST /detokenize`, for the text of tokens.
 #[derive(Debug)]
 pub struct Detokenize {
-    /// The requested model; `None` for the served one.
+    /// The model that the client names; `None` for the served one.
     pub model: Option<String>,
     /// The tokens to convert to text.
     pub tokens: Vec<TokenId>,
 }
 
 impl Tokenize {
-    /// Parses a request's body.
+    /// Parses the body of a request `POST /tokenize`.
     ///
     /// # Errors
     /// Returns [`Failure::Invalid`] for an invalid field.
@@ -66,7 +66,7 @@ impl Tokenize {
 }
 
 impl Detokenize {
-    /// Parses a request's body.
+    /// Parses the body of a request `POST /detokenize`.
     ///
     /// # Errors
     /// Returns [`Failure::Invalid`] for an invalid field.
@@ -86,7 +86,8 @@ impl Detokenize {
     }
 }
 
-/// A validated `POST /v1/completions/render`. It may have several prompts, as in vLLM; the other fields apply to each.
+/// A validated request `POST /v1/completions/render`, for the tokens of text completions' prompts. It may have several
+/// prompts, as in vLLM; the other fields apply to each of them.
 #[derive(Debug)]
 pub struct Rendering {
     first: Completion,
@@ -94,7 +95,7 @@ pub struct Rendering {
 }
 
 impl Rendering {
-    /// Parses a request's body.
+    /// Parses the body of a request `POST /v1/completions/render`.
     ///
     /// # Errors
     /// Returns [`Failure::Invalid`] for an invalid field.
@@ -122,13 +123,13 @@ impl Rendering {
         })
     }
 
-    /// Returns the requested model; `None` for the served one.
+    /// Returns the model that the client names; `None` for the served one.
     #[must_use]
     pub fn model(&self) -> Option<&str> {
         self.first.options.model.as_deref()
     }
 
-    /// Calls `render` with the completion of each prompt, in order, and returns the results.
+    /// Calls `render` with a completion for each prompt of the request, in order, and returns the results.
     ///
     /// # Errors
     /// Returns the errors of `render`, and [`Failure::Invalid`] for an invalid prompt.

@@ -5,28 +5,29 @@ use super::fields::{Fields, show, take_objects, wrong_type};
 use crate::failure::Failure;
 use serde_json::{Map, Value, json};
 
-/// The tools of a chat.
+/// The tools that the model may call in a chat.
 #[derive(Debug)]
 pub struct Tools {
-    /// The tools as the client sent them, at least one, with their order of keys.
+    /// The tools as the client sent them, with their order of keys; at least one.
     pub shown: Value,
-    /// States whether the answer may or must call a tool.
+    /// Whether the model may or must call a tool.
     pub choice: ToolChoice,
-    /// False if the answer ends with its first call (`parallel_tool_calls`).
+    /// True if the answer may have several tool calls; false if it ends with the first one (`parallel_tool_calls`).
     pub parallel: bool,
 }
 
-/// States whether the model may or must call a tool.
+/// Whether the model may or must call a tool.
 #[derive(Debug, PartialEq)]
 pub enum ToolChoice {
     /// The model decides whether to call a tool.
     Auto,
-    /// The answer is exactly one call that matches this schema: an object of `name` and `arguments`.
+    /// The answer must be exactly one tool call that matches this schema: an object with `name` and `arguments`.
     Forced(Value),
 }
 
 impl Tools {
-    /// Takes the fields. `None` if there are no tools or `tool_choice` is `none`; the model then sees no tools.
+    /// Removes the fields on tools. Returns `None` if there are no tools or `tool_choice` is `none`; the model is then
+    /// told of no tools.
     pub(super) fn take(fields: &mut Fields) -> Result<Option<Self>, Failure> {
         let tools = take_objects(fields, "tools")?;
         let choice = fields.take("tool_choice");
@@ -66,7 +67,8 @@ impl Tools {
     }
 }
 
-/// Returns the name in `{"type": "function", "function": {"name": …}}`.
+/// Returns the function's name in a `tool_choice` of the form `{"type": "function", "function": {"name": …}}`; an error
+/// for any other form.
 fn named(choice: &Map<String, Value>) -> Result<&str, Failure> {
     let name = choice
         .get("function")
@@ -84,7 +86,7 @@ fn named(choice: &Map<String, Value>) -> Result<&str, Failure> {
     }
 }
 
-/// Returns the schema of a call: of the tool `name`, or of any tool if it is `None`.
+/// Returns the schema that a tool call must match: a call of the tool `name`, or of any tool if `name` is `None`.
 fn schema(tools: &Value, name: Option<&str>) -> Result<Value, Failure> {
     let mut functions = Vec::new();
     for (index, tool) in tools.as_array().into_iter().flatten().enumerate() {
@@ -141,7 +143,7 @@ fn schema(tools: &Value, name: Option<&str>) -> Result<Value, Failure> {
     }
 }
 
-/// Prefixes the schema's local `$ref`s with `root`, the schema's new place.
+/// Prefixes all local `$ref`s in a schema with `root`, the path at which the schema is placed in a larger one.
 fn rebase(schema: &mut Value, root: &str) {
     match schema {
         Value::Object(fields) => {

@@ -1,4 +1,5 @@
-//! Retrieves documents for requests that have none, while the engine already prefills with the first ones found.
+//! Retrieves documents for requests that have none, while the engine already computes the prompt with the first ones
+//! found.
 //!
 //! ```text
 //!   /v1/embeddings ─▶ embedder
@@ -32,21 +33,22 @@ use parking_lot::Mutex;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// The configuration of retrieval.
+/// The configuration of document retrieval.
 pub struct Config {
-    /// The embedder of texts.
+    /// The embedder, which turns texts into vectors.
     pub embedder: EmbedderSource,
-    /// The store to search; `None` if there is none.
+    /// The store of documents to search; `None` if there is none.
     pub store: Option<Arc<dyn Store>>,
-    /// The gateway's ordering configuration, which also orders documents here.
+    /// The gateway's ordering configuration, by which documents are ordered here too.
     pub ordering: OrderingConfig,
     /// The variant of `ordering` that writes documents in a given order; see [`prompt::config`].
     pub writing: OrderingConfig,
-    /// The kind of change of the found documents that ends a speculative prefill.
+    /// Which changes of the documents found end a speculative prefill (the prompt computed with the documents found so
+    /// far).
     pub compared: pipeline::Compared,
 }
 
-/// The source of the embedder.
+/// Where the embedder of texts comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EmbedderSource {
     /// An embedder without a model, which hashes words and parts of words into this many dimensions.
@@ -83,10 +85,10 @@ impl std::str::FromStr for EmbedderSource {
     }
 }
 
-/// The reason that an embedder cannot be opened.
+/// The reason why the embedder cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum EmbedderError {
-    /// The hashing embedder has no dimensions, or too many.
+    /// The hashing embedder is configured with no dimensions, or too many.
     #[error(transparent)]
     Dimensions(#[from] DimensionsError),
     /// The folder has no model that can be loaded.
@@ -107,16 +109,17 @@ impl EmbedderSource {
     }
 }
 
-/// Embeds texts and searches the store. All methods block.
+/// Embeds texts and searches the store of documents. All methods block the thread.
 pub struct Retriever {
     source: EmbedderSource,
     embedder: Mutex<Option<Arc<dyn Embedder>>>,
     store: Option<Arc<dyn Store>>,
     /// The configuration for writing documents into a chat; see [`prompt::config`].
     pub writing: OrderingConfig,
-    /// Orders documents by the engine's cache content.
+    /// Orders documents by what the engine has cached.
     pub orders: orders::Orders,
-    /// The kind of change of the found documents that ends a speculative prefill.
+    /// Which changes of the documents found end a speculative prefill (the prompt computed with the documents found so
+    /// far).
     pub compared: pipeline::Compared,
 }
 
@@ -148,7 +151,7 @@ impl Retriever {
         Ok(Arc::clone(embedder.insert(opened)))
     }
 
-    /// Embeds texts of the request's field `field`, which errors name.
+    /// Embeds texts, and returns a vector for each. `field` is the request's field with the texts, for errors.
     ///
     /// # Errors
     /// Returns [`Failure::Invalid`] if a text has nothing to embed, else [`Failure::Retriever`].
@@ -160,7 +163,7 @@ impl Retriever {
         })
     }
 
-    /// Returns the version of the store's content, for the response.
+    /// Returns the version of the content of the document store, which is part of responses.
     ///
     /// # Errors
     /// Returns [`Failure::Invalid`] if the server has no store, and [`Failure::Retriever`] if it cannot be reached.

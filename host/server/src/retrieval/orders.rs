@@ -1,8 +1,8 @@
-//! Tracks the documents in the engine's cache, and orders a request's documents by them.
+//! Tracks which documents the engine has cached, and orders a request's documents by them.
 //!
-//! The engine's own feed is read within the process. Each tenant, identified by the key of its salt as in the feed over
-//! HTTP, has a knowledge tree of the documents in the cache. Each tenant also has the gateway's policy, which learns
-//! from the chats whose documents were retrieved here; it is dropped when the cache holds nothing of the tenant.
+//! The engine's own feed is read within the process. For each tenant, identified by the key of its salt as in the feed
+//! over HTTP, there is a knowledge tree of the cached documents. Each tenant also has the gateway's ordering policy,
+//! which learns from the chats whose documents were retrieved here; it is dropped when nothing of the tenant is cached.
 
 use crate::kv::wire;
 use foreword_engine::engine::feed::{Feed, Position};
@@ -16,13 +16,15 @@ use foreword_ordering::tree::{Bounds, KnowledgeTree, ResidencyEvent, Scope};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 
-/// Orders documents by the engine's cache content. Reads the feed's news whenever an order is requested.
+/// Orders documents by what the engine has cached. Reads the new events of the engine's feed whenever an order is
+/// requested.
 pub struct Orders {
     /// The ordering configuration, from which each tenant's policy is made.
     ordering: Config,
-    /// Number and place of the best-ranked documents that are favoured, for tenants of which the cache holds nothing.
+    /// How many of the best-ranked documents keep a fixed position in the prompt, and which, for tenants of which
+    /// nothing is cached.
     placement: Placement,
-    /// Valid after each line that changes it, so a panic under the lock does no harm.
+    /// What is known of each tenant. Valid after each line that changes it, so a panic under the lock does no harm.
     state: Mutex<OrdersState>,
 }
 
@@ -31,52 +33,55 @@ struct OrdersState {
     since: Option<Position>,
     follower: Follower,
     tenants: HashMap<TenantKey, Tenant>,
-    /// Number of documents ordered since the trees were empty. A tree interns each, resident or not.
+    /// Number of documents ordered since the trees were empty. A tree stores an id for each of them, cached or not.
     asked: usize,
 }
 
 struct Tenant {
     tree: KnowledgeTree,
-    /// Scopes in which documents were stored, latest last, at most [`SCOPES`].
+    /// The tenant's scopes (hashes of the prompt before its documents) behind which documents were cached, latest last,
+    /// at most [`SCOPES`].
     scopes: Vec<Scope>,
     policy: Box<dyn Policy>,
 }
 
-/// A document to order.
+/// A document to order, with its hash and size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Known<'a> {
     /// Id of the document in the collection.
     pub id: &'a str,
-    /// The document's fingerprint in the gateway and the feed.
+    /// The document's fingerprint (hash), as the gateway computes it and the feed reports it.
     pub fingerprint: Fingerprint,
     /// Estimated number of tokens in the document.
     pub tokens: u32,
 }
 
-/// An order of documents, and the number of leading documents that the cache holds.
+/// An order of documents, and how many of the first ones are cached.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ordered {
     /// The documents' ranks, 0 for the retriever's best, in their order in the prompt.
     pub order: Vec<u16>,
-    /// Number of documents at the beginning of `order` that the cache holds.
+    /// Number of documents at the beginning of `order` that the engine has cached in this order.
     pub matched: u32,
-    /// Estimated tokens of the first `matched` documents.
+    /// Estimated number of tokens in the first `matched` documents.
     pub matched_tokens: u64,
 }
 
-/// Number of events read from the feed at once.
+/// Maximum number of events read from the engine's feed at once.
 const BATCH: usize = 4_096;
-/// Number of scopes remembered per tenant, and tried if the caller does not know the prompt's own.
+/// Maximum number of scopes (hashes of the prompt before its documents) that are recorded for each tenant, and tried if
+/// the caller does not know the prompt's own.
 const SCOPES: usize = 64;
 const BOUNDS: Bounds = Bounds {
     max_nodes: 1 << 20,
     max_tokens: None,
 };
-/// Number of ordered documents after which the trees are rebuilt from the feed's snapshot, to drop interned documents.
+/// Number of ordered documents after which the trees are built again from the feed's snapshot, to drop ids of documents
+/// that are not cached.
 const MAX_ASKED: usize = 1 << 18;
 
 impl Orders {
-    /// Returns the state for an engine whose feed was not read yet.
+    /// Returns the state for an engine whose feed has not been read yet.
     #[must_use]
     pub fn new(ordering: Config) -> Self {
         Self {
@@ -86,9 +91,11 @@ impl Orders {
         }
     }
 
-    /// Returns the policy's order of `documents`, which are in rank order, for the tenant of `salt`. In the prompt they
-    /// follow `scope`, or if it is `None`, the scope after which most of their tokens are cached. If the cache holds
-    /// nothing of the tenant, they stay in rank order, except that favoured ones are placed as the placement says.
+    /// Returns the order of `documents`, which are given best first, that the policy chooses for the tenant of `salt`.
+    ///
+    /// In the prompt the documents follow `scope` (a hash of the text before them), or if it is `None`, the recorded
+    /// scope after which most of their tokens are cached. If nothing of the tenant is cached, they stay in the given
+    /// order, except that the best-ranked ones get their fixed positions.
     pub fn choose(
         &self,
         feed: &Feed,
@@ -139,15 +146,16 @@ impl Orders {
         })
     }
 
-    /// Divides the `count` documents retrieved for the tenant of `salt` into favoured ones and those that the policy
-    /// orders.
+    /// Divides the `count` documents retrieved for the tenant of `salt` into the best-ranked ones, which keep fixed
+    /// positions, and those that the policy orders.
     #[must_use]
     pub fn split(&self, salt: &str, count: usize) -> Split {
         let known = self.state.lock().placement(salt);
         known.unwrap_or(self.placement).split(count)
     }
 
-    /// Records that a chat of `salt`'s tenant sends `documents` in this order; `ranks` are their ranks.
+    /// Records for the policy that a chat of the tenant of `salt` sends `documents` in this order. `ranks` has the rank
+    /// of each, 0 for the retriever's best. Does nothing if nothing of the tenant is cached.
     pub fn remember(&self, salt: &str, documents: &[Fingerprint], ranks: &[u16]) {
         let mut state = self.state.lock();
         let Some(tenant) = state.tenants.get_mut(&TenantKey::of(salt)) else {
@@ -164,13 +172,14 @@ impl Orders {
 }
 
 impl OrdersState {
-    /// Returns the current placement for the tenant of `salt`; `None` if the tenant has no state.
+    /// Returns how many of the best-ranked documents currently keep a fixed position for the tenant of `salt`, and
+    /// which; `None` if nothing of the tenant is cached.
     fn placement(&self, salt: &str) -> Option<Placement> {
         let tenant = self.tenants.get(&TenantKey::of(salt))?;
         Some(tenant.policy.placement())
     }
 
-    /// Applies the news of the engine's feed, up to its end.
+    /// Applies the new events of the engine's feed, up to its end.
     fn follow(&mut self, feed: &Feed, ordering: &Config) {
         if self.asked > MAX_ASKED {
             *self = Self::default();

@@ -44,61 +44,67 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 use tokio::sync::{Semaphore, watch};
 
-/// The kind of change of the documents found so far that ends a guess.
+/// Which changes of the documents found so far end a guess (a speculative prefill with them).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compared {
-    /// Another document, or another rank of a favoured document (with policy `retrieval`, of any document).
+    /// A guess ends if a document changes, or the rank of a document whose position in the prompt depends on its rank
+    /// (with the policy `retrieval`, of any document).
     #[default]
     Documents,
-    /// Another document or another rank: RAGCache's Algorithm 2 as written.
+    /// A guess ends if a document or the rank of any document changes: RAGCache's Algorithm 2 as written.
     Ranks,
 }
 
-/// Runs the search of one chat and submits its guesses.
+/// Runs the search for the documents of one chat, and submits guesses (speculative prefills with the documents found so
+/// far).
 pub struct Pipeline {
-    /// The retriever.
+    /// Searches for the documents.
     pub retriever: Arc<Retriever>,
     /// The model whose engine computes the guesses and the chat.
     pub model: Arc<Model>,
-    /// Finds the ends of documents in a prompt.
+    /// Finds where each document ends in a prompt.
     pub locator: Locator,
-    /// Permits to parse, render and tokenise, shared with requests.
+    /// Permits to parse, render and tokenise on a blocking thread, shared with all requests.
     pub preparing: Arc<Semaphore>,
-    /// True if guesses are made. False if the chat could not use their KV state.
+    /// True if guesses (speculative prefills) are made. False if the chat could not use the KV state that they compute.
     pub speculates: bool,
-    /// The chat's deadline, which also ends its guesses.
+    /// The chat's deadline, at which its guesses (speculative prefills) end too.
     pub deadline: Instant,
 }
 
-/// A chat with its retrieved documents.
+/// A chat request into which the retrieved documents were written.
 pub struct Prepared {
-    /// The chat's body with its documents, or without any if none were found.
+    /// The body of the chat request with its documents, or without any if none were found.
     pub written: Written,
     /// Number of documents found.
     pub documents: usize,
-    /// Id that all guesses of this chat have; the chat joins them by submitting with the same id.
+    /// The id under which all guesses (speculative prefills) of this chat are submitted. The chat itself, submitted
+    /// under the same id, uses what they have computed.
     pub id: SpeculationId,
-    /// The guess with the final documents; `None` if there is none.
+    /// The guess (speculative prefill) with the final documents; `None` if there is none.
     pub guess: Option<Speculation>,
 }
 
-/// A guess that was submitted to the engine. Dropping it cancels it.
+/// A guess: a prefill with the documents found so far, which was submitted to the engine. Dropping it cancels it.
 pub struct Speculation {
-    /// Fingerprints of the documents, in the order of the prompt.
+    /// Fingerprints (hashes) of the documents, in the order of the prompt.
     documents: Vec<Fingerprint>,
-    /// The documents' ids as [`Pipeline::compared`] returns them: a guess with other ids is wrong.
+    /// The documents' ids as [`Pipeline::compared`] returns them. If the documents found later have other ids, the
+    /// guess is wrong.
     ids: Vec<String>,
     generation: Generation,
 }
 
 impl Speculation {
-    /// Cancels the guess. Returns its documents if the engine had started it, so that some of them may be cached.
+    /// Cancels the guess. Returns the fingerprints of its documents if the engine had started it, so that some of them
+    /// may be cached; otherwise `None`.
     fn end(mut self) -> Option<Vec<Fingerprint>> {
         let begun = matches!(self.generation.try_next(), Some(Event::Started { .. }));
         begun.then_some(self.documents)
     }
 
-    /// Keeps the guess until the engine ends it: the chat itself, submitted under the same id, joins or supersedes it.
+    /// Keeps the guess until the engine ends it, because the chat itself, submitted under the same id, continues or
+    /// replaces it.
     pub async fn handed_over(mut self) {
         while self.generation.next().await.is_some() {}
     }
@@ -106,7 +112,7 @@ impl Speculation {
 
 impl Pipeline {
     /// Searches for the documents of a chat with this `body` (without the field `retrieval`) and writes them into it,
-    /// for the tenant of `salt`; makes guesses meanwhile.
+    /// for the tenant of `salt`. Meanwhile submits guesses (speculative prefills with the documents found so far).
     ///
     /// # Errors
     /// Returns the search's errors, and [`Failure::Invalid`] if the core does not accept the chat. A failed guess is
@@ -167,8 +173,9 @@ impl Pipeline {
         })
     }
 
-    /// Submits a guess with the documents found so far. Returns `None` if the engine is busy, `latest` has changed when
-    /// the prompt is ready, or the guess fails. `before` are the documents of the previous guess, in order.
+    /// Submits a guess (a speculative prefill) with the documents `found` so far. Returns `None` if the engine is busy,
+    /// the documents in `latest` have changed by the time the prompt is ready, or the guess fails. `before` has the
+    /// fingerprints of the documents of the previous guess, in order.
     async fn guess(
         self: &Arc<Self>,
         chat: &Arc<Unanswered>,
@@ -205,7 +212,8 @@ impl Pipeline {
         }
     }
 
-    /// Runs `work` on a blocking thread, while holding a permit of `preparing`.
+    /// Runs `work` on a blocking thread, while holding one of the permits to parse, render and tokenise; there is one
+    /// for each core.
     async fn prepare<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Self) -> Result<T, Failure> + Send + 'static,
@@ -214,8 +222,9 @@ impl Pipeline {
         blocking(&self.preparing, move || work(&this)).await
     }
 
-    /// Writes the documents `found` into the chat's body; returns it, and their fingerprints in prompt order. `before`
-    /// are those of the last speculative prefill, which the engine may have cached.
+    /// Writes the documents `found` into the chat's body. Returns the body, and the documents' fingerprints in the
+    /// order of the prompt. `before` has the fingerprints of the documents of the last speculative prefill, which the
+    /// engine may have cached.
     fn write(
         &self,
         chat: &Unanswered,
@@ -254,8 +263,8 @@ impl Pipeline {
         Ok((written.map_err(skipped)?, documents))
     }
 
-    /// Cancels `guess` if its documents are not `found`. If the engine had started it, stores its documents in
-    /// `before`.
+    /// Cancels `guess` if its documents are not those `found`, and sets it to `None`. If the engine had started it,
+    /// stores the fingerprints of its documents in `before`.
     fn end_if_wrong(
         &self,
         salt: &str,
@@ -269,8 +278,8 @@ impl Pipeline {
         }
     }
 
-    /// Returns the ids of `found` in a form that two searches share if a guess for one fits the other: favoured
-    /// documents in rank order, then the others sorted.
+    /// Returns the ids of `found` in a form that two search results share if a guess for one fits the other: first, in
+    /// rank order, the documents whose position depends on their rank, then the others sorted.
     fn compared(&self, salt: &str, found: &[ScoredDocument]) -> Vec<String> {
         let ids = found.iter().map(|found| found.document.id.clone());
         let mut ids: Vec<String> = ids.collect();
@@ -283,7 +292,7 @@ impl Pipeline {
         ids
     }
 
-    /// Returns the engine's request for a guess: a prefill without an answer.
+    /// Returns the engine's request for a guess: a prefill of the chat's prompt without an answer.
     fn request(&self, chat: &Unanswered, written: &Written) -> Result<Request, Failure> {
         let parsed = Chat::parse(&written.body)?;
         let path = written.path.as_ref();
@@ -303,8 +312,8 @@ impl Pipeline {
     }
 }
 
-/// Returns the order that reuses more tokens: `held`, or one that begins like `before`, the previous guess. Favoured
-/// documents keep the places of `split`.
+/// Returns the order that reuses more tokens: `held`, which is based on the cache, or one that begins like `before`,
+/// the documents of the previous guess. The best-ranked documents keep the positions that `split` fixes.
 fn best(known: &[Known<'_>], before: &[Fingerprint], held: Ordered, split: Split) -> Vec<u16> {
     let rank = |fingerprint: &Fingerprint| {
         let at = known
@@ -331,14 +340,14 @@ fn best(known: &[Known<'_>], before: &[Fingerprint], held: Ordered, split: Split
     order.to_vec()
 }
 
-/// A chat whose documents are being searched for.
+/// A chat whose documents are still being searched for.
 struct Unanswered {
     body: Map<String, Value>,
     salt: String,
     id: SpeculationId,
 }
 
-/// The next chat's speculation id.
+/// The speculation id that the next chat will get.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 #[cfg(test)]

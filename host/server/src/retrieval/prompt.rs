@@ -1,4 +1,4 @@
-//! Writes documents into a chat's body with the ordering core, as the gateway would.
+//! Writes retrieved documents into the body of a chat request with the ordering core, as the gateway would.
 //!
 //! The order is chosen in [`super::orders`], but only the core's orderer writes documents and the hint with the
 //! retriever's ranking. To make it keep the chosen order, a new orderer first receives the documents in that order,
@@ -15,19 +15,21 @@ use foreword_ordering::{Config, ConfigError, DocumentsField, Orderer, RawConfig,
 use foreword_retrieval::ScoredDocument;
 use serde_json::{Map, Value, json};
 
-/// A chat's body with its documents.
+/// The body of a chat request into which documents were written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
     /// The body with its documents in the prompt's order.
     pub body: Vec<u8>,
-    /// The path header for finding the documents in the prompt; `None` if the path has no header form.
+    /// The value of the header that names the documents in the order of the prompt, by which they are found in it;
+    /// `None` if they do not fit into a header.
     pub path: Option<HeaderValue>,
     /// The documents' ranks, 0 for the retriever's best, in their order in the prompt.
     pub order: Vec<u16>,
 }
 
-/// Derives the configuration for writing from the gateway's: documents are written and hints worded in the same way,
-/// but conversations are not recorded, and the policy keeps a recorded order.
+/// Derives from the gateway's configuration the one with which found documents are written into a prompt. The texts of
+/// documents and of hints on their ranking are as in the gateway, but conversations are not recorded, and the order
+/// chosen before is kept.
 ///
 /// # Errors
 /// Returns a [`ConfigError`] if `gateway` has an invalid value.
@@ -43,8 +45,8 @@ pub fn config(gateway: &RawConfig) -> Result<Config, ConfigError> {
     Config::try_from(raw)
 }
 
-/// Writes `found`, in rank order, into `body`, which has no documents. `order` returns the ranks in the order to write,
-/// given the scope and the documents.
+/// Writes the documents `found`, which are given best first, into `body`, which has none. `order` returns their ranks
+/// in the order of the prompt, given the scope (a hash of the text before them) and the documents.
 ///
 /// # Errors
 /// Returns a [`Skip`] if the core does not accept the body.

@@ -1,4 +1,5 @@
-//! How the workers of one Envoy agree on what engines hold: each publishes its updates and applies the others'.
+//! How the workers of one Envoy agree on what engines have cached: each publishes its updates in a ring buffer, and
+//! applies the others'.
 //!
 //! ```text
 //!   worker 1 ── VM ── Orderer ─ publishes ▶ ┌ ring in shared data ┐ ◀ publishes ─ Orderer ── VM ── worker 2
@@ -8,14 +9,14 @@
 //!
 //! A Wasm VM runs on one worker thread and shares no memory with the others. But Envoy's shared data is a key-value
 //! store for the whole process, and publishing one entry per request costs little. Before a request is ordered, its
-//! worker reads the ring's head, in about a microsecond, and applies the new entries. Afterwards it publishes its own.
+//! worker reads the ring's state, in about a microsecond, and applies the new entries. Afterwards it publishes its own.
 //! So a request knows every entry that was published before it; only requests ordered at the same instant do not know
-//! of each other. An idle worker catches up at its next tick.
+//! of each other. An idle worker catches up at its next tick (timer callback).
 //!
 //! A new VM, after a reload, after a trap or for a new worker, reads the whole ring: the last updates of all workers.
 //!
-//! Failures cost only knowledge, and are counted: entries overwritten before this worker read them, an entry whose
-//! writer ended between taking a position and writing, and bytes that are not an entry.
+//! Failures cost only knowledge of the engines' caches, and are counted: entries overwritten before this worker read
+//! them, an entry whose writer ended between taking a position and writing, and bytes that are not an entry.
 //!
 //! There is no singleton service, because Istio's and Envoy Gateway's resources cannot add one, and it would not
 //! restart after a trap.
@@ -29,30 +30,32 @@ use foreword_ordering::PeerUpdate;
 use self::ring::{Head, Ring, Slot};
 use crate::host::{Host, HostError};
 
-/// One worker's view of a ring: its reading position, and the positions of its own entries.
+/// One worker's access to a ring buffer in shared data through which workers exchange entries: the position up to which
+/// it has read, and the positions of the entries that it wrote.
 #[derive(Debug)]
 pub(crate) struct Agreement {
     ring: Ring,
-    /// The next position to read; all entries before it are applied.
+    /// The next position of the ring buffer to read. All entries before it are applied or lost.
     next: u64,
-    /// Positions of this worker's own entries from `next` on, ascending; fewer than the ring's entries.
+    /// Positions of the entries that this worker wrote, from `next` on, ascending. They are skipped when reading.
     own: VecDeque<u64>,
-    /// The ring's head as last read, until this worker publishes: a request reads the head once, applies entries and
-    /// publishes.
+    /// The ring buffer's state when it was last read; `None` once this worker has published. A request reads the state
+    /// once, applies new entries and then publishes.
     head: Option<Head>,
 }
 
-/// The result of reading new entries.
+/// The result of reading the ring buffer's new entries.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LearnResult {
-    /// Number of applied entries.
+    /// Number of entries, each an update by another worker, that were applied.
     pub(crate) entries: u64,
-    /// Number of entries that were overwritten, never written, or refused by the reader.
+    /// Number of entries that were overwritten before they were read, never written, or refused by the reader.
     pub(crate) lost: u64,
 }
 
 impl Agreement {
-    /// Joins the ring of that name, and creates it if necessary; reading begins at its oldest entry.
+    /// Joins the ring buffer `name` with room for `entries` entries in shared data, and creates it if necessary.
+    /// Reading begins at its oldest entry. Returns an error if the proxy refuses access to shared data.
     pub(crate) fn open(host: &impl Host, name: &str, entries: u32) -> Result<Self, HostError> {
         let ring = Ring::open(host, name, entries)?;
         Ok(Self {
@@ -63,19 +66,19 @@ impl Agreement {
         })
     }
 
-    /// Starts again from the oldest entry, own entries included.
+    /// Restarts reading from the oldest entry in the ring buffer, including entries that this worker wrote.
     pub(crate) fn forget(&mut self) {
         self.next = oldest(&self.ring, self.next);
         self.own.clear();
     }
 
-    /// Publishes an [encoded](PeerUpdate::encode) update. Returns false if it is too long, or other workers were faster
-    /// at every attempt.
+    /// Publishes an [encoded](PeerUpdate::encode) update about cached prefixes to the other workers. Returns false if
+    /// it is longer than [`MAX_ENTRY_BYTES`], or if other workers were faster at every attempt.
     pub(crate) fn publish(&mut self, host: &impl Host, update: &[u8]) -> Result<bool, HostError> {
         self.publish_within(host, update, MAX_ENTRY_BYTES)
     }
 
-    /// Like [`Agreement::publish`], but publishes any entry of up to `most` bytes.
+    /// Like [`Agreement::publish`], but publishes any bytes as an entry, up to `most` bytes.
     pub(crate) fn publish_within(
         &mut self,
         host: &impl Host,
@@ -92,7 +95,8 @@ impl Agreement {
         Ok(true)
     }
 
-    /// Passes each new entry of other workers to `learn`, oldest first, at most `limit` entries.
+    /// Reads at most `limit` new positions of the ring buffer and passes each update of another worker to `learn`,
+    /// oldest first. Returns the numbers of applied and of lost entries.
     pub(crate) fn catch_up(
         &mut self,
         host: &impl Host,
@@ -108,8 +112,8 @@ impl Agreement {
         })
     }
 
-    /// Like [`Agreement::catch_up`], but passes `take` each entry's bytes; an entry for which it returns false counts
-    /// as lost.
+    /// Like [`Agreement::catch_up`], but passes each entry's bytes to `take`. An entry for which `take` returns false
+    /// counts as lost.
     pub(crate) fn read_new(
         &mut self,
         host: &impl Host,
@@ -151,15 +155,17 @@ impl Agreement {
     }
 }
 
-/// Returns the oldest position that is not overwritten when the ring's head is `head`.
+/// Returns the oldest position whose entry is not overwritten. `head` is the number of positions assigned so far.
 fn oldest(ring: &Ring, head: u64) -> u64 {
     head.saturating_sub(ring.entries())
 }
 
-/// The maximum length of an entry, in bytes: a request of about 1,500 documents. A longer one is not published.
+/// The maximum length of a published update, in bytes: enough for a request of about 1,500 documents. A longer one is
+/// not published.
 const MAX_ENTRY_BYTES: usize = 16 << 10;
 
-/// Number of newer entries after which an unwritten one counts as lost. Its writer had only one more call to make.
+/// Number of positions assigned after an unwritten one from which the unwritten one counts as lost. Its writer had only
+/// one more call to make.
 const PATIENCE: u64 = 64;
 
 #[cfg(test)]
@@ -182,7 +188,7 @@ mod tests {
         PeerUpdate::OrderingRecord(rewrite.unwrap().record)
     }
 
-    /// A worker and the updates that it received.
+    /// A worker and the updates about cached prefixes that it received.
     struct Worker {
         host: ScriptedHost,
         agreement: Agreement,

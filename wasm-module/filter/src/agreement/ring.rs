@@ -1,4 +1,4 @@
-//! A ring of entries in the proxy's shared data.
+//! A ring buffer of entries in the proxy's shared data, which all workers read and write.
 //!
 //! ```text
 //!   …/head     7                                     number of positions assigned so far
@@ -14,37 +14,38 @@
 use crate::host::{Host, HostError};
 use crate::swap;
 
-/// A ring of entries in the proxy's shared data.
+/// A ring buffer of entries in the proxy's shared data. An entry's position is its number since the ring was created.
 #[derive(Debug)]
 pub(super) struct Ring {
-    /// The prefix of all keys. The size is part of it, so rings of different sizes are different rings.
+    /// The prefix of the ring's keys in shared data. The number of entries is part of it, so rings of different sizes
+    /// are different rings.
     prefix: String,
     head: String,
     entries: u32,
 }
 
-/// The state of a ring when it was last read.
+/// The state of a ring buffer when it was last read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Head {
-    /// Number of positions assigned so far.
+    /// Number of positions assigned so far, which is the position of the next entry.
     pub(super) next: u64,
-    /// A number that changes whenever a position is assigned.
+    /// The compare-and-swap number, which changes whenever a position is assigned.
     number: u32,
 }
 
-/// The content of an assigned position's slot.
+/// The content of the slot in shared data for an assigned position of a ring buffer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Slot {
-    /// The entry of the position.
+    /// The entry that was written at the position.
     Holds(Vec<u8>),
-    /// No entry yet, or still an older one: the writer has not finished, or never will.
+    /// No entry yet, or still one of an earlier position: the writer has not finished, or never will.
     Unwritten,
-    /// A newer entry, or bytes that no writer wrote.
+    /// An entry of a later position, which overwrote the wanted one, or bytes that no writer wrote.
     Lost,
 }
 
 impl Ring {
-    /// Opens the ring of that name, and creates it if there is none. `entries` is at least 1.
+    /// Opens the ring buffer `name` with room for `entries` entries (at least 1), and creates it if there is none.
     pub(super) fn open(host: &impl Host, name: &str, entries: u32) -> Result<Self, HostError> {
         let prefix = format!("foreword/{LAYOUT}/{name}/{entries}/");
         let ring = Self {
@@ -65,8 +66,8 @@ impl Ring {
         Ok(Head { next, number })
     }
 
-    /// Appends an entry and returns its position; `None` if other writers won every attempt. `seen`, the head as last
-    /// read, saves reading it unless it has changed.
+    /// Appends an entry and returns its position; `None` if other writers were faster at every attempt. `seen`, the
+    /// ring's state as last read, saves reading it unless it has changed.
     pub(super) fn push(
         &self,
         host: &impl Host,
@@ -102,7 +103,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Reads the slot of a position, which must be below the head.
+    /// Reads the slot of `position`, which must have been assigned.
     pub(super) fn read(&self, host: &impl Host, position: u64) -> Result<Slot, HostError> {
         let Some((mut entry, _)) = host.shared_data(&self.slot(position))? else {
             return Ok(Slot::Unwritten);
@@ -127,7 +128,8 @@ impl Ring {
     }
 }
 
-/// Returns the number of positions assigned so far, and the compare-and-swap number.
+/// Returns the number of a ring's positions assigned so far, and its compare-and-swap number. `key` is the key of the
+/// ring's state in shared data.
 fn read_head<H: Host>(host: &H, key: &str) -> Result<(u64, u32), HostError> {
     let missing = HostError {
         call: "shared_data",
@@ -138,8 +140,8 @@ fn read_head<H: Host>(host: &H, key: &str) -> Result<(u64, u32), HostError> {
     Ok((u64::from_le_bytes(next), number))
 }
 
-/// Version of the ring's layout; a build with another layout uses another ring.
+/// Version of the ring buffer's layout in shared data. A build with another version uses another ring.
 const LAYOUT: &str = "1";
 
-/// Error status for a ring whose head is missing or malformed.
+/// Error status for a ring buffer whose state in shared data is missing or malformed.
 const NO_HEAD: u32 = 200;

@@ -1,4 +1,5 @@
-//! Restores what clients change in a model's answers: the arguments of its tool calls and, on request, its reasoning.
+//! Restores what clients change in a model's earlier answers: the arguments of its tool calls and, on request, its
+//! reasoning.
 //!
 //! ```text
 //!   response      {"reasoning": "R", "tool_calls": [{"id": "c1", … "arguments": "{\"city\": \"Rome\", \"days\": 3}"}]}
@@ -11,10 +12,10 @@
 //! except its messages), every byte of the messages before it, and the parts of it that clients send back unchanged
 //! (its text, trimmed, and the ids and names of its calls). So only a client that sends a whole chat gets its answers.
 //!
-//! All answers of a chat are one entry in shared data, so that all workers find them and a chat is forgotten whole. The
-//! entry is in one of two places by hash; if both are taken, it replaces the chat whose last answer is older. When an
-//! entry is full, the chat's later answers are not kept, so that its beginning stays the same. Answers are neither
-//! logged nor sent to other gateways.
+//! All answers of a chat are one entry in shared data, so that all workers find them and a chat is forgotten whole. A
+//! hash of the chat gives the two slots in which its entry may be; if both are taken, it replaces the chat whose last
+//! answer is older. When an entry is full, the chat's later answers are not stored, so that its beginning stays the
+//! same. Answers are neither logged nor sent to other gateways.
 
 mod reader;
 
@@ -33,21 +34,21 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 pub(crate) use self::reader::AnswerReader;
 use crate::host::{Host, HostError};
 
-/// The answers kept in shared data.
+/// The store of models' answers in the proxy's shared data.
 #[derive(Debug)]
 pub(crate) struct Answers {
-    /// The prefix of all keys in shared data under which answers are kept.
+    /// The prefix of the keys in shared data under which answers are stored.
     prefix: String,
-    /// The maximum number of bytes that are kept of one chat.
+    /// The maximum length in bytes of one chat's entry, which has all its stored answers.
     max_bytes: usize,
     keeps_reasoning: bool,
 }
 
-/// The parts of a model's answer that clients drop or rewrite.
+/// The parts of a model's answer that clients drop or rewrite in later requests of the chat.
 #[derive(Debug, Serialize, Deserialize)]
 struct Answer {
     reasoning: Option<Reasoning>,
-    /// The arguments of each tool call, as the model wrote them.
+    /// The arguments of each tool call as the model wrote them, in order.
     arguments: Vec<String>,
 }
 
@@ -57,7 +58,7 @@ struct Reasoning {
     text: String,
 }
 
-/// The field of a message that holds its reasoning.
+/// The field of an assistant message that contains the model's reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum ReasoningField {
     Reasoning,
@@ -73,29 +74,33 @@ impl ReasoningField {
     }
 }
 
-/// Identifies a chat up to and including its last message; the next answer is stored under this key.
+/// Identifies a chat up to and including the last message of a request. The model's answer to that request is stored
+/// under this key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ChatKey {
-    /// SHA-256 of tenant, salt, model, and all of the request that a prompt depends on except its messages.
+    /// SHA-256 of tenant, salt, model, and every other part of the request, except its messages, on which the prompt
+    /// depends.
     owner: [u8; 32],
     /// A hash of all messages of the request.
     messages: u128,
-    /// The key of the chat's first answer, if it has one.
+    /// The key of the first model answer in the chat; `None` if the chat has no answer yet.
     first: Option<u128>,
 }
 
-/// The chat of a request body, with its earlier answers restored.
+/// A chat request whose messages are compared with the stored answers: its key, and its body with changed answers
+/// restored.
 #[derive(Debug)]
 pub(crate) struct Chat {
     pub(crate) key: ChatKey,
-    /// The body with answers restored; `None` if nothing is restored.
+    /// The request's body with answers restored; `None` if nothing had to be restored.
     pub(crate) body: Option<Vec<u8>>,
-    /// Number of messages restored.
+    /// Number of messages in which parts of the model's answer were restored.
     pub(crate) restored: u64,
 }
 
 impl ChatKey {
-    /// Returns the key of an answer: a hash of the messages before it, its trimmed text, and its calls' ids and names.
+    /// Returns the key of an answer in this chat: a hash of all messages before it, its trimmed text, and its tool
+    /// calls' ids and names.
     fn answer<'a>(&self, content: &str, calls: impl Iterator<Item = [&'a str; 2]>) -> u128 {
         let calls = calls
             .flatten()
@@ -109,16 +114,16 @@ fn joined(one: u128, other: u128) -> u128 {
     xxh3_128([one.to_le_bytes(), other.to_le_bytes()].as_flattened())
 }
 
-/// An incremental hash of a chat's messages that reads each byte only once.
+/// An incremental hash of the beginning of a chat's messages. It reads each byte only once.
 struct Beginning<'a> {
-    /// The text of the array `messages`, without its brackets.
+    /// The JSON text of the array `messages`, without its brackets.
     messages: &'a str,
     hash: Xxh3,
     hashed: usize,
 }
 
 impl Beginning<'_> {
-    /// Returns the hash of the first `end` bytes; `end` must not decrease from call to call.
+    /// Returns the hash of the first `end` bytes of the messages' JSON text. `end` must not decrease from call to call.
     fn hash(&mut self, end: usize) -> u128 {
         let rest = self.messages.get(self.hashed..end);
         self.hash.update(rest.unwrap_or_default().as_bytes());
@@ -127,7 +132,7 @@ impl Beginning<'_> {
     }
 }
 
-/// The elements of a JSON list whose brackets are removed, parsed one by one on demand.
+/// The elements of a JSON list, parsed one by one on demand. Holds the list's text without its brackets.
 struct Elements<'a>(&'a str);
 
 impl<'a> Iterator for Elements<'a> {
@@ -143,24 +148,25 @@ impl<'a> Iterator for Elements<'a> {
     }
 }
 
-/// Returns the offset in bytes of `slice`, which must be a part of `body`.
+/// Returns the offset in bytes of `slice` within `body`. `slice` must borrow a part of `body`.
 fn offset(body: &[u8], slice: &str) -> usize {
     slice.as_ptr().addr().saturating_sub(body.as_ptr().addr())
 }
 
-/// A chat's entry in shared data, in one of its two places.
+/// One of the two slots in shared data that may have a chat's stored answers.
 struct Place {
     key: String,
-    /// The value's compare-and-swap number; `None` if there is no value.
+    /// The compare-and-swap number of the slot's value; `None` if the slot is empty.
     number: Option<u32>,
-    /// Time at which the last answer was added, in milliseconds.
+    /// Time at which the last answer was added to the slot, in milliseconds.
     used_ms: u64,
-    /// The chat's answers; `None` if the place is empty or another chat's.
+    /// The chat's stored answers by their keys; `None` if the slot is empty or another chat's.
     answers: Option<BTreeMap<u128, Answer>>,
 }
 
 impl Answers {
-    /// Returns the store of answers; `None` if the configuration keeps none. `ring` is the name of the workers' ring.
+    /// Returns the store of answers; `None` if the configuration stores none. `ring` is the name of the ring buffer
+    /// through which workers share updates; it is part of the store's keys.
     pub(crate) fn new(config: &Config, ring: &str) -> Option<Self> {
         let (kept, max_bytes) = config.answers();
         (kept != KeptAnswers::None).then(|| Self {
@@ -170,9 +176,11 @@ impl Answers {
         })
     }
 
-    /// Returns a request's chat, with the answers restored that its client changed, the oldest first, as far as the
-    /// body stays within `max_body_bytes`. `None` if the body is not an OpenAI chat, or has too many messages. `owner`
-    /// is the part of the owner that is not in the body: tenant, salt, model in the path.
+    /// Reads the chat in a request's `body` and restores the stored answers that its client changed, the oldest first,
+    /// until the body would exceed `max_body_bytes` bytes. `None` if the body is not an OpenAI chat, or has too many
+    /// messages.
+    ///
+    /// `owner` has what identifies the chat's owner outside of the body: tenant, salt, and model in the path.
     pub(crate) fn restore(
         &self,
         host: &impl Host,
@@ -243,7 +251,8 @@ impl Answers {
         })
     }
 
-    /// Adds an answer to its chat's entry. Returns false if nothing of it is to be kept, or there is no room.
+    /// Adds an answer to its chat's entry in shared data. Returns false if the answer has neither reasoning nor tool
+    /// calls, if the entry would be too long, or if other workers were faster at every attempt.
     fn keep(
         &self,
         host: &impl Host,
@@ -284,7 +293,7 @@ impl Answers {
         Ok(false)
     }
 
-    /// Returns the two places in shared data that a chat may use, with their content; `first` is the key of the chat's
+    /// Returns the two slots in shared data that a chat may use, with their content. `first` is the key of the chat's
     /// first answer.
     fn places(&self, host: &impl Host, owner: &[u8; 32], first: u128) -> [Place; 2] {
         let header = header(owner, first);
@@ -307,13 +316,13 @@ impl Answers {
     }
 }
 
-/// Returns the beginning of a chat's entry, [`HEADER`] bytes.
+/// Returns the first [`HEADER`] bytes of a chat's entry in shared data, which identify the chat.
 fn header(owner: &[u8; 32], first: u128) -> Vec<u8> {
     [owner.as_slice(), &first.to_le_bytes()].concat()
 }
 
-/// A chat request: its messages, and the fields that [`Request::owner`] hashes, on which the prompt depends or which
-/// name the user.
+/// A chat request: its messages, and the other fields that identify the chat's owner in [`Request::owner`], because the
+/// prompt depends on them or they name the user.
 #[derive(Deserialize)]
 struct Request<'a> {
     #[serde(borrow)]
@@ -342,7 +351,8 @@ struct Request<'a> {
     chat_template_kwargs: Option<&'a RawValue>,
 }
 
-/// The only field of a request's `metadata` that counts: the others may change from request to request.
+/// The only field of a request's `metadata` that identifies the chat's owner; the others may change from request to
+/// request.
 #[derive(Deserialize)]
 struct Metadata<'a> {
     #[serde(borrow)]
@@ -380,7 +390,7 @@ impl Request<'_> {
     }
 }
 
-/// A message as a client sends it.
+/// A message in a client's request, of which a model's earlier answer is one.
 #[derive(Deserialize)]
 struct Message<'a> {
     #[serde(borrow)]
@@ -422,14 +432,15 @@ impl<'a> Message<'a> {
         self.tool_calls.as_ref().map_or(&[], |calls| &calls.0)
     }
 
-    /// Returns the key of the answer in this message; `None` if its content is not text alone.
+    /// Returns the key under which the answer in this message may be stored. `chat` is the chat up to the message
+    /// before it. `None` if the message's content is not text alone.
     fn key(&self, chat: &ChatKey) -> Option<u128> {
         let calls = self.calls().iter();
         let calls = calls.map(|call| [&*call.id, &*call.function.name]);
         Some(chat.answer(&self.text()?, calls))
     }
 
-    /// Returns the content's text; `None` if the content is not text alone.
+    /// Returns the text of the message's content, empty if there is none; `None` if the content is not text alone.
     fn text(&self) -> Option<Cow<'a, str>> {
         let Some(content) = self.content.map(RawValue::get) else {
             return Some("".into());
@@ -443,8 +454,9 @@ impl<'a> Message<'a> {
         Some(texts.collect::<String>().into())
     }
 
-    /// Returns the edits that restore the answer in the message `raw`: slices and their replacements, where an empty
-    /// slice is an insertion. `None` if the client changed more than reasoning and the form of arguments.
+    /// Returns the edits that restore the stored `answer` in this message, whose JSON is `raw`: slices of the JSON and
+    /// their replacements, where an empty slice is an insertion. `reasoning` is true if reasoning is restored too.
+    /// `None` if the client changed more than reasoning and the form of arguments.
     fn missing<'r>(
         &self,
         raw: &'r str,
@@ -490,11 +502,12 @@ impl<'a> Message<'a> {
     }
 }
 
-/// A string, borrowed if it has no escapes.
+/// A JSON string, unescaped; borrowed if it has no escapes.
 #[derive(PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 struct Words<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// Returns whether two texts are the same JSON value, with the same digits in each number.
+/// Returns whether two texts are the same JSON value, with the same digits in each number. False if they are nested
+/// deeper than `depth` levels.
 fn is_same_json(one: &str, other: &str, depth: u32) -> bool {
     let (one, other) = (one.trim_ascii(), other.trim_ascii());
     let Some(depth) = depth.checked_sub(1) else {
@@ -527,7 +540,7 @@ fn is_same_json(one: &str, other: &str, depth: u32) -> bool {
     }
 }
 
-/// Returns the body with slices of it replaced.
+/// Returns a copy of `body` in which each edit's slice, which must borrow a part of `body`, is replaced by its string.
 fn apply(body: &[u8], edits: &[(&str, String)]) -> Vec<u8> {
     let mut edits: Vec<_> = (edits.iter())
         .map(|(slice, with)| (offset(body, slice), slice.len(), with))
@@ -544,7 +557,7 @@ fn apply(body: &[u8], edits: &[(&str, String)]) -> Vec<u8> {
     out
 }
 
-/// Reads the value of a field that is present, `null` included.
+/// Deserializes the value of a field that is present, so that `null` becomes `Some`, unlike serde's default.
 fn present<'de: 'a, 'a, D: Deserializer<'de>>(value: D) -> Result<Option<&'a RawValue>, D::Error> {
     <&RawValue>::deserialize(value).map(Some)
 }
@@ -578,22 +591,25 @@ impl<'de, T: Deserialize<'de>, const N: usize> Deserialize<'de> for AtMost<T, N>
     }
 }
 
-/// Number of places, which is the maximum number of chats whose answers are kept.
+/// Number of slots for chats in shared data, and so the maximum number of chats whose answers are stored for one group
+/// of workers that share updates about cached prefixes.
 const PLACES: u128 = 512;
-/// Version of the entries' layout; a build with another version starts with an empty store.
+/// Version of the layout of entries in shared data. A build with another version starts with an empty store.
 const LAYOUT: u32 = 1;
-/// Bytes of an entry's beginning: its owner and the key of its first answer.
+/// Length in bytes of the beginning of a chat's entry in shared data: the hash of what identifies the chat's owner
+/// (such as tenant, salt and model), and the key of the chat's first answer.
 const HEADER: usize = 48;
-/// The maximum number of attempts to change a place that other workers change too.
+/// The maximum number of attempts to store one answer when other workers change the chat's slots too.
 const ATTEMPTS: u32 = 4;
 /// The maximum depth of nesting to which a tool call's arguments are compared as JSON; deeper arguments count as
 /// changed.
 const MAX_DEPTH: u32 = 64;
-/// Length in bytes from which a message is parsed only if it contains `"assistant"`.
+/// Length in bytes from which a message is parsed only if its JSON contains `"assistant"`.
 const LONG: usize = 1024;
-/// The maximum number of messages of a chat that is restored.
+/// The maximum number of messages of a chat in which answers are restored; in a chat with more, none are. Also the
+/// maximum length of lists that are compared in tool calls' arguments.
 const MAX_MESSAGES: usize = 4096;
-/// The maximum number of tool calls, or of parts of a content, in one message.
+/// The maximum number of tool calls, or of parts of the content, in one message.
 const MAX_CALLS: usize = 256;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Reads an answer from a response of OpenAI's chat API, in JSON or in a stream of events.
+//! Reads a model's answer from a response of OpenAI's chat API, in JSON or in a stream of events.
 
 use std::borrow::Cow;
 
@@ -7,17 +7,17 @@ use serde::Deserialize;
 use super::{Answer, Answers, AtMost, ChatKey, MAX_CALLS, Reasoning, ReasoningField};
 use crate::host::{Host, HostError};
 
-/// Collects a response's first choice, to be stored when it is complete.
+/// Collects the first choice of a response to a chat request, to be stored when the response has ended.
 #[derive(Debug)]
 pub(crate) struct AnswerReader {
     chat: ChatKey,
     form: Form,
-    /// The bytes so far of a JSON response, or of an event's current line.
+    /// Bytes not yet parsed: of a JSON response, all so far; of a stream of events, those of the current line.
     buffer: Vec<u8>,
     written: Written,
-    /// True if the answer has a `finish_reason` of [`ENDS`].
+    /// True if the answer has one of the `finish_reason`s in [`ENDS`].
     is_complete: bool,
-    /// True if the whole response was read: of a stream, its `[DONE]`.
+    /// True if the whole response was read; for a stream of events, up to its `[DONE]`.
     is_done: bool,
 }
 
@@ -26,14 +26,14 @@ enum Form {
     Unknown,
     Json,
     Events,
-    /// The response is too long, or is not a chat completion; nothing more is read.
+    /// The response is too long, is not a chat completion, or its answer was cut off; nothing more is read.
     Other,
 }
 
-/// The answer as far as it was read.
+/// The part of the model's answer that was read from the response so far.
 #[derive(Debug, Default)]
 struct Written {
-    /// Bytes of text added to the other fields so far; at most [`MAX_BYTES`] are accepted.
+    /// Bytes of text added to the other fields so far. An answer of more than [`MAX_BYTES`] bytes is not stored.
     bytes: usize,
     content: String,
     reasoning: Option<Reasoning>,
@@ -47,7 +47,7 @@ struct WrittenCall {
     arguments: String,
 }
 
-/// A response, or an event of a stream.
+/// The fields read from a JSON response, or from one event of a stream.
 #[derive(Deserialize)]
 struct Response<'a> {
     #[serde(borrow)]
@@ -94,7 +94,7 @@ struct FunctionDelta<'a> {
 }
 
 impl AnswerReader {
-    /// Returns a reader for the answer that continues `chat`.
+    /// Returns a reader for the answer to the request whose chat is `chat`.
     pub(crate) fn new(chat: ChatKey) -> Self {
         Self {
             chat,
@@ -106,12 +106,13 @@ impl AnswerReader {
         }
     }
 
-    /// Returns whether nothing more needs to be read: a stream has ended, or the response is not an answer.
+    /// Returns whether nothing more needs to be read: a stream has ended, or the response has no answer that can be
+    /// stored.
     pub(crate) fn is_over(&self) -> bool {
         self.is_done || self.form == Form::Other
     }
 
-    /// Reads a chunk of the response.
+    /// Reads the next chunk of the response's body.
     pub(crate) fn take(&mut self, chunk: &[u8]) {
         if self.form == Form::Unknown {
             self.form = match chunk.trim_ascii_start().first() {
@@ -135,8 +136,8 @@ impl AnswerReader {
         }
     }
 
-    /// Stores the answer if it is complete. Called when the response has ended, or [`Self::is_over`] is true. Returns
-    /// whether it was stored.
+    /// Stores the answer if it is complete, and returns whether it was stored. Called when the response has ended or
+    /// [`Self::is_over`] is true.
     pub(crate) fn keep(mut self, host: &impl Host, answers: &Answers) -> Result<bool, HostError> {
         if self.form == Form::Json {
             let body = std::mem::take(&mut self.buffer);
@@ -177,7 +178,7 @@ impl AnswerReader {
         self.written = Written::default();
     }
 
-    /// Reads a line of a stream of events.
+    /// Reads one line of a stream of events.
     fn line(&mut self, line: &[u8]) {
         if let Some(data) = line.strip_prefix(b"data:") {
             let data = data.trim_ascii();
@@ -213,7 +214,8 @@ impl AnswerReader {
 }
 
 impl Written {
-    /// Adds a piece of the answer. Returns false if the answer is too long, or a tool call's index is not the next one.
+    /// Adds a piece of the model's answer, from one event or a whole response. Returns false if the answer is too long,
+    /// or a tool call's index skips one.
     fn add(&mut self, delta: Delta<'_>) -> bool {
         append(&mut self.content, delta.content, &mut self.bytes);
         let thoughts = [
@@ -265,7 +267,8 @@ fn append(to: &mut String, text: Option<Cow<'_, str>>, bytes: &mut usize) {
     to.push_str(&text);
 }
 
-/// The `finish_reason`s of an answer that was not cut off.
+/// The `finish_reason`s of a response whose answer was not cut off.
 const ENDS: [&str; 3] = ["stop", "tool_calls", "function_call"];
-/// The maximum number of bytes of a response in JSON, of an event, and of the answer in a stream.
+/// The maximum number of bytes of a JSON response, of one line of a stream of events, and of the answer collected from
+/// a stream.
 const MAX_BYTES: usize = 256 << 10;

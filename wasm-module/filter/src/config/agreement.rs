@@ -5,19 +5,21 @@ use serde_json::Value;
 use super::ConfigError;
 use super::fields::Fields;
 
-/// The ring through which workers share updates.
+/// The configuration of the ring buffer through which workers share updates about cached prefixes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AgreementConfig {
-    /// Name of the ring; `None` to derive it from the plugin's name, routes, tenant source and engines.
+    /// Name of the ring buffer; `None` to derive the name from the plugin's name, routes, tenant source and engines.
     pub(crate) ring: Option<String>,
-    /// Number of updates in the ring; a request publishes about one. With 0, workers share nothing.
+    /// Number of updates about cached prefixes that the ring buffer holds; a request publishes about one. With 0,
+    /// workers share nothing.
     pub(crate) entries: u32,
-    /// True if updates are exchanged with gateways of other proxies that follow the same engines' feeds.
+    /// True if updates about cached prefixes are exchanged with gateways of other proxies that follow the same engines'
+    /// event feeds.
     pub(crate) gateways: bool,
 }
 
 impl AgreementConfig {
-    /// Reads the part `agreement`; if absent, the defaults apply.
+    /// Reads the part `agreement`; absent fields have their defaults.
     pub(super) fn from_json(value: Option<&Value>) -> Result<Self, ConfigError> {
         let fields = Fields::of("agreement", value, &["ring", "entries", "gateways"])?;
         Ok(Self {
@@ -28,7 +30,7 @@ impl AgreementConfig {
     }
 }
 
-/// Default size of the ring; an entry takes a few hundred bytes.
+/// Default number of updates in the ring buffer through which workers share them; each takes a few hundred bytes.
 const DEFAULT_ENTRIES: u32 = 4096;
 const MAX_ENTRIES: u32 = 1 << 16;
 

@@ -6,10 +6,12 @@ use serde_json::Value;
 use super::ConfigError;
 use super::fields::Fields;
 
-/// The handling of bursts: simultaneous requests whose prompts begin with the same documents, which are not cached yet.
+/// The configuration for bursts: simultaneous requests whose prompts begin with the same documents, which are not
+/// cached yet. The first request leads: the engine computes the documents for it. The others follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BurstConfig {
-    /// True if followers wait for their leader (mode `hold`). With mode `report` they are only counted.
+    /// True if requests that begin with the same uncached documents as an earlier one are held until that one's
+    /// response begins (mode `hold`). In the mode `report`, they are only counted.
     pub(crate) holds: bool,
     pub(crate) limits: BurstLimits,
 }

@@ -9,19 +9,19 @@ use serde_json::Value;
 use super::fields::{Fields, invalid, name, number};
 use super::{ConfigError, SaltKey};
 
-/// One engine behind the gateway.
+/// The configuration of one engine behind the gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EngineConfig {
-    /// The engine's unique name, in logs and in keys of shared data.
+    /// The engine's unique name, used in logs and in keys of shared data.
     pub(crate) name: String,
-    /// The address to which Envoy sends requests; `None` for the only engine.
+    /// The address to which Envoy sends requests; `None` if there is only one engine and its address is not configured.
     pub(crate) address: Option<SocketAddr>,
     pub(crate) feed: Option<FeedConfig>,
-    /// Tokens in a block of the engine's cache; `None` if unknown.
+    /// Number of tokens in a block of the engine's cache; `None` if not configured.
     pub(crate) block_tokens: Option<u32>,
-    /// The kind of the engine's cache, which decides whether prompts for it get cache markers.
+    /// The kind of the engine's cache, which decides whether prompts for the engine get cache markers.
     pub(crate) cache: CacheKind,
-    /// Routes on which the engine separates caches by `cache_salt`; `None` for the defaults, those of OpenAI's API.
+    /// Routes on which the engine separates tenants' caches by `cache_salt`; `None` for [`SALTED_ROUTES`].
     pub(super) salts: Option<Vec<String>>,
 }
 
@@ -37,14 +37,14 @@ impl EngineConfig {
     }
 }
 
-/// The feed of an engine's cache events.
+/// The configuration of an engine's feed, from which the gateway reads the events of the engine's cache.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct FeedConfig {
-    /// Name of the Envoy cluster that serves the feed.
+    /// Name of the Envoy cluster through which the feed's server is called.
     pub(crate) cluster: String,
-    /// Bearer token for the feed. Never logged.
+    /// Bearer token for the feed's server. Never logged.
     pub(crate) token: Option<String>,
-    /// The key that the feed is sealed with; `None` if it must be unsealed.
+    /// The key that the feed must be sealed (encrypted) with; `None` if it must be unsealed.
     pub(crate) key: Option<SaltKey>,
 }
 
@@ -56,7 +56,8 @@ impl std::fmt::Debug for FeedConfig {
     }
 }
 
-/// Reads the engines, in order. If the field is absent, there is one engine with default settings.
+/// Reads the list `engines`, in order. If it is absent, returns one engine with default settings. Returns an error if
+/// the list's length or an engine is invalid, or if two engines have the same name or address.
 pub(crate) fn engines(value: Option<&Value>) -> Result<Vec<EngineConfig>, ConfigError> {
     let Some(value) = value else {
         return Ok(vec![EngineConfig {
@@ -171,7 +172,8 @@ fn feed(value: &Value) -> Result<FeedConfig, ConfigError> {
     })
 }
 
-/// The ends of the routes on which an engine separates salts, unless its field `salts` lists others.
+/// The ends of the routes on which an engine is assumed to separate tenants' caches by `cache_salt`, unless its field
+/// `salts` lists others.
 const SALTED_ROUTES: [&str; 3] = ["/v1/chat/completions", "/v1/completions", "/v1/responses"];
 const MAX_BLOCK_TOKENS: u32 = 65_536;
 

@@ -1,7 +1,7 @@
-//! Reads configuration objects.
+//! Reads JSON objects of the plugin configuration.
 //!
-//! A caller gives a field's whole path, its range and its default; [`Fields`] finds the value under the last part of the
-//! path. Each error names the field, the value and the accepted values.
+//! A caller gives a field's whole path, its range and its default; [`Fields`] finds the value under the last part of
+//! the path. Each error names the field, the value and the accepted values.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -11,12 +11,13 @@ use serde_json::{Map, Value};
 use super::ConfigError;
 use super::salt_key::SaltKey;
 
-/// The fields of one object, each identified by its whole path, such as `retrieval.k`.
+/// The fields of one JSON object of the configuration. Each is identified by its path from the root, such as
+/// `retrieval.k`.
 pub(super) struct Fields<'v>(Option<&'v Map<String, Value>>);
 
 impl<'v> Fields<'v> {
-    /// Reads an optional object; an absent one has no fields. Returns an error if the value is not an object, or has a
-    /// field that is not in `known`.
+    /// Wraps an optional object; an absent one has no fields. `field` is its path. Returns an error if the value is not
+    /// an object, or has a field that is not in `known`.
     pub(super) fn of(
         field: &'static str,
         value: Option<&'v Value>,
@@ -27,7 +28,7 @@ impl<'v> Fields<'v> {
         })
     }
 
-    /// Reads an object that may hold a secret: the error does not quote it.
+    /// Wraps an object that may contain a secret. Like [`Fields::of`], but its error does not quote the value.
     pub(super) fn secret(
         field: &'static str,
         value: &'v Value,
@@ -52,7 +53,7 @@ impl<'v> Fields<'v> {
         Ok(Self(Some(fields)))
     }
 
-    /// Wraps the fields of a whole configuration.
+    /// Wraps the fields of the configuration's root object.
     pub(super) fn all(fields: &'v Map<String, Value>) -> Self {
         Self(Some(fields))
     }
@@ -61,18 +62,19 @@ impl<'v> Fields<'v> {
         self.0.map_or(0, Map::len)
     }
 
-    /// Returns a field's value, which may be `null`; `None` if the field is absent.
+    /// Returns the value of the field with this path, which may be `null`; `None` if the field is absent.
     pub(super) fn get(&self, field: &str) -> Option<&'v Value> {
         let name = field.rsplit('.').next().unwrap_or_default();
         self.0?.get(name)
     }
 
-    /// Returns a field's value; `null` counts as absent.
+    /// Returns the value of the field with this path; `None` if the field is absent or `null`.
     pub(super) fn given(&self, field: &str) -> Option<&'v Value> {
         self.get(field).filter(|value| !value.is_null())
     }
 
-    /// Reads a whole number within `range`.
+    /// Reads a whole number; `default` if the field is absent. Returns an error if the value is not a whole number
+    /// within `range`.
     pub(super) fn number<T>(
         &self,
         field: &'static str,
@@ -93,7 +95,8 @@ impl<'v> Fields<'v> {
         })
     }
 
-    /// Reads one of two words; the first is the default.
+    /// Reads one of two words and returns its meaning; the first one's if the field is absent. Returns an error for any
+    /// other value.
     pub(super) fn one_of<T>(
         &self,
         field: &'static str,
@@ -108,7 +111,7 @@ impl<'v> Fields<'v> {
         }
     }
 
-    /// Reads a text of `least` to [`MAX_TEXT_CHARS`] characters; `null` counts as absent.
+    /// Reads a text of `least` to [`MAX_TEXT_CHARS`] characters; `None` if the field is absent or `null`.
     pub(super) fn text(
         &self,
         field: &'static str,
@@ -120,14 +123,15 @@ impl<'v> Fields<'v> {
         self.given(field).map(read).transpose()
     }
 
-    /// Reads a name that is safe in configurations, headers and logs; `null` counts as absent.
+    /// Reads a name of ASCII letters, digits, `-`, `_` and `.`, which is safe in configurations, headers and logs;
+    /// `None` if the field is absent or `null`.
     pub(super) fn name(&self, field: &'static str) -> Result<Option<String>, ConfigError> {
         self.given(field)
             .map(|value| name(field, value))
             .transpose()
     }
 
-    /// Reads the name of an Envoy cluster; `null` counts as absent.
+    /// Reads the name of an Envoy cluster; `None` if the field is absent or `null`.
     pub(super) fn cluster(&self, field: &'static str) -> Result<Option<String>, ConfigError> {
         let is_cluster = |name: &str| {
             (1..=MAX_CLUSTER_BYTES).contains(&name.len())
@@ -137,13 +141,13 @@ impl<'v> Fields<'v> {
         self.given(field).map(read).transpose()
     }
 
-    /// Reads the name of an Envoy cluster; an error if it is absent.
+    /// Reads the name of an Envoy cluster; returns an error if the field is absent or `null`.
     pub(super) fn required_cluster(&self, field: &'static str) -> Result<String, ConfigError> {
         let cluster = self.cluster(field)?;
         cluster.ok_or_else(|| invalid(field, &Value::Null, CLUSTER))
     }
 
-    /// Reads the path of another server's API; `null` is an error.
+    /// Reads the path of another server's API; `None` if the field is absent, but an error if it is `null`.
     pub(super) fn path(&self, field: &'static str) -> Result<Option<String>, ConfigError> {
         let limit = || {
             format!(
@@ -154,7 +158,8 @@ impl<'v> Fields<'v> {
         self.get(field).map(read).transpose()
     }
 
-    /// Reads a list of at least `least` request paths, without query, fragment and `%`.
+    /// Reads a list of `least` to [`MAX_PATHS`] request paths, without query, fragment and `%`; `default` if the field
+    /// is absent.
     pub(super) fn paths(
         &self,
         field: &'static str,
@@ -182,7 +187,8 @@ impl<'v> Fields<'v> {
             .collect()
     }
 
-    /// Reads a list of request paths. A name in braces matches any text in one segment of a path.
+    /// Reads a list of at least one request path; `default` if the field is absent. In each part between slashes, one
+    /// name in braces may stand for any text.
     pub(super) fn routes(
         &self,
         field: &'static str,
@@ -198,8 +204,9 @@ impl<'v> Fields<'v> {
         }
     }
 
-    /// Reads the name of one of the filter's own headers, which begins with `x-`: the filter replaces it in requests,
-    /// so it must not be a header that HTTP needs. `null` disables the header.
+    /// Reads the name of one of the filter's own headers; `default` if the field is absent, `None` if it is `null`. The
+    /// filter replaces such headers in requests, so a name that does not begin with `x-` is an error: it might be a
+    /// header that HTTP needs.
     pub(super) fn own_header(
         &self,
         field: &'static str,
@@ -219,7 +226,7 @@ impl<'v> Fields<'v> {
         }
     }
 
-    /// Reads a bearer token; `null` counts as absent. It is a secret, so errors do not quote it.
+    /// Reads a bearer token; `None` if the field is absent or `null`. A token is a secret, so errors do not quote it.
     pub(super) fn token(&self, field: &'static str) -> Result<Option<String>, ConfigError> {
         let Some(value) = self.given(field) else {
             return Ok(None);
@@ -235,8 +242,8 @@ impl<'v> Fields<'v> {
         Ok(Some(token.to_owned()))
     }
 
-    /// Reads a key, or the name of an environment variable that holds one. `None` if neither or both are given. Errors show
-    /// only a key's length.
+    /// Reads a secret key from the first field, or from the second the name of an environment variable that contains
+    /// one. `None` if neither or both fields are given. Errors show only a key's length.
     pub(super) fn key(
         &self,
         [key, environment]: [&'static str; 2],
@@ -257,7 +264,8 @@ impl<'v> Fields<'v> {
     }
 }
 
-/// Reads a whole number within `range`.
+/// Reads a whole number from a configuration value. `field` is its path, for the error if the value is not a whole
+/// number within `range`.
 pub(super) fn number<T>(
     field: &'static str,
     value: &Value,
@@ -275,7 +283,7 @@ where
         })
 }
 
-/// Reads the name of a header in any case, and returns it in lower case.
+/// Reads the name of an HTTP header in any case from a configuration value, and returns it in lower case.
 pub(super) fn header_name(field: &'static str, value: &Value) -> Result<String, ConfigError> {
     let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     let is_header =
@@ -284,14 +292,16 @@ pub(super) fn header_name(field: &'static str, value: &Value) -> Result<String, 
     string(field, value, is_header, limit).map(|name| name.to_ascii_lowercase())
 }
 
-/// Reads a name that is safe in configurations, headers and logs.
+/// Reads a name of ASCII letters, digits, `-`, `_` and `.` from a configuration value; such a name is safe in
+/// configurations, headers and logs.
 pub(super) fn name(field: &'static str, value: &Value) -> Result<String, ConfigError> {
     let limit =
         || format!("a name of 1 to {MAX_NAME_BYTES} ASCII letters, digits, \"-\", \"_\" or \".\"");
     string(field, value, is_name, limit)
 }
 
-/// Reads a string for which `fits` is true.
+/// Reads a string for which `fits` returns true. Otherwise returns an error that describes the accepted values by
+/// `limit`.
 fn string(
     field: &'static str,
     value: &Value,
@@ -329,7 +339,8 @@ fn is_pattern(route: &str) -> bool {
     })
 }
 
-/// Returns the error for a value outside the `limit`.
+/// Returns the error for a field whose value is not accepted. `limit` describes the accepted values. The error quotes
+/// the value, shortened.
 pub(super) fn invalid(field: &'static str, value: &Value, limit: impl Into<String>) -> ConfigError {
     let mut value = value.to_string();
     if let Some((end, _)) = value.char_indices().nth(MAX_QUOTED_CHARS) {
@@ -343,7 +354,8 @@ pub(super) fn invalid(field: &'static str, value: &Value, limit: impl Into<Strin
     }
 }
 
-/// Returns the error for a value that may be a secret: it shows only the length of a string.
+/// Returns the error for a field whose value is not accepted but may be a secret: it shows only the length of a string.
+/// `limit` describes the accepted values.
 pub(super) fn hidden(field: &'static str, value: &Value, limit: &str) -> ConfigError {
     let value = match value {
         Value::String(text) => format!("a string of {} bytes", text.len()),
@@ -357,9 +369,9 @@ pub(super) fn hidden(field: &'static str, value: &Value, limit: &str) -> ConfigE
     }
 }
 
-/// Description of a key in errors.
+/// Description of the accepted secret keys, for errors.
 pub(crate) const KEY: &str = "64 to 256 hexadecimal digits (try `openssl rand -hex 32`)";
-/// Replacement for a secret in errors.
+/// The text that errors quote in place of a secret.
 const HIDDEN: &str = "…";
 const CLUSTER: &str = "the name of an Envoy cluster, 1 to 256 visible ASCII characters";
 const MAX_CLUSTER_BYTES: usize = 256;

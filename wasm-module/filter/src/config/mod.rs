@@ -47,85 +47,92 @@ pub use tenant::TenantSource;
 /// (`4.0` for `4`, a duplicate field).
 pub const SCHEMA: &str = include_str!("schema.json");
 
-/// A validated configuration.
+/// A validated configuration of one plugin.
 pub struct Config {
-    /// The configuration of the core, which the plugin passes on unchanged.
+    /// The configuration of the ordering core, which processes the documents: the part `ordering`, with the engines'
+    /// `block_tokens` and, as a default, `retrieval.keep` written into it.
     pub ordering: OrderingConfig,
-    /// Paths, without query, on which a `POST` is processed; `{name}` matches part of a path. Not empty.
+    /// Request paths, without query, on which a `POST` is processed; `{name}` matches any text in one part of a path.
+    /// Not empty.
     pub routes: Vec<String>,
-    /// The maximum length of a body that is read, in bytes; longer bodies are forwarded or refused.
+    /// The maximum length of a request body that is processed, in bytes. Longer bodies are forwarded unprocessed or
+    /// refused.
     pub max_body_bytes: u32,
-    /// The mode: documents are moved, or the order is only reported.
+    /// Whether documents are moved, or the computed order is only reported.
     pub mode: Mode,
-    /// The experiment, in which some chats keep the client's order for comparison; `None` if there is none.
+    /// The experiment, in which some chats keep the client's document order for comparison; `None` if none is
+    /// configured.
     pub experiment: Option<Experiment>,
-    /// The source of a request's tenant; `None` if all requests share one tenant.
+    /// Where the filter reads the tenant of a request; `None` if all requests share one tenant.
     pub tenant: Option<TenantSource>,
-    /// The key from which cache salts are derived; only with `tenant`.
+    /// The secret key from which tenants' cache salts are derived; `None` if salts are off. Requires `tenant`.
     pub salt: Option<SaltKey>,
-    /// Paths, without query, of requests without a prompt, which are forwarded without a salt. With salts, a path that
-    /// is neither here nor in `routes` is refused. Empty without salts.
+    /// With salts: request paths, without query, of requests without a prompt, which are forwarded without a salt. A
+    /// path that is neither here nor in `routes` is refused. Empty if salts are off.
     pub open_paths: Vec<String>,
-    /// With salts: routes whose requests are refused, since an engine may not separate salts there.
+    /// With salts: those of `routes` whose requests are refused, since some engine may not separate tenants' caches by
+    /// salt there.
     pub unsalted_routes: Vec<String>,
-    /// The treatment of a request whose body cannot be ordered: it is forwarded or refused.
+    /// Whether a request whose body cannot be ordered is forwarded or refused.
     pub on_failure: OnFailure,
-    /// Lower-case name of the response header with the report; `None` for no header.
+    /// Lower-case name of the response header that reports the outcome of a request; `None` for no header.
     pub report_header: Option<String>,
-    /// Lower-case name of the request header that asks to bypass ordering; `None` if none does. The filter removes it.
+    /// Lower-case name of the request header by which a client asks that its documents are not ordered; `None` for no
+    /// such header. The filter removes it from requests.
     pub bypass_header: Option<String>,
-    /// The treatment of the request's headers: held until the body is complete, or forwarded at once.
+    /// Whether the request's headers are held until the body is complete, or forwarded at once.
     pub request_headers: RequestHeaders,
-    /// The request header in which the engine receives the chosen path.
+    /// The request header in which the engine receives the chosen path (the order of the request's documents).
     pub path_header: PathHeader,
-    /// True if the report is also written to filter state, for access logs.
+    /// True if the report on each request is also written to filter state, for access logs.
     pub log_fields: bool,
-    /// The engines behind the gateway, at least one.
+    /// The engines behind the gateway; at least one.
     pub(crate) engines: Vec<EngineConfig>,
-    /// Number of a tenant's recent requests that a request is compared with, to diagnose why it shares no longer
-    /// prefix. With 0, nothing is diagnosed.
+    /// Number of a tenant's recent requests with which each worker compares a request, to diagnose why it shares no
+    /// longer cached prefix with them. With 0, nothing is diagnosed.
     pub(crate) explain: u32,
-    /// The ring through which workers share updates.
+    /// The ring buffer through which workers share updates about cached prefixes.
     pub(crate) agreement: AgreementConfig,
-    /// The retrieval of documents for chats without any; `None` if it is off.
+    /// The retrieval of documents for chats that have none; `None` if it is off.
     pub(crate) retrieval: Option<RetrievalConfig>,
-    /// The handling of bursts, that is, of simultaneous requests whose prompts begin alike; `None` if `bursts` is off.
+    /// The handling of bursts (simultaneous requests whose prompts begin with the same documents); `None` if it is off.
     pub(crate) bursts: Option<BurstConfig>,
-    /// A hash of the routes, the source of tenants and the engines. Workers with different hashes exchange nothing.
+    /// A hash of the routes, the source of tenants and the engines. It is part of the default name of the ring buffer,
+    /// so workers with different hashes exchange nothing unless `agreement.ring` names the ring.
     pub(crate) audience: u64,
 }
 
-/// The use of the computed order: documents are moved, or the order is only reported.
+/// What is done with the document order that the ordering core computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Documents are moved.
+    /// The documents are forwarded in the computed order.
     Order,
-    /// The order is computed and reported, but no document moves.
+    /// The computed order is only reported; no document moves.
     DryRun,
 }
 
-/// The treatment of a request's headers until its body is complete.
+/// What happens to a request's headers until its body is complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestHeaders {
-    /// Headers are forwarded with the new body and its length. The proxy must allow that with
+    /// Headers are held and then forwarded with the new body and its length. The proxy must allow that with
     /// `allow_on_headers_stop_iteration` (Envoy 1.35 and later). Otherwise it never delivers the body, and the request
     /// hangs.
     Hold,
     /// Headers are forwarded at once, without `content-length`, and the body follows in chunks. For control planes that
-    /// cannot set the option.
+    /// cannot set `allow_on_headers_stop_iteration`.
     Release,
 }
 
-/// The request header for the chosen path.
+/// The request header that tells the engine the chosen path (the order of the request's documents).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathHeader {
     /// Lower-case name of the header. A client's header of that name is always removed.
     pub name: String,
-    /// True if the filter also sets the header; false if `path_header` is `null`.
+    /// True if the filter also sets the header; false if the configuration has `null` for it.
     pub enabled: bool,
 }
 
-/// The treatment of a request whose body cannot be ordered, or whose documents cannot be retrieved.
+/// What happens to a request whose body cannot be ordered, or whose documents cannot be retrieved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnFailure {
     /// The request is forwarded with its original body.
@@ -147,17 +154,19 @@ impl OnFailure {
 }
 
 impl Config {
-    /// Returns whether any engine has a feed to follow.
+    /// Returns whether any engine has a configured feed of cache events.
     pub(crate) fn has_feeds(&self) -> bool {
         self.engines.iter().any(|engine| engine.feed.is_some())
     }
 
-    /// Returns whether updates are exchanged with gateways of other proxies.
+    /// Returns whether this gateway exchanges updates with gateways of other proxies: that is enabled, and an engine
+    /// has a feed.
     pub(crate) fn exchanges(&self) -> bool {
         self.agreement.gateways && self.has_feeds()
     }
 
-    /// Parses and validates a configuration.
+    /// Parses and validates the JSON of a plugin configuration. Empty text stands for all defaults. Returns an error
+    /// for the first problem found.
     pub fn from_json(bytes: &[u8]) -> Result<Self, ConfigError> {
         let raw: Raw = match bytes.trim_ascii().first() {
             None => Raw::default(),
@@ -256,8 +265,9 @@ impl Config {
         Ok(config)
     }
 
-    /// Returns the configuration for a shell that provides a pool of engines: every engine of the pool has the settings
-    /// of the only one listed.
+    /// Returns the configuration for a module that embeds the filter and provides a pool of engines: [`MAX_ENGINES`]
+    /// engines with the settings of the only one configured. Returns an error if several engines are configured, or one
+    /// with an address or a feed.
     pub(crate) fn for_pool(mut self) -> Result<Self, ConfigError> {
         let of_all = match &self.engines[..] {
             [engine] if engine.address.is_none() && engine.feed.is_none() => engine.clone(),
@@ -278,8 +288,9 @@ impl Config {
         Ok(self)
     }
 
-    /// Checks the requirements of several engines (a header names the chosen one, and none is known during a warm-up)
-    /// and of feeds (their events go through the ring).
+    /// Checks what several engines require (request headers are held, since one names the chosen engine; no warm-up,
+    /// since no engine is chosen yet when it starts), and what feeds require (the ring buffer through which workers
+    /// share their events).
     fn check_engines(&self) -> Result<(), ConfigError> {
         if self.engines.len() > 1 && self.request_headers == RequestHeaders::Release {
             return Err(ConfigError::Conflict {
@@ -303,7 +314,7 @@ impl Config {
         Ok(())
     }
 
-    /// Checks that the filter's headers have different names.
+    /// Checks that the configured headers have different names.
     fn check_headers(&self) -> Result<(), ConfigError> {
         let tenant = match &self.tenant {
             Some(TenantSource::Header(name)) => Some(name),
@@ -331,7 +342,8 @@ impl Config {
     }
 }
 
-/// The reason why a configuration was refused. The proxy logs it and does not start, or keeps the old configuration.
+/// The reason why a plugin configuration was refused. The proxy logs it; then it does not start, or keeps the old
+/// configuration.
 #[derive(Debug, Error)]
 pub enum ConfigError {
     /// The configuration is not a JSON object.
@@ -340,42 +352,43 @@ pub enum ConfigError {
     /// The configuration is not JSON, or has an unknown or repeated field.
     #[error("plugin configuration: {0}")]
     Json(serde_json::Error),
-    /// The core refused the part `ordering`.
+    /// The ordering core refused the part `ordering`. The value is its message.
     #[error("plugin configuration: ordering: {0}")]
     Ordering(String),
-    /// The core refused the part `retrieval.similarity`.
+    /// The similarity cache refused the part `retrieval.similarity`. The value is its message.
     #[error("plugin configuration: retrieval: {0}")]
     Retrieval(String),
-    /// A field's value is outside its range.
+    /// A field's value is not accepted.
     #[error("plugin configuration: {field}: {value} is not {limit}")]
     Invalid {
-        /// The path of the field.
+        /// The path of the field from the configuration's root.
         field: &'static str,
-        /// The value as JSON, shortened; for a key, only its length.
+        /// The value as JSON, shortened; for a secret, at most its length.
         value: String,
-        /// The accepted values.
+        /// A description of the accepted values.
         limit: String,
     },
-    /// A field contradicts another field, or the proxy's environment.
+    /// A field's value contradicts another field or the proxy's environment.
     #[error("plugin configuration: {field}: {rule}")]
     Conflict {
-        /// The path of the field.
+        /// The path of the field from the configuration's root.
         field: &'static str,
-        /// The broken rule.
+        /// The rule that the field breaks.
         rule: &'static str,
     },
 }
 
-/// The configuration as written. Values stay untyped so that each error can name its field: serde's own messages name
-/// only the type.
+/// The configuration's fields before they are validated. Values stay untyped so that each error can name its field:
+/// serde's own messages name only the type.
 #[derive(Default)]
 struct Raw {
-    /// The core's part, as text. The core parses it, and its errors name lines and columns of this text.
+    /// The JSON text of the field `ordering`; `None` if absent. The ordering core parses it, and its errors name lines
+    /// and columns of this text.
     ordering: Option<Box<RawValue>>,
     fields: Map<String, Value>,
 }
 
-/// The fields of the plugin configuration.
+/// The names of all fields at the root of the plugin configuration.
 const FIELDS: [&str; 18] = [
     "ordering",
     "routes",
@@ -397,7 +410,8 @@ const FIELDS: [&str; 18] = [
     "bursts",
 ];
 
-/// An unknown or repeated field is an error that names it, with its line and column.
+/// Reads the configuration's root object. An unknown or repeated field is an error that names it, with its line and
+/// column.
 impl<'de> Deserialize<'de> for Raw {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Object;
@@ -430,8 +444,8 @@ impl<'de> Deserialize<'de> for Raw {
     }
 }
 
-/// Hash of the routes, the source of tenants and the engines. Settings that may change in a running gateway, such as
-/// bounds and policies, are excluded.
+/// Returns a hash of the routes, the source of tenants and the engines. Settings that may change in a running gateway,
+/// such as bounds and policies, are excluded.
 fn audience(fields: &Fields<'_>, engines: &[EngineConfig]) -> u64 {
     let [routes, tenant] = ["routes", "tenant"].map(|field| format!("{:?}", fields.get(field)));
     let engines = engines.iter().map(|engine| (&engine.name, engine.address));
@@ -439,8 +453,9 @@ fn audience(fields: &Fields<'_>, engines: &[EngineConfig]) -> u64 {
     Fingerprint::of(&[&routes, &tenant, &engines].map(String::as_bytes)).0
 }
 
-/// Reads the core's part. Pinning is on by default if retrieved documents stay in the chat (`keeps`): no client sends
-/// these again.
+/// Reads the ordering core's part of the configuration, `ordering`. `keeps` is the default of `conversation.pin`: if
+/// retrieved documents stay in the chat, the gateway must write them into later requests, since no client sends them
+/// again.
 fn ordering(json: Option<&RawValue>, keeps: bool) -> Result<OrderingConfig, ConfigError> {
     let mut raw = RawOrderingConfig::default();
     raw.conversation.pin = keeps;
@@ -449,7 +464,8 @@ fn ordering(json: Option<&RawValue>, keeps: bool) -> Result<OrderingConfig, Conf
         .map_err(|error: OrderingError| ConfigError::Ordering(error.to_string()))
 }
 
-/// Reads `{"name": …, "control_share": …}`.
+/// Reads the field `experiment`, an object `{"name": …, "control_share": …}`. Returns an error if the share is absent
+/// or not from 0 to 1.
 fn experiment(value: &Value) -> Result<Experiment, ConfigError> {
     let fields = Fields::of("experiment", Some(value), &["name", "control_share"])?;
     let name = fields.get("experiment.name");
@@ -464,22 +480,22 @@ fn experiment(value: &Value) -> Result<Experiment, ConfigError> {
         .ok_or_else(|| invalid("experiment.control_share", share, "a number from 0 to 1"))
 }
 
-/// Reads `{"requests": …}` of the field `explain`: the number of recent requests to compare with.
+/// Reads the field `explain`, an object `{"requests": …}`, and returns the number of recent requests to compare with.
 fn explained(value: Option<&Value>) -> Result<u32, ConfigError> {
     let fields = Fields::of("explain", value, &["requests"])?;
     fields.number("explain.requests", 0..=MAX_EXPLAINED, DEFAULT_EXPLAINED)
 }
 
-/// OpenAI's and Anthropic's routes.
+/// The routes if none are configured: those of OpenAI's and Anthropic's APIs.
 const DEFAULT_ROUTES: [&str; 3] = ["/v1/chat/completions", "/v1/messages", "/v1/responses"];
 const DEFAULT_REPORT_HEADER: &str = "x-foreword";
 const DEFAULT_PATH_HEADER: &str = "x-foreword-path";
 const DEFAULT_MAX_BODY_BYTES: u32 = 4 << 20;
-/// The maximum value of `max_body_bytes`. A worker's Wasm memory never shrinks and aborts near 1 GiB; a body needs a
-/// few times its own size there.
+/// The maximum value of `max_body_bytes`. A worker's Wasm memory never shrinks and aborts near 1 GiB, and processing a
+/// body needs a few times its size there.
 const LIMIT_MAX_BODY_BYTES: u32 = 32 << 20;
 const DEFAULT_EXPERIMENT: &str = "default";
-/// Default number of a tenant's recent requests that a request is compared with.
+/// The default number of a tenant's recent requests with which each worker compares a request.
 const DEFAULT_EXPLAINED: u32 = 64;
 const MAX_EXPLAINED: u32 = 1_024;
 

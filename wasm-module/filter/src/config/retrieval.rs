@@ -7,38 +7,42 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use super::fields::{Fields, invalid};
 use super::{ConfigError, OnFailure};
 
-/// The configuration of retrieval, for chats that bring no documents.
+/// The configuration of retrieval: the gateway searches for documents for chats that have none.
 #[derive(Clone)]
 pub(crate) struct RetrievalConfig {
     pub(crate) retriever: Peer,
-    /// Number of documents to retrieve.
+    /// Number of documents to retrieve for one question, unless the client asks for another number.
     pub(crate) k: u16,
-    /// The maximum length of a question to search for, in bytes.
+    /// The maximum length in bytes of a question that is searched for. A chat with a longer one gets no documents.
     pub(crate) max_question_bytes: usize,
-    /// The treatment of a chat if retrieval fails.
+    /// Whether a chat is forwarded without documents or refused if retrieval fails.
     pub(crate) on_failure: OnFailure,
-    /// True if retrieved documents stay in a continued chat: the default of `ordering.conversation.pin`.
+    /// True if retrieved documents stay in the chat's later requests. This is the default of
+    /// `ordering.conversation.pin`.
     pub(crate) keep: bool,
-    /// Metadata field of a document that must equal the tenant's name; `None` if all tenants share the documents.
+    /// Name of a metadata field: only documents in which it equals the tenant's name are retrieved. `None` if all
+    /// tenants share the documents.
     pub(crate) tenant_filter: Option<String>,
     pub(crate) embedding: Embedding,
-    /// The similarity cache; `None` if every question is searched for.
+    /// The configuration of the similarity cache, which returns the documents of similar earlier questions; `None` to
+    /// call the retriever for every question.
     pub(crate) similarity: Option<SimilarityConfig>,
-    /// Number of results in the ring that VMs of all workers share; 0 disables sharing.
+    /// Number of results in the ring buffer through which Wasm VMs share retrieval results; 0 disables sharing.
     pub(crate) shared_results: u32,
-    /// Hash of the part `retrieval` as written. Plugins with equal hashes share results.
+    /// A hash of the whole part `retrieval`. Only plugins with equal hashes share results.
     pub(crate) identity: u64,
-    /// The maximum number of bytes of all documents in the similarity cache.
+    /// The maximum number of bytes of all document texts stored for the similarity cache of one plugin; in Wasm, of
+    /// each worker.
     pub(crate) max_document_bytes: usize,
     pub(crate) warm_up: Option<WarmUp>,
-    /// Text before and after the documents, escaped as in a JSON string.
+    /// Texts that the gateway writes before and after the retrieved documents, escaped as in a JSON string.
     pub(crate) wrapper: [String; 2],
 }
 
-/// A server that the filter calls.
+/// A server that the filter calls: the retriever, the embedder, or the engine for a warm-up.
 #[derive(Clone)]
 pub(crate) struct Peer {
-    /// Name of the Envoy cluster of the server.
+    /// Name of the Envoy cluster through which the server is called.
     pub(crate) cluster: String,
     pub(crate) path: String,
     /// Bearer token for the server. Never logged.
@@ -47,21 +51,24 @@ pub(crate) struct Peer {
     pub(crate) max_answer_bytes: usize,
 }
 
-/// The sources of a question's vector: a header that the client may send, and an embedder that the gateway calls.
+/// The sources of a question's embedding vector: a header that the client may send, and an embedder that the gateway
+/// calls.
 #[derive(Clone)]
 pub(crate) struct Embedding {
-    /// The header in which a client may send the vector. It is always removed.
+    /// Name of the request header in which a client may send the vector; `None` if it may not. The filter removes the
+    /// header from requests.
     pub(crate) header: Option<String>,
-    /// The embedder to call; `None` if the retriever gets only the question.
+    /// The embedder to call; `None` if the gateway sends the retriever only the text of the question.
     pub(crate) embedder: Option<Peer>,
     pub(crate) model: Option<String>,
 }
 
-/// The warm-up, which prefills the prompt's beginning during the search.
+/// The configuration of warm-ups: during a search, the gateway asks the engine to prefill the chat's first system
+/// messages.
 #[derive(Clone)]
 pub(crate) struct WarmUp {
     pub(crate) engine: Peer,
-    /// The maximum number of warm-ups in flight, for one worker or, in the dynamic module, for all workers.
+    /// The maximum number of warm-ups in flight, for one worker in Wasm or for all workers in the dynamic module.
     pub(crate) max_in_flight: u32,
 }
 
@@ -113,7 +120,7 @@ impl RetrievalConfig {
     }
 }
 
-/// Reads `retrieval.on_failure`. `continue` and `fail` are accepted as synonyms of `pass` and `refuse`.
+/// Reads `retrieval.on_failure`. The words `continue` and `fail` are accepted as synonyms of `pass` and `refuse`.
 fn on_failure(fields: &Fields<'_>) -> Result<OnFailure, ConfigError> {
     const FIELD: &str = "retrieval.on_failure";
     match fields.get(FIELD).and_then(Value::as_str) {
@@ -166,7 +173,8 @@ impl WarmUp {
     }
 }
 
-/// Validates the part `similarity`, including its memory in a VM.
+/// Reads and validates the part `retrieval.similarity`. Returns an error if its caches might need more than
+/// [`MAX_SIMILARITY_BYTES`].
 fn similarity(value: &Value) -> Result<SimilarityConfig, ConfigError> {
     const TOLERANCE: &str = "similarity.tolerance";
     let refused = |error| match error {
@@ -226,9 +234,10 @@ const FIELDS: [&str; 16] = [
     "warm_up",
     "wrapper",
 ];
-/// The maximum number of results that workers share; each takes up to 64 KiB of the proxy's memory.
+/// The maximum number of retrieval results in the ring buffer that workers share. Each takes up to 64 KiB of the
+/// proxy's memory.
 const MAX_SHARED_RESULTS: u32 = 4_096;
-/// The maximum number of bytes of all similarity caches of a VM; its memory is limited to about 1 GiB.
+/// The maximum number of bytes of all similarity caches of one plugin in a VM, whose memory is limited to about 1 GiB.
 const MAX_SIMILARITY_BYTES: u64 = 512 << 20;
 
 #[cfg(test)]

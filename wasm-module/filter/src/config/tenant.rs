@@ -1,4 +1,5 @@
-//! The source of a request's tenant, and the key of the cache salts.
+//! The parts `tenant` and `salt` of the plugin configuration: where the filter reads a request's tenant, and the key of
+//! the tenants' cache salts.
 
 use serde_json::Value;
 
@@ -6,16 +7,18 @@ use super::ConfigError;
 use super::fields::{Fields, header_name, hidden, invalid};
 use super::salt_key::SaltKey;
 
-/// The source of a request's tenant. It is never the body, since clients could then choose their tenant.
+/// Where the filter reads the tenant of a request. It is never the body, since clients could then choose their tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TenantSource {
-    /// The request header of this lower-case name. The proxy must set or check it before the filter sees it.
+    /// The request header with this lower-case name. The proxy must set or check it before the filter reads it.
     Header(String),
-    /// A claim of a JWT that `jwt_authn` has verified: the path to it in the request's dynamic metadata.
+    /// A claim of a JWT that Envoy's filter `jwt_authn` has verified. The value is the path to the claim in the
+    /// request's dynamic metadata.
     Claim(Vec<String>),
 }
 
-/// Reads `{"header": …}` or `{"claim": …, "payload": …, "namespace": …}`.
+/// Reads the part `tenant`: `{"header": …}` or `{"claim": …, "payload": …, "namespace": …}`. Returns an error for
+/// anything else.
 pub(super) fn source(value: &Value) -> Result<TenantSource, ConfigError> {
     let known = ["header", "claim", "payload", "namespace"];
     let fields = Fields::of("tenant", Some(value), &known)?;
@@ -46,7 +49,8 @@ pub(super) fn source(value: &Value) -> Result<TenantSource, ConfigError> {
     }
 }
 
-/// Returns the path to a claim: its name, or a list of names for a nested one. Dots are part of a name.
+/// Returns the path to a JWT claim within the verified payload. The configuration has the claim's name, or a list of
+/// names for a nested claim. Dots are part of a name.
 fn claim_path(claim: &Value) -> Result<Vec<String>, ConfigError> {
     let single = std::slice::from_ref(claim);
     let parts = claim.as_array().map_or(single, Vec::as_slice);
@@ -65,8 +69,8 @@ fn path_part(value: &Value) -> Option<String> {
     (fits && !part.contains('\0')).then(|| part.to_owned())
 }
 
-/// Reads `{"key": …}` or `{"key_env": …}`, either with `open_paths`. Returns the key, and the paths that are forwarded
-/// without a salt. Errors show only a key's length.
+/// Reads the part `salt`: `{"key": …}` or `{"key_env": …}`, either with `open_paths`. Returns the key, and the paths of
+/// requests that are forwarded without a salt. Errors show only a key's length.
 pub(super) fn salt(value: &Value) -> Result<(SaltKey, Vec<String>), ConfigError> {
     let either = || hidden("salt", value, EITHER_KEY);
     let fields = Fields::secret("salt", value, &["key", "key_env", "open_paths"]);
@@ -85,7 +89,8 @@ pub(super) fn salt(value: &Value) -> Result<(SaltKey, Vec<String>), ConfigError>
 /// The namespace of dynamic metadata in which Envoy's `jwt_authn` stores verified claims.
 const JWT_AUTHN_NAMESPACE: &str = "envoy.filters.http.jwt_authn";
 const EITHER_KEY: &str = "an object with either `key` or `key_env`, and perhaps `open_paths`";
-/// Paths that clients request before a chat: the list of models, and the engine's health (as in vLLM and SGLang).
+/// The default of `salt.open_paths`: paths that clients request before a chat, for the list of models and the engine's
+/// health (as in vLLM and SGLang).
 const DEFAULT_OPEN_PATHS: [&str; 2] = ["/v1/models", "/health"];
 const PART: &str = "a string of 1 to 256 characters";
 const MAX_PART_CHARS: usize = 256;

@@ -1,20 +1,20 @@
-//! The health and load of an engine, shared by all workers: one value in shared data.
+//! The health and load of one engine: a value in the proxy's shared data, common to all workers.
 
 use super::DispatchResult;
 use crate::host::{Host, HostError};
 
-/// The health and load of an engine.
+/// The health and load of one engine, as all workers of this proxy share them.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct EngineHealth {
-    /// Tokens that the engine has yet to compute for requests in flight.
+    /// Estimated tokens that the engine has yet to compute for this proxy's requests in flight.
     outstanding: u64,
     /// Time of the last change of `outstanding`, in milliseconds.
     changed_ms: u64,
-    /// Number of failures since the engine's last response.
+    /// Number of failed requests since the engine's last response.
     failures: u64,
-    /// Time in milliseconds until which the engine receives no requests because of a failure.
+    /// Time in milliseconds until which the engine receives no requests because of a failed one.
     out_until_ms: u64,
-    /// Tokens that the engine has yet to compute for requests of other proxies, as these report.
+    /// Estimated tokens that the engine has yet to compute for requests through other proxies, as these report.
     elsewhere: u64,
     /// Time at which other proxies' reports last set `elsewhere`, in milliseconds.
     elsewhere_ms: u64,
@@ -64,8 +64,8 @@ impl EngineHealth {
         fields.map(u64::to_le_bytes).concat()
     }
 
-    /// Returns the engine's outstanding tokens. A worker that ends never settles its own requests, so a value that has
-    /// not changed for [`STALE_MS`] counts as 0.
+    /// Returns the tokens that the engine has yet to compute for this proxy's requests. A worker that ends never
+    /// subtracts its own requests, so a value that has not changed for [`STALE_MS`] counts as 0.
     pub(super) fn outstanding(self, now_ms: u64) -> u64 {
         if now_ms.abs_diff(self.changed_ms) > STALE_MS {
             0
@@ -74,8 +74,8 @@ impl EngineHealth {
         }
     }
 
-    /// Returns the tokens that the engine has yet to compute for other proxies' requests. The worker that receives the
-    /// reports may end, so a value that was not repeated for [`ELSEWHERE_STALE_MS`] counts as 0.
+    /// Returns the tokens that the engine has yet to compute for requests through other proxies. The worker that
+    /// receives the reports may end, so a value that was not repeated for [`ELSEWHERE_STALE_MS`] counts as 0.
     pub(super) fn elsewhere(self, now_ms: u64) -> u64 {
         if now_ms.abs_diff(self.elsewhere_ms) > ELSEWHERE_STALE_MS {
             0
@@ -89,7 +89,7 @@ impl EngineHealth {
         self.elsewhere_ms = now_ms;
     }
 
-    /// Returns whether the engine may be chosen: it has not failed since its last response, or the pause after the
+    /// Returns whether the engine may be chosen: it has responded since the last failed request, or the pause after the
     /// failure is over.
     pub(super) fn is_available(self, now_ms: u64) -> bool {
         self.failures == 0
@@ -120,7 +120,8 @@ impl EngineHealth {
         }
     }
 
-    /// Returns the pause after a failure, in milliseconds; it doubles with each failure, up to a limit.
+    /// Returns the pause after a failed request, in milliseconds. It doubles with each failure in a row, up to
+    /// [`LONGEST_PAUSE_MS`].
     fn pause(self) -> u64 {
         let doublings = u32::try_from(self.failures)
             .unwrap_or(u32::MAX)
@@ -129,7 +130,7 @@ impl EngineHealth {
     }
 }
 
-/// Version of the state's layout; a build with another layout uses other keys.
+/// Version of the layout of engines' state in shared data. A build with another version uses other keys.
 pub(super) const LAYOUT: &str = "2";
 
 const STALE_MS: u64 = 60_000;

@@ -1,4 +1,5 @@
-//! The engines behind the gateway: their outstanding tokens, their health, and the header that names the chosen one.
+//! The engines behind the gateway: the tokens that each has yet to compute, their health, and the request header that
+//! names the chosen engine.
 //!
 //! ```text
 //!   shared data   …/engine/a   {2 failures, out until 12:00:07, 4,100 tokens to compute}     all workers read and
@@ -8,8 +9,9 @@
 //!   response begins ──▶ the tokens are computed; an engine with no response, or 502, 503 or 504, is out for a while
 //! ```
 //!
-//! If the shell provides a pool of engines ([`EnginePool`]), ids are its slots: each has its state in shared data, and
-//! is a candidate while the pool has an engine there. An engine's own report of its queue adds to it.
+//! If the module that embeds the filter provides a pool of engines ([`EnginePool`]), engine ids belong to the pool:
+//! each id has its state in shared data, and is a candidate while the pool has an engine with that id. The engine's own
+//! report of its queue adds to its load.
 //!
 //! After its pause, one request probes an engine that is out; each failure doubles the pause. If all engines are out,
 //! all are candidates, and Envoy then reports the error. The header names the others after the chosen one, so that
@@ -29,46 +31,50 @@ pub(crate) use crate::config::{EngineConfig, FeedConfig};
 use crate::host::{EnginePool, Host, HostError, PoolEngine};
 use crate::swap;
 
-/// The engines behind the gateway.
+/// The configured engines behind the gateway, with access to their health and load in shared data.
 #[derive(Debug)]
 pub(crate) struct Engines {
     list: Vec<EngineConfig>,
-    /// Keys in shared data, one for each engine; empty with one engine, or without shared data.
+    /// Keys of the engines' health and load in shared data, one for each engine; empty if there is one engine, or no
+    /// shared data.
     keys: Vec<String>,
     responses: KeptResponses,
-    /// A moving average of the tokens computed for a request, as an estimate for a request that waits at an engine.
+    /// A moving average of the tokens that an engine computes for one request. It is the estimate for each request in
+    /// an engine's own report of its queue.
     mean_tokens: AtomicU64,
 }
 
-/// A request in flight to an engine.
+/// A request sent to an engine, which adds to the engine's load until [`Engines::settle`] ends it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Dispatch {
     pub(crate) engine: EngineId,
-    /// Estimated tokens that the engine has to compute for the request.
+    /// Estimated number of tokens that the engine has to compute for the request.
     tokens: u64,
 }
 
 impl Dispatch {
-    /// Returns whether the engine has tokens to compute for the request.
+    /// Returns whether the engine has to compute tokens for the request. It has none in a record of a retry at another
+    /// engine.
     pub(crate) fn has_tokens(self) -> bool {
         self.tokens > 0
     }
 }
 
-/// The result of a dispatch.
+/// How a request that was sent to an engine ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DispatchResult {
-    /// The engine began to respond.
+    /// The engine began to respond, with a status that does not mean that it is unavailable.
     Answered,
-    /// The engine could not be reached, broke off, or responded that it is unavailable.
+    /// The engine could not be reached, broke off, or responded with 502, 503 or 504.
     Failed,
-    /// The client disconnected first, which says nothing about the engine.
+    /// The request ended before a response, so nothing is known about the engine.
     Abandoned,
 }
 
 impl Engines {
-    /// Opens the engines' state in shared data; `ring`, the name of the workers' ring, is part of its keys. Creates
-    /// missing keys, which is safe since Envoy loads the plugin on its main thread first.
+    /// Opens the engines' health and load in shared data, and creates missing keys, which is safe since Envoy loads the
+    /// plugin on its main thread first. `ring`, the name of the ring buffer through which workers share updates, is
+    /// part of the keys. Returns an error if the proxy refuses access to shared data.
     pub(crate) fn open(
         host: &impl Host,
         list: &[EngineConfig],
@@ -86,7 +92,8 @@ impl Engines {
         Ok(engines)
     }
 
-    /// Returns the engines without shared state: for a single engine, or a proxy without shared data.
+    /// Returns the engines without access to shared data: for a single engine, or a proxy without shared data.
+    /// [`Engines::choices`] is then empty.
     pub(crate) fn without_choice(list: &[EngineConfig]) -> Self {
         Self {
             list: list.to_vec(),
@@ -100,7 +107,9 @@ impl Engines {
         self.list.len() > 1
     }
 
-    /// Returns the engines that a request may go to; empty with a single engine. `request_number` rotates the list.
+    /// Returns the engines that the request may be sent to, with their loads. Saturated ones, or those in a pause after
+    /// a failure, are included only if there are no better ones. Empty if there is one engine. `request_number` rotates
+    /// the list, so that ties do not always go to the same engine.
     pub(crate) fn choices(
         &self,
         host: &impl Host,
@@ -143,17 +152,18 @@ impl Engines {
         choices
     }
 
-    /// Returns an engine's outstanding tokens: those of requests through this proxy, or an estimate from the number of
-    /// waiting requests that it reports, which others may have sent; the larger of the two. Each running request adds
-    /// one token, since it takes one of every step.
+    /// Returns the estimated number of tokens that an engine of a pool has yet to compute. `own` is the number for
+    /// requests that gateways sent; the engine's report of its queue, which may include others' requests, gives another
+    /// estimate. The larger counts. Each running request adds one token, since it takes one of every step.
     fn outstanding(&self, own: u64, reported: &PoolEngine) -> u64 {
         let mean = self.mean_tokens.load(Ordering::Relaxed);
         let waiting = reported.waiting.saturating_mul(mean);
         own.max(waiting).saturating_add(reported.running)
     }
 
-    /// Returns only the candidate that stores the tenant's response of that id; all candidates if none does. An engine
-    /// of a pool is used even if it is saturated, since no other engine has the response.
+    /// Returns only the candidate that stores the tenant's `response` (Responses API), given by its id; all candidates
+    /// if `response` is `None`, or the engine that stores it is unknown or unavailable. An engine of a pool is returned
+    /// even if it is saturated, since no other engine has the response.
     pub(crate) fn keeping(
         &self,
         host: &impl Host,
@@ -182,12 +192,13 @@ impl Engines {
         }
     }
 
-    /// Records that the engine stores a tenant's response with that id.
+    /// Records that `engine` stores the tenant's `response` (Responses API), given by its id.
     pub(crate) fn keep(&self, host: &impl Host, tenant: &str, response: &str, engine: EngineId) {
         self.responses.keep(host, tenant, response, engine);
     }
 
-    /// Records that a request is sent to an engine, which has `tokens` to compute for it.
+    /// Records that a request is sent to `engine`, which has to compute `tokens` tokens for it. The caller must pass
+    /// the result to [`Engines::settle`].
     pub(crate) fn send(
         &self,
         host: &impl Host,
@@ -206,14 +217,15 @@ impl Engines {
         Dispatch { engine, tokens }
     }
 
-    /// Returns the tokens that an engine has yet to compute for requests through this proxy.
+    /// Returns the tokens that `engine` has yet to compute for requests through this proxy; 0 if there is one engine.
     pub(crate) fn own_outstanding(&self, host: &impl Host, now_ms: u64, engine: EngineId) -> u64 {
         let key = self.keys.get(usize::from(engine.0));
         let state = key.and_then(|key| EngineHealth::read(host, key).ok());
         state.map_or(0, |(state, _)| state.outstanding(now_ms))
     }
 
-    /// Records the tokens that an engine has yet to compute for requests through other proxies.
+    /// Records the tokens that `engine` has yet to compute for requests through other proxies, as their gateways
+    /// report.
     pub(crate) fn set_elsewhere(
         &self,
         host: &impl Host,
@@ -224,12 +236,13 @@ impl Engines {
         self.change(host, engine, |state| state.set_elsewhere(now_ms, tokens));
     }
 
-    /// Resets the state of an engine id that now belongs to another engine.
+    /// Resets the health and load under an engine id that now belongs to another engine.
     pub(crate) fn forget(&self, host: &impl Host, engine: EngineId) {
         self.change(host, engine, |state| *state = EngineHealth::default());
     }
 
-    /// Records the end of a dispatch, once for each [`Engines::send`].
+    /// Records how a request to an engine ended, and subtracts its tokens from the engine's load. Called once for each
+    /// [`Engines::send`].
     pub(crate) fn settle(
         &self,
         host: &impl Host,
@@ -242,7 +255,7 @@ impl Engines {
         });
     }
 
-    /// Returns the engine with an address (`IP:port`, as Envoy writes it); `None` if no engine has it.
+    /// Returns the engine at an address (`IP:port`, as Envoy writes it); `None` if it is not the address of an engine.
     pub(crate) fn at(&self, host: &impl Host, address: &[u8]) -> Option<EngineId> {
         let address: SocketAddr = str::from_utf8(address).ok()?.parse().ok()?;
         if let Some(pool) = host.pool() {
@@ -256,8 +269,9 @@ impl Engines {
     }
 
     /// Returns the value of [`DESTINATION_HEADER`]: the addresses of the chosen engine, then of the other candidates,
-    /// the least loaded first, then of the engines that were not candidates; at most [`MAX_DESTINATIONS`], or as many
-    /// as the pool wants. `None` if there is one engine, or if the pool has none for the request.
+    /// the least loaded first, then of the engines that were not candidates; at most [`MAX_DESTINATIONS`], or one more
+    /// than the pool's number of fallbacks. `None` if there is one engine, or if the embedding module's pool of engines
+    /// has none for the request.
     pub(crate) fn destinations(
         &self,
         host: &impl Host,
@@ -290,7 +304,8 @@ impl Engines {
         (!addresses.is_empty()).then(|| addresses.join(","))
     }
 
-    /// Changes an engine's health. Gives up after some lost races, since loads are estimates and stale values expire.
+    /// Changes an engine's health and load in shared data. Gives up if other workers are faster at several attempts,
+    /// since loads are estimates and old values expire.
     fn change(&self, host: &impl Host, engine: EngineId, change: impl Fn(&mut EngineHealth)) {
         let Some(key) = self.keys.get(usize::from(engine.0)) else {
             return;
@@ -303,14 +318,15 @@ impl Engines {
     }
 }
 
-/// The header from which Envoy's `override_host` policy takes the engine, as in the Gateway API's inference extension.
+/// The request header that names the engines for Envoy's `override_host` policy, as in the Gateway API's inference
+/// extension.
 pub const DESTINATION_HEADER: &str = "x-gateway-destination-endpoint";
 
-/// The maximum number of addresses in the header: more than Envoy retries.
+/// The maximum number of addresses in [`DESTINATION_HEADER`] if there is no pool of engines: more than Envoy retries.
 const MAX_DESTINATIONS: usize = 8;
-/// The weight of a new request in the moving average is one divided by this number.
+/// The divisor of the moving average of tokens per request: a new request has a weight of one divided by this number.
 const MEAN_OF: u64 = 16;
-/// Value of the moving average of a request's tokens before the first request.
+/// Value of the moving average of tokens per request before the first request.
 const FIRST_MEAN_TOKENS: u64 = 1_000;
 
 #[cfg(test)]

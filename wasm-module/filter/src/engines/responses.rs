@@ -15,17 +15,19 @@ use super::EngineConfig;
 use crate::host::{Host, HostError};
 use crate::swap;
 
-/// The engines that store responses, by response id; see the module's documentation.
+/// A table in shared data of which engine stores which response (Responses API), by tenant and response id. See the
+/// module's documentation.
 #[derive(Debug, Default)]
 pub(super) struct KeptResponses {
-    /// Keys in shared data, one for each page; empty with a single engine.
+    /// Keys of the table's pages in shared data; empty if there is a single engine.
     pages: Vec<String>,
-    /// A hash of each engine's name.
+    /// A hash of each engine's name, in the order of engine ids.
     engines: Vec<u64>,
 }
 
 impl KeptResponses {
-    /// Opens the pages, and creates those that do not exist.
+    /// Opens the table's pages in shared data, and creates those that do not exist. `ring`, the name of the ring buffer
+    /// through which workers share updates, is part of their keys.
     pub(super) fn open(
         host: &impl Host,
         list: &[EngineConfig],
@@ -44,7 +46,8 @@ impl KeptResponses {
         })
     }
 
-    /// Returns the engine that stores the response; `None` if it is unknown.
+    /// Returns the engine that stores the tenant's response `id`; `None` if that is unknown, or no configured engine
+    /// has the recorded name.
     pub(super) fn engine(&self, host: &impl Host, tenant: &str, id: &str) -> Option<EngineId> {
         let hash = hash_of(&[tenant, id]);
         let (page, _) = host.shared_data(self.page(hash)?).ok()??;
@@ -55,8 +58,8 @@ impl KeptResponses {
         Some(engine)
     }
 
-    /// Records that the engine stores the response with that id. Gives up after some lost races: the next request with
-    /// the id then goes to any engine.
+    /// Records that `engine` stores the tenant's response `id`. Gives up if other workers are faster at several
+    /// attempts: a later request with the id then goes to any engine.
     pub(super) fn keep(&self, host: &impl Host, tenant: &str, id: &str, engine: EngineId) {
         let hash = hash_of(&[tenant, id]);
         let name = self.engines.get(usize::from(engine.0));
@@ -100,14 +103,14 @@ fn read(entry: &[u8; ENTRY]) -> (u64, u64) {
     (next(), next())
 }
 
-/// Version of the pages' layout; a build with another version starts with empty pages.
+/// Version of the layout of the table's pages in shared data. A build with another version starts with empty pages.
 const LAYOUT: u32 = 1;
 const PAGES: usize = 64;
-/// The maximum number of entries of one page: 4,096 responses in all pages, in 64 KiB.
+/// The maximum number of entries on one page: 4,096 responses on all pages, in 64 KiB.
 const MAX_ENTRIES: usize = 64;
-/// Bytes of an entry: the response's hash and its engine's.
+/// Length of an entry in bytes: the hash of tenant and response id, and the hash of the engine's name.
 const ENTRY: usize = 16;
-/// Status for a page that is missing.
+/// Error status if a page of this table (ids of responses, with the engines that store them) is missing in shared data.
 const NO_PAGE: u32 = 204;
 
 #[cfg(test)]

@@ -18,12 +18,13 @@
 
 use thiserror::Error;
 
-/// The headers that decide whether a request may be forwarded while salts are on.
+/// What decides whether a request may be forwarded while cache salts are on: parts of its headers, and whether a body
+/// follows.
 pub(super) struct RequestHead<'h> {
     pub(super) method: &'h [u8],
     /// The request's path, without its query.
     pub(super) path: &'h [u8],
-    /// True if bytes or trailers follow the headers.
+    /// True if a body or trailers follow the headers.
     pub(super) has_body: bool,
     /// True if the client asks to switch the connection to another protocol, which the filter cannot read.
     pub(super) upgrades: bool,
@@ -32,41 +33,42 @@ pub(super) struct RequestHead<'h> {
 /// How to forward a request that passed the checks of the two lists of paths.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Listed<'c> {
-    /// A `POST` to this route: its body is read, and forwarded with the tenant's salt.
+    /// A `POST` to this route: its body is read, processed, and forwarded with the tenant's cache salt.
     Processed(&'c str),
-    /// The request has no body, so it carries no prompt.
+    /// A request without a body, so it carries no prompt. It is forwarded unprocessed.
     WithoutPrompt,
 }
 
-/// The reason why a request is refused. No text contains the client's path.
+/// The reason why a request is refused while cache salts are on. No error text contains the client's path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub(crate) enum Unlisted {
-    /// The path is on neither list.
+    /// The path is neither a route nor one of the paths of requests without a prompt.
     #[error(
         "the gateway serves no such path; it compares paths byte by byte, without escapes, double slashes or a final slash"
     )]
     Path,
-    /// The path is on a list, but the gateway does not serve it with this method.
+    /// The gateway serves the path, but not with this method.
     #[error("the gateway serves this path with other methods: {allowed}")]
     Method {
         /// The value of the response header `allow`.
         allowed: &'static str,
     },
-    /// An engine is not known to separate tenants' caches on this path.
+    /// The path is a route on which an engine is not known to separate tenants' caches by salt.
     #[error(
         "the gateway does not serve this path: the engine is not known to keep tenants' caches apart there (`engines[].salts` says where)"
     )]
     Unsalted,
-    /// The request has a body on a path where none is read.
+    /// The request has a body, but the gateway reads none for this path and method.
     #[error("the gateway serves this path without a body, and the request has one")]
     Body,
-    /// The request asks for another protocol on the connection.
+    /// The request asks to switch the connection to another protocol.
     #[error("the gateway serves this path without `upgrade`")]
     Upgrade,
 }
 
 impl RequestHead<'_> {
-    /// Returns how the request may be forwarded, or why it is refused.
+    /// Returns how the request is forwarded, or why it is refused. `routes` are the paths whose bodies are processed,
+    /// `open_paths` those of requests without a prompt, and `unsalted` the routes on which an engine may ignore salts.
     pub(super) fn listed<'c>(
         &self,
         routes: &'c [String],
@@ -96,7 +98,7 @@ impl RequestHead<'_> {
 }
 
 impl Unlisted {
-    /// The names of all reasons.
+    /// The names of all reasons why a request may be refused while cache salts are on, in kebab case.
     pub(crate) const REASONS: [&'static str; 5] = [
         "unlisted-path",
         "unlisted-method",
@@ -105,7 +107,7 @@ impl Unlisted {
         "upgrade",
     ];
 
-    /// Returns the reason in kebab case, for the header and the log.
+    /// Returns the reason in kebab case, for the response header and the access log.
     pub(crate) fn reason(self) -> &'static str {
         match self {
             Self::Path => "unlisted-path",
@@ -125,7 +127,7 @@ impl Unlisted {
         }
     }
 
-    /// Returns the value of the header `allow` for a 405.
+    /// Returns the value of the header `allow` for a 405 response; `None` if the reason has another status.
     pub(crate) fn allowed_methods(self) -> Option<&'static str> {
         match self {
             Self::Method { allowed } => Some(allowed),

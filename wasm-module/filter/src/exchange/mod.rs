@@ -43,29 +43,30 @@ use crate::usage::PromptUsage;
 use listed::{Listed, RequestHead};
 use route::route_of;
 
-/// One request and its response.
+/// One request and its response, handled from the first proxy callback to the last.
 pub struct Exchange {
     plugin: Arc<Plugin>,
     phase: Phase,
-    /// The format of errors for this client.
+    /// The format of error responses to the client, by the API that the request's path belongs to.
     dialect: Dialect,
-    /// The model named in the request's path, if the route has `{model}`.
+    /// The model named in the request's path; `None` if the route has no `{model}`.
     model: Option<String>,
-    /// The response to wait for; `None` until an engine is chosen for the request.
+    /// The response that the request waits for; `None` until an engine is chosen for the request.
     pending: Option<PendingResponse>,
-    /// The search for documents; `None` if none was started.
+    /// The search for documents for the request's question; `None` if none was started.
     search: Option<Box<Search>>,
-    /// The report of the finished search.
+    /// The report of the search for documents; `None` until it has finished.
     ended: Option<SearchReport>,
-    /// The changes to the head (tools, system text, history), made or only proposed; `None` if there are none.
+    /// The changes to the prompt's head (tools, system text, history), made or only reported; `None` if there are none.
     head: Option<HeadReport>,
-    /// The cache markers written into the body; `None` if the engine's cache has no markers.
+    /// Counts of the cache markers written into the body; `None` if no markers are set.
     cut: Option<Cut>,
-    /// The ticket for the diagnosis of this request, if diagnoses are on.
+    /// The ticket for the request's cache-miss diagnosis; `None` if there is none.
     miss: Option<Ticket>,
-    /// The request's role in a burst, if it has one.
+    /// The request's role in a burst (simultaneous requests that begin with the same uncached documents); `None` if it
+    /// is in none.
     burst: Option<Burst>,
-    /// The chat to which the answer will be added; `None` if answers are not kept.
+    /// The key of the chat under which the model's answer will be stored; `None` if answers are not stored.
     chat: Option<ChatKey>,
     /// Number of the request's messages in which lost parts of the model's answers were restored.
     restored: u64,
@@ -75,57 +76,62 @@ pub struct Exchange {
 /// others are held until its response begins, so that the engine computes the documents only once.
 #[derive(Clone, Copy)]
 struct Burst {
-    /// The role's name in access logs: `leads`, `held` or `follows` (not held).
+    /// The role's name in access logs: `leads` (the first request of the burst), `held`, or `follows` (a later one that
+    /// is not held).
     name: &'static str,
-    /// The ticket, until the response has begun or failed; `None` for a request that follows without being held.
+    /// The request's number if it is the first of a burst or held, until its response has begun or failed; `None` for a
+    /// later request that is not held.
     ticket: Option<BurstTicket>,
-    /// True if the request is paused until the leader's response begins.
+    /// True while the request is paused until the response begins to another request that computes the same documents.
     is_held: bool,
-    /// True if the response's status is 2xx.
+    /// True if the response's status is 2xx. False until the response's headers have arrived.
     succeeds: bool,
 }
 
-/// The proxy's next action for the request.
+/// What the proxy must do with the request after a callback.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flow {
-    /// The request continues to the next filter.
+    /// Pass the request on to the next filter.
     Continue,
-    /// The request stays buffered, or the filter has responded to it.
+    /// Keep the request's headers and body buffered, or drop them if the filter has already responded.
     Hold,
 }
 
 enum Phase {
     Bystander,
     Holding(BufferedRequest),
-    /// The body is complete; the search for documents is still running.
+    /// The body is complete and stays buffered; the search for documents is still running.
     Searching(BufferedRequest),
     Settled(RequestOutcome),
 }
 
-/// State of a request whose body is held: still being buffered, or complete while documents are searched for.
+/// State of a request whose body is buffered in the proxy: still arriving, or complete while documents are searched
+/// for.
 struct BufferedRequest {
     identity: Identity,
-    /// True if the client asked to bypass ordering: then only the salt is written.
+    /// True if the client asked that its documents are not ordered: then only the tenant's cache salt is written.
     bypassed: bool,
-    /// True if the held headers have a `content-length`, which must match the body.
+    /// True if the buffered headers have a `content-length`, which must match the body that is forwarded.
     sized: bool,
-    /// Number of bytes buffered so far.
+    /// Number of bytes of the body buffered so far.
     received: usize,
-    /// The question's embedding, from the client's header.
+    /// The embedding vector of the question, as the client's header contains it; `None` if the header is absent or not
+    /// configured.
     embedding: Option<Vec<u8>>,
-    /// The range of the body's `retrieval` field, which is not forwarded. Set once the body is complete.
+    /// The range in bytes of the body's field `retrieval`, which is not forwarded; `None` if it is absent. Set once the
+    /// body is complete.
     cut: Option<Range<usize>>,
 }
 
-/// The result of starting retrieval for a body: no search is needed, or a search has begun.
+/// The result of checking whether a body needs documents from retrieval.
 enum RetrievalNeed<'b> {
-    /// No search is needed. Holds the parsed body if the rewrite can reuse it.
+    /// No search is needed. The value is the parsed body if the rewrite can reuse it.
     None(RequestDocuments<'b>),
     Search(SearchStep),
 }
 
 impl BufferedRequest {
-    /// Returns the complete body.
+    /// Reads the complete body from the proxy. Returns [`Fault::EmptyBody`] if it is empty.
     fn body(&self, host: &impl Host) -> Result<Vec<u8>, Fault> {
         match self.received {
             0 => Err(Fault::EmptyBody),
@@ -134,26 +140,27 @@ impl BufferedRequest {
     }
 }
 
-/// Parts of a request's report other than its outcome.
+/// Parts of a request's report that are collected while its body is rewritten, other than the outcome.
 #[derive(Default)]
 struct Noted {
     head: Option<HeadReport>,
-    /// The cache markers written into the body, if any.
+    /// Counts of the cache markers written into the body; `None` if no markers are set.
     cut: Option<Cut>,
     miss: Option<Ticket>,
 }
 
-/// The request as forwarded.
+/// The request as it is forwarded to the engine.
 struct ForwardedRequest {
-    /// The new body; `None` for the original body.
+    /// The body to forward; `None` to forward the original one.
     body: Option<Vec<u8>>,
-    /// Value of the path header; `None` if the header is not sent.
+    /// Value of the header that tells the engine the chosen path (the order of the documents); `None` if the header is
+    /// not sent.
     path: Option<String>,
     outcome: RequestOutcome,
 }
 
 impl Exchange {
-    /// Returns the exchange of a new request.
+    /// Returns the exchange for a new request of `plugin`.
     pub fn new(plugin: Arc<Plugin>) -> Self {
         Self {
             plugin,
@@ -172,13 +179,14 @@ impl Exchange {
         }
     }
 
-    /// Returns the body of a 500 response for a failure of the filter itself.
+    /// Returns the JSON body of a 500 response for a failure of the filter itself, in the format of the request's API.
     pub fn failure(&self) -> Vec<u8> {
         (self.dialect).error(500, "the gateway failed", "gateway_failed")
     }
 
-    /// Returns the body of an error with which the shell itself responds, in the format of the request's path. Call it
-    /// after the request's headers have arrived. `code` is the reason in kebab case.
+    /// Returns the JSON body of an error with which the module that embeds the filter itself responds, in the format of
+    /// the API that the request's path belongs to. Call it after the request's headers have arrived. `code` is the
+    /// reason in kebab case.
     pub fn refusal(&self, host: &impl Host, status: u16, message: &str, code: &str) -> Vec<u8> {
         let path = host.request_header(":path").ok().flatten();
         let path = path.unwrap_or_default();
@@ -190,7 +198,8 @@ impl Exchange {
         dialect.error(status, message, code)
     }
 
-    /// Handles the request's headers. `end_of_stream` is true if the request has no body.
+    /// Handles the request's headers, and returns what the proxy must do with the request. `end_of_stream` is true if
+    /// the request has neither body nor trailers.
     pub fn on_request_headers(&mut self, host: &impl Host, end_of_stream: bool) -> Flow {
         let dialect = self.strip_own_headers(host).map_err(Fault::from);
         let dialect = dialect.and_then(|()| self.dialect_if_ours(host, end_of_stream));
@@ -227,7 +236,8 @@ impl Exchange {
         }
     }
 
-    /// Handles more of the request's body. `size` is the number of bytes buffered so far, the new ones included.
+    /// Handles more of the request's body, and returns what the proxy must do with the request. `size` is the number of
+    /// bytes buffered so far, the new ones included; `end_of_stream` is true if the body is complete.
     pub fn on_request_body(&mut self, host: &impl Host, size: usize, end_of_stream: bool) -> Flow {
         let Phase::Holding(held) = &mut self.phase else {
             return self.settled_flow();
@@ -245,7 +255,7 @@ impl Exchange {
         }
     }
 
-    /// Handles the request's trailers: the body is complete.
+    /// Handles the request's trailers, which end the body, and returns what the proxy must do with the request.
     pub fn on_request_trailers(&mut self, host: &impl Host) -> Flow {
         match self.phase {
             Phase::Holding(_) => self.finish(host),
@@ -253,43 +263,46 @@ impl Exchange {
         }
     }
 
-    /// Returns whether the request's body is still needed. [`Flow`] does not say so to a shell that has already
-    /// forwarded the headers.
+    /// Returns whether the rest of the request's body must be buffered and passed on to the filter. After the headers
+    /// are forwarded, [`Flow`] does not tell this to the module that embeds the filter.
     pub fn wants_request_body(&self) -> bool {
         matches!(self.phase, Phase::Holding(_))
     }
 
-    /// Returns whether the request waits for a response to a [`Host::call_for_request`], or for another request in a
-    /// burst.
+    /// Returns whether the request waits for a response to a [`Host::call_for_request`], or for another request of its
+    /// burst (simultaneous requests that begin with the same documents).
     pub fn waits_for_answer(&self) -> bool {
         matches!(self.phase, Phase::Searching(_)) || self.is_held()
     }
 
-    /// Returns whether the request is held until another one's response begins. A shell that also uses this after the
-    /// wait must call [`Exchange::on_resumed`] when the function from [`Host::resumer`] is called.
+    /// Returns whether the request is held until the response to another request of its burst begins (simultaneous
+    /// requests that begin with the same documents). A module that calls this after the wait too must call
+    /// [`Exchange::on_resumed`] when the function from [`Host::resumer`] is called.
     pub fn is_held(&self) -> bool {
         self.burst.is_some_and(|burst| burst.is_held)
     }
 
-    /// Returns the longest time for which a burst holds a request, in milliseconds; 0 if `bursts` is off.
+    /// Returns the maximum time in milliseconds for which the request may be held behind another one that computes the
+    /// same documents; 0 if that is off (`bursts`).
     pub fn max_wait_ms(&self) -> u64 {
         self.plugin.max_wait_ms()
     }
 
-    /// Handles the end of the request's wait: it is forwarded as decided before.
+    /// Records that the request is no longer held behind another one. It is forwarded with the body and engine already
+    /// chosen.
     pub fn on_resumed(&mut self) {
         if let Some(burst) = &mut self.burst {
             burst.is_held = false;
         }
     }
 
-    /// Returns whether the response's headers must be read or changed.
+    /// Returns whether the filter must read or change the response's headers.
     pub fn wants_response_headers(&self) -> bool {
         let is_reported = self.plugin.config().report_header.is_some();
         self.pending.is_some() || is_reported && matches!(self.phase, Phase::Settled(_))
     }
 
-    /// Returns whether the response's body must be read. Call it after the response's headers were handled.
+    /// Returns whether the filter must read the response's body. Call it after [`Exchange::on_response_headers`].
     pub fn wants_response_body(&self) -> bool {
         self.pending
             .as_ref()
@@ -297,7 +310,7 @@ impl Exchange {
             || self.burst.is_some_and(|burst| burst.ticket.is_some())
     }
 
-    /// Handles the response's headers, from the upstream or from the proxy itself.
+    /// Handles the response's headers, which come from the engine or the proxy itself, and adds the report header.
     pub fn on_response_headers(&mut self, host: &impl Host) {
         if let Some(pending) = &mut self.pending {
             pending.on_headers(host, &self.plugin);
@@ -318,15 +331,16 @@ impl Exchange {
         }
     }
 
-    /// Returns the maximum length of a response to a [`Host::call_for_request`] that is read, in bytes; 0 without
-    /// retrieval.
+    /// Returns the maximum length in bytes of a response to a [`Host::call_for_request`] that the filter reads; 0 if
+    /// retrieval is off.
     pub fn max_answer_bytes(&self) -> usize {
         let retrieval = self.plugin.retrieval();
         retrieval.map_or(0, |retrieval| retrieval.config().retriever.max_answer_bytes)
     }
 
-    /// Handles the response to a [`Host::call_for_request`]: its status, if there was a response, and its body, unless
-    /// it exceeds [`Exchange::max_answer_bytes`]. If that ends the search, the request is forwarded, held or refused.
+    /// Handles the response to a [`Host::call_for_request`]. `status` is `None` if there was no response, and `body` is
+    /// `None` if there was none or it is longer than [`Exchange::max_answer_bytes`]. If the search for documents ends
+    /// with it, the request is forwarded, refused, or held behind another one that computes the same documents.
     pub fn on_answer(
         &mut self,
         host: &impl Host,
@@ -360,8 +374,8 @@ impl Exchange {
         }
     }
 
-    /// Handles a chunk of the response's body, of `size` bytes, which is forwarded unchanged. The last chunk may be
-    /// empty; a response without a body has only that one.
+    /// Handles a chunk of `size` bytes of the response's body, which is forwarded unchanged. The last chunk
+    /// (`end_of_stream`) may be empty; a response without a body has only that one.
     pub fn on_response_body(&mut self, host: &impl Host, size: usize, end_of_stream: bool) {
         if size > 0 || end_of_stream {
             self.leave_burst(host);
@@ -371,7 +385,7 @@ impl Exchange {
         }
     }
 
-    /// Handles the response's trailers.
+    /// Handles the response's trailers, which end the response.
     pub fn on_response_trailers(&mut self, host: &impl Host) {
         self.leave_burst(host);
         if let Some(pending) = &mut self.pending {
@@ -379,7 +393,8 @@ impl Exchange {
         }
     }
 
-    /// Handles the end of request and response, however they ended.
+    /// Handles the end of the exchange, however request and response ended: records the results and writes the fields
+    /// for access logs.
     pub fn on_done(&mut self, host: &impl Host) {
         // A response whose body has not begun counts as failed, even if its headers have arrived.
         if let Some(burst) = &mut self.burst {
@@ -402,7 +417,8 @@ impl Exchange {
         }
     }
 
-    /// Returns the fields for the access log. Proxies write it after the end, so no client waits for this.
+    /// Returns the request's fields for the access log as pairs of name and value. `counted` is the engine's usage
+    /// report and `miss` the cache-miss diagnosis.
     fn log_fields(
         &self,
         outcome: &RequestOutcome,
@@ -430,8 +446,8 @@ impl Exchange {
         fields
     }
 
-    /// Removes a client's headers with the filter's own names, since they would mislead later filters and the engine.
-    /// They are looked up first, since changing headers makes Envoy select the route again.
+    /// Removes headers of the client that have the names of the filter's own, since they would mislead later filters
+    /// and the engine. Each is looked up first, since changing headers makes Envoy select the route again.
     fn strip_own_headers(&self, host: &impl Host) -> Result<(), HostError> {
         let config = self.plugin.config();
         let own = config.report_header.as_deref();
@@ -445,8 +461,9 @@ impl Exchange {
         Ok(())
     }
 
-    /// Returns the dialect of a request to process; `None` for a request to forward unread. With salts, such a request
-    /// carries no prompt, and all others are refused.
+    /// Returns the error format of a request that the filter processes; `None` for a request that is forwarded unread.
+    /// If cache salts are on, an unread request has no body, and requests on other paths or with other methods are
+    /// refused with an error. Sets the model named in the path.
     fn dialect_if_ours(
         &mut self,
         host: &impl Host,
@@ -481,7 +498,8 @@ impl Exchange {
         Ok(Some(Dialect::of(route)))
     }
 
-    /// Returns whether the client asks to bypass ordering. The header is removed, since it is meant for the gateway.
+    /// Returns whether the request has the header by which a client asks that its documents are not ordered, and
+    /// removes the header, since it is meant for the gateway.
     fn is_bypassed(&self, host: &impl Host) -> Result<bool, HostError> {
         let Some(name) = &self.plugin.config().bypass_header else {
             return Ok(false);
@@ -537,8 +555,9 @@ impl Exchange {
         })
     }
 
-    /// Returns the tenant's name. If tenants are on, a request without one is not ordered: in a shared tree, clients
-    /// without a tenant would learn of each other's documents.
+    /// Returns the name of the request's tenant; empty if tenants are not configured. If they are and the request names
+    /// none, or no valid one, returns an error, so that the request is not ordered: with a common record of cached
+    /// prefixes, clients without a tenant would learn of each other's documents.
     fn tenant(&self, host: &impl Host) -> Result<String, Fault> {
         let value = match &self.plugin.config().tenant {
             None => return Ok(String::new()),
@@ -571,7 +590,8 @@ impl Exchange {
             .ok_or(Fault::BadTenant { limit })
     }
 
-    /// Handles a complete body: searches for documents if it has none, rewrites it and forwards the request.
+    /// Handles a complete body: restores the model's earlier answers in it, searches for documents if it has none,
+    /// rewrites it and forwards the request. Returns what the proxy must do with the request.
     fn finish(&mut self, host: &impl Host) -> Flow {
         let mut held = match std::mem::replace(&mut self.phase, Phase::Bystander) {
             Phase::Holding(held) => held,
@@ -605,8 +625,8 @@ impl Exchange {
         }
     }
 
-    /// Restores the stored answers that the client changed, and returns the body: the original one if nothing is
-    /// restored.
+    /// Restores stored answers of the model that the client changed, and returns the body; the original one if nothing
+    /// is restored. Writes the new body to the proxy and updates `held`.
     fn restore(
         &mut self,
         host: &impl Host,
@@ -634,7 +654,8 @@ impl Exchange {
         Ok(body)
     }
 
-    /// Starts the search for documents if retrieval is on and the body has none.
+    /// Starts the search for documents if retrieval is on and the body has none. If the body has a field `retrieval`,
+    /// `held.cut` is set, because the field must be removed.
     fn search<'b>(
         &mut self,
         host: &impl Host,
@@ -669,7 +690,8 @@ impl Exchange {
         }
     }
 
-    /// Handles the end of the search: the request continues with the documents found, without any, or is refused.
+    /// Handles the end of the search for documents: with the result `found` or without documents, the request is
+    /// forwarded, held or refused.
     fn answered(
         &mut self,
         host: &impl Host,
@@ -705,7 +727,9 @@ impl Exchange {
         }
     }
 
-    /// Rewrites the body `received`. Then the request is forwarded, held as part of a burst, or refused.
+    /// Rewrites the body `received`; `known` has its documents as far as they are already parsed or retrieved. Then the
+    /// request is forwarded, held behind another one that computes the same documents, or refused. Returns what the
+    /// proxy must do with the request.
     fn rewrite_and_forward(
         &mut self,
         host: &impl Host,
@@ -731,7 +755,8 @@ impl Exchange {
         }
     }
 
-    /// Holds a request that is ready to be forwarded while another one computes its documents; else lets it continue.
+    /// Decides for a request that is ready to be forwarded whether it is held while another request computes the same
+    /// documents. Returns what the proxy must do with it.
     fn enter_burst(&mut self, host: &impl Host) -> Flow {
         let decided = self.pending.as_ref().map(PendingResponse::decided);
         let (record, arm) = decided.unwrap_or_default();
@@ -753,7 +778,8 @@ impl Exchange {
         }
     }
 
-    /// Releases the requests that wait for this one: its response has begun, or it is over.
+    /// Releases the requests that are held until this request's response begins. Called when it has begun, or when the
+    /// request has failed or ended.
     fn leave_burst(&mut self, host: &impl Host) {
         let Some(burst) = &mut self.burst else { return };
         let Some(ticket) = burst.ticket.take() else {
@@ -765,8 +791,8 @@ impl Exchange {
         }
     }
 
-    /// Rewrites the body `received`, and replaces body and headers in the proxy; the caller lets the request continue. Sets
-    /// `pending` as soon as an engine is chosen, even if an error follows. `noted` receives parts of the report.
+    /// Rewrites the body `received`, and replaces body and headers in the proxy; the caller lets the request continue.
+    /// Sets `pending` as soon as an engine is chosen, even if an error follows, and `noted` to parts of the report.
     fn send(
         &self,
         host: &impl Host,
@@ -845,7 +871,8 @@ impl Exchange {
         Ok(sent.outcome)
     }
 
-    /// Splits the core's result: the record to compare the response with, and the request to forward.
+    /// Splits the ordering core's result for a body into the record of the request, with which the engine's usage
+    /// report is compared, and the request to forward.
     fn sent(&self, rewrite: Rewrite) -> (OrderingRecord, ForwardedRequest) {
         let config = self.plugin.config();
         let told = config.path_header.enabled && config.request_headers == RequestHeaders::Hold;
@@ -862,7 +889,8 @@ impl Exchange {
         (rewrite.record, sent)
     }
 
-    /// Forwards the original request, or refuses it.
+    /// Handles a request that cannot be processed for the reason `fault`: forwards the original request, or refuses it.
+    /// Returns what the proxy must do with it.
     fn decline(&mut self, host: &impl Host, fault: Fault) -> Flow {
         if let Fault::Host(error) = &fault {
             host.log(LogLevel::Warn, &error.to_string());
@@ -877,7 +905,8 @@ impl Exchange {
         }
     }
 
-    /// Chooses an engine for a request whose body is not read, if there is a pool, which needs one for every request.
+    /// Chooses an engine for a request whose body is not read. Does nothing if there is no pool of engines, since only
+    /// a pool needs an engine for every request.
     fn direct_unread(&mut self, host: &impl Host) {
         if self.pending.is_some() || host.pool().is_none() {
             return;
@@ -926,7 +955,7 @@ impl Exchange {
         self.phase = Phase::Settled(outcome);
     }
 
-    /// Returns the value of the report header.
+    /// Returns the value of the response header that reports the outcome to the operator.
     fn report(&self, outcome: &RequestOutcome) -> String {
         let mut report = outcome.to_string();
         for (name, value) in self.head.iter().flat_map(outcome::head_fields) {
@@ -963,7 +992,7 @@ fn retrieved<'d>(plugin: &'d Plugin, documents: &'d str) -> Retrieved<'d> {
     }
 }
 
-/// Writes the header from which Envoy takes the chosen engine, if there is a choice.
+/// Writes the request header that names the chosen engine for Envoy. Does nothing if there is only one engine.
 fn direct(host: &impl Host, route: &Route) -> Result<(), HostError> {
     match &route.destinations {
         Some(destinations) => host.set_request_header(DESTINATION_HEADER, destinations),
@@ -971,7 +1000,8 @@ fn direct(host: &impl Host, route: &Route) -> Result<(), HostError> {
     }
 }
 
-/// Returns the original body with only the tenant's salt written; unchanged if salts are off.
+/// Returns the request to forward with only the tenant's cache salt written into its body. Without salts, its body is
+/// `None`, for the original one.
 fn salted(
     body: &[u8],
     held: &BufferedRequest,
@@ -986,7 +1016,7 @@ fn salted(
     })
 }
 
-/// Replaces the body and updates `content-length`; on an error the old body is restored.
+/// Replaces the body in the proxy by `new` and updates `content-length`. On an error the body `old` is restored.
 fn replace(
     host: &impl Host,
     held: &BufferedRequest,
@@ -1006,7 +1036,8 @@ fn replace(
     Ok(())
 }
 
-/// Returns whether a content type is `application/json` or has the suffix `+json`, with or without parameters.
+/// Returns whether a value of the header `content-type` is `application/json` or has the suffix `+json`, with or
+/// without parameters.
 fn is_json(content_type: &[u8]) -> bool {
     let essence = content_type
         .split(|byte| *byte == b';')
@@ -1016,7 +1047,8 @@ fn is_json(content_type: &[u8]) -> bool {
     essence == b"application/json" || essence.ends_with(b"+json")
 }
 
-/// The maximum length of a tenant's name, in bytes. The core stores the name with the tenant's trees.
+/// The maximum length of a tenant's name, in bytes. The ordering core stores the name with the tenant's records of
+/// cached prefixes.
 const MAX_TENANT_BYTES: usize = 256;
 
 #[cfg(test)]

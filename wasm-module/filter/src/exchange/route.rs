@@ -13,7 +13,8 @@ use std::borrow::Cow;
 
 use foreword_ordering::hexadecimal;
 
-/// Returns the first of `routes` that `path` matches, and the text that matched `{model}`.
+/// Returns the first of `routes` that `path` matches, and the text that matched `{model}` (`None` if the route has
+/// none). The outer `None` means that no route matches.
 pub(super) fn route_of<'c>(
     path: &[u8],
     routes: &'c [String],
@@ -23,7 +24,8 @@ pub(super) fn route_of<'c>(
         .find_map(|route| Some((route, matched(path, route)?)))
 }
 
-/// Returns the text that matched `{model}`, if the route has it; the outer `None` if the path does not match the route.
+/// Returns the text that matched `{model}`, or `None` if `route` has no such part. The outer `None` means that `path`
+/// does not match `route`.
 fn matched(path: &[u8], route: &str) -> Option<Option<String>> {
     if !route.contains('{') {
         return (*decoded(path)? == *route.as_bytes()).then_some(None);
@@ -54,7 +56,7 @@ fn matched(path: &[u8], route: &str) -> Option<Option<String>> {
     parts.next().is_none().then_some(model)
 }
 
-/// Decodes `%` escapes; `None` if one is invalid.
+/// Decodes the `%` escapes in a path; `None` if one is invalid.
 fn decoded(path: &[u8]) -> Option<Cow<'_, [u8]>> {
     if !path.contains(&b'%') {
         return Some(Cow::Borrowed(path));

@@ -1,4 +1,5 @@
-//! Exchange of updates about one engine between gateways of different proxies, through the server of its feed.
+//! Exchange of updates about one engine between gateways of different proxies, through the server of the engine's event
+//! feed.
 //!
 //! ```text
 //!   requests ─▶ worker ── POST /v1/kv/records ──▶ server of the feed ──▶ other proxies' leaders ─▶ rings ─▶ workers
@@ -6,11 +7,12 @@
 //!                            others' updates; long poll
 //! ```
 //!
-//! The worker that leads a feed listens with a long poll. Each worker pushes its own requests' records, a millisecond
-//! after they are made, one push at a time. A push also carries the tokens that the engine has yet to compute for this
-//! proxy's requests: a state, of which the latest counts. The leader repeats it every [`REPEAT_MS`] while it is not
-//! zero, and receivers drop it [`FORGET_MS`] after the last push. So a lost push costs knowledge for a while, and a
-//! gateway that ends needs no clean-up.
+//! The worker that leads (reads the feed for all workers of its proxy) also listens for updates with a long poll. Each
+//! worker pushes the records of its own requests, a millisecond after they are made, one push at a time. A push also
+//! has the proxy's load: the tokens that the engine has yet to compute for this proxy's requests, of which only the
+//! latest number counts. The leader repeats the load every [`REPEAT_MS`] while it is not zero, and receivers drop it
+//! [`FORGET_MS`] after the last push. So a lost push costs knowledge for a while, and a gateway that ends needs no
+//! clean-up.
 //!
 //! The server's responses say how many other gateways listen. If none has for a while, nothing is collected or pushed.
 //! A server without the route, such as an older host's, is not called again for [`LONGEST_PAUSE_MS`].
@@ -28,67 +30,72 @@ use super::listeners::Listeners;
 use super::outbox::Outgoing;
 use crate::host::{CallResponse, Host, HostError, LogLevel};
 
-/// One worker's part in the exchange of updates about one engine with gateways of other proxies.
+/// One worker's access to the exchange of updates about one engine with gateways of other proxies.
 #[derive(Debug)]
 pub(crate) struct Gateways {
-    /// The id that all workers of this proxy share.
+    /// The id of this gateway, which all workers of this proxy share.
     id: GatewayId,
-    /// Hash of the settings that gateways must share to use each other's updates.
+    /// Hash of the settings that must be equal in gateways that use each other's updates about cached prefixes.
     audience: u64,
     receiving: CallSlot,
     sending: CallSlot,
     last_push: LastPush,
-    /// The position from which to listen; `None` to begin with new updates.
+    /// The position in the server's list of pushes from which to listen next; `None` to begin with new pushes.
     place: Option<(Epoch, u64)>,
-    /// Number of other gateways that listen, as the server says; 0 unless this worker leads.
+    /// Number of other gateways that listen for updates about cached prefixes, as the server last said; 0 unless this
+    /// worker leads (reads the feed for all workers of the proxy).
     others: u32,
     listeners: Listeners,
-    /// True if another gateway listened when this worker last looked.
+    /// True if another gateway listened, according to shared data, at the last [`Gateways::look`].
     is_listened_to: bool,
-    /// The loads (outstanding tokens) that other gateways reported.
+    /// The loads (tokens that the engine has yet to compute for their requests) that other gateways reported.
     loads: Vec<Load>,
-    /// The sum of `loads` as [`Gateways::changed_load`] last returned it, and the time of that in milliseconds.
+    /// The sum of `loads` that [`Gateways::changed_load`] last returned, and the time of that in milliseconds.
     published: (u64, u64),
 }
 
-/// The result of a push or of a listen: other gateways' updates, and counts.
+/// What the response to a push or to a listening call contains: other gateways' updates about cached prefixes, and
+/// counts.
 #[derive(Debug, Default)]
 pub(crate) struct ExchangeResult {
-    /// Updates of other gateways' requests.
+    /// Updates about requests of other gateways, in the order in which the server received them.
     pub(crate) updates: Vec<PeerUpdate>,
-    /// Number of own updates that the server accepted.
+    /// Number of this worker's updates about cached prefixes that the server accepted.
     pub(crate) sent: u64,
-    /// Number of own updates that the server refused, plus received ones that cannot be read or contain texts.
+    /// Number of this worker's updates about cached prefixes that the server did not accept, plus received pushes and
+    /// updates that cannot be read.
     pub(crate) lost: u64,
-    /// True if the worker listens again at once. False after an empty response without a wait, so that the server is
-    /// not called in a tight loop.
+    /// True if the worker should listen again at once. False if the server responded without updates and without having
+    /// waited, so that it is not called in a tight loop.
     pub(crate) listens_again: bool,
 }
 
-/// This worker's last push.
+/// This worker's last push of updates about cached prefixes, with the proxy's load (the tokens that the engine has yet
+/// to compute for its requests).
 #[derive(Debug, Default)]
 struct LastPush {
     updates: u64,
     outstanding: u64,
     at_ms: u64,
-    /// True if the push failed: no gateway received its load, so the worker pushes the load again.
+    /// True if the push failed, so no gateway received the load in it and the worker must push the load again.
     failed: bool,
 }
 
-/// The load of another gateway.
+/// The load of another gateway: the tokens that the engine has yet to compute for its requests.
 #[derive(Debug)]
 struct Load {
     gateway: GatewayId,
     outstanding: u64,
-    /// The number of the push that reported it. Workers of one gateway push concurrently, so pushes may arrive out of
-    /// order.
+    /// The number of the push that reported this load; the highest number is the latest. Workers of one gateway push
+    /// concurrently, so pushes may arrive out of order.
     number: u64,
     received_ms: u64,
 }
 
 impl Gateways {
-    /// Returns this worker's part in the exchange about one engine. `name`, a part of a key in shared data, must be the
-    /// same in all workers of the proxy.
+    /// Returns this worker's access to the exchange, with gateways of other proxies, of updates about the prefixes that
+    /// one engine has cached. `name`, a part of a key in shared data, must identify the engine and be the same in all
+    /// workers of the proxy.
     pub(crate) fn new(
         host: &impl Host,
         id: GatewayId,
@@ -110,8 +117,9 @@ impl Gateways {
         })
     }
 
-    /// Reads from shared data whether other gateways listen; a leader first records there what it knows. A worker that
-    /// does not lead drops its state of listening.
+    /// Reads from shared data whether other gateways listen, for [`Gateways::has_listeners`]. A worker that leads
+    /// (`leads`: it reads the feed for all workers) first records there what the server told it. Any other worker
+    /// forgets the state of its listening.
     pub(super) fn look(&mut self, host: &impl Host, now_ms: u64, leads: bool) {
         if leads && self.others > 0 {
             self.listeners.note(host, now_ms);
@@ -126,25 +134,27 @@ impl Gateways {
         self.is_listened_to = self.listeners.are_there(host, now_ms);
     }
 
-    /// Returns whether other gateways listened at the last [`Gateways::look`].
+    /// Returns whether gateways of other proxies listened at the last [`Gateways::look`].
     pub(super) fn has_listeners(&self) -> bool {
         self.is_listened_to
     }
 
-    /// Returns whether a push can be made now: others listen, no push is in flight, and no pause after a failure is
-    /// running.
+    /// Returns whether updates about cached prefixes can be pushed to other gateways now: some listen, no push is in
+    /// flight, and the pause after a failed push is over.
     pub(super) fn may_push(&self, now_ms: u64) -> bool {
         self.is_listened_to && self.sending.is_free(now_ms)
     }
 
-    /// Returns whether this worker must push the load again: its last push failed, or it leads and its last push is
-    /// old.
+    /// Returns whether this worker must push the load again (the tokens that the engine has yet to compute for this
+    /// proxy's requests): its last push failed, or it leads (reads the feed for all workers) and its last push was
+    /// [`REPEAT_MS`] ago.
     pub(super) fn repeats_load(&self, now_ms: u64, leads: bool) -> bool {
         let push = &self.last_push;
         push.failed || (leads && now_ms.abs_diff(push.at_ms) >= REPEAT_MS)
     }
 
-    /// Starts a long poll, unless one is in flight or calls pause after a failure.
+    /// Starts a long poll for other gateways' pushes, unless one is in flight or the pause after a failed call is not
+    /// over.
     pub(super) fn poll(&mut self, host: &impl Host, now_ms: u64, link: &Link<'_>) {
         if !self.receiving.is_free(now_ms) {
             return;
@@ -157,8 +167,10 @@ impl Gateways {
         begin(&mut self.receiving, host, now_ms, call, link);
     }
 
-    /// Pushes new updates with the load; without updates, only a load that other gateways must learn of. Returns the
-    /// number of updates lost because the queue was full or the call failed.
+    /// Pushes the updates about cached prefixes in `taken` to gateways of other proxies, with the load that
+    /// `outstanding` returns (the tokens that the engine has yet to compute for this proxy's requests). Without
+    /// updates, pushes only a load that other gateways must learn of. Returns the number of updates lost because the
+    /// queue was full or the call failed.
     ///
     /// The push's number is drawn before `outstanding` reads the load, so among several workers' pushes the one with
     /// the highest number has the latest load.
@@ -198,7 +210,8 @@ impl Gateways {
         taken.dropped.saturating_add(lost)
     }
 
-    /// Handles the response to a push or a listen; `None` if this worker's exchange did not make the call.
+    /// Handles the response to the call with the number `call`, a push or a listening call. `None` if this exchange has
+    /// no such call in flight.
     pub(super) fn on_answer(
         &mut self,
         host: &impl Host,
@@ -230,7 +243,9 @@ impl Gateways {
         Some(received)
     }
 
-    /// Returns the sum of others' loads if it changed, or is not 0 and was last returned [`REPEAT_MS`] ago.
+    /// Returns the sum of other gateways' loads (tokens that the engine has yet to compute for their requests) if it
+    /// has changed since it was last returned, or is not 0 and was last returned [`REPEAT_MS`] ago. Otherwise returns
+    /// `None`.
     pub(super) fn changed_load(&mut self, now_ms: u64) -> Option<u64> {
         self.loads.retain(|load| load.is_recent(now_ms));
         let loads = self.loads.iter().map(|load| load.outstanding);
@@ -243,7 +258,7 @@ impl Gateways {
         })
     }
 
-    /// Handles the response to a push; returns whether the server accepted it.
+    /// Handles the response to a push. Returns whether the server accepted the push.
     fn settle_push(
         &mut self,
         host: &impl Host,
@@ -325,14 +340,16 @@ impl Gateways {
 }
 
 impl Load {
-    /// Returns whether the load still counts. A report from the future means that the clock was set back: it does not.
+    /// Returns whether the other gateway reported this load less than [`FORGET_MS`] ago. A report from the future,
+    /// after the clock was set back, does not count.
     fn is_recent(&self, now_ms: u64) -> bool {
         let age_ms = now_ms.checked_sub(self.received_ms);
         age_ms.is_some_and(|age_ms| age_ms < FORGET_MS)
     }
 }
 
-/// Records a call or its failure; returns whether the call was made.
+/// Records in `slot`, the state of one kind of call, that a call was made or that the proxy refused it. Returns whether
+/// it was made.
 fn begin(
     slot: &mut CallSlot,
     host: &impl Host,
@@ -347,7 +364,8 @@ fn begin(
     call.is_ok()
 }
 
-/// Records a failure, and logs the first of several, unless the server only lacks the route.
+/// Records a failed call in `slot`, the state of one kind of call. Logs the first failure in a row, unless the server
+/// only lacks the route.
 fn failed(
     slot: &mut CallSlot,
     host: &impl Host,
@@ -370,11 +388,14 @@ fn count(length: usize) -> u64 {
 }
 
 const PATH: &str = "/v1/kv/records";
-/// Time after which an unchanged load is pushed again, in milliseconds.
+/// Time in milliseconds after which the proxy's load (the tokens that the engine has yet to compute for its requests)
+/// is pushed again even if it has not changed.
 const REPEAT_MS: u64 = 1_000;
-/// Time after which the load of a silent gateway is dropped, in milliseconds.
+/// Time in milliseconds after another gateway's last push from which its load (the tokens that the engine has yet to
+/// compute for its requests) no longer counts.
 const FORGET_MS: u64 = 5_000;
-/// The maximum number of gateways with a recorded load.
+/// The maximum number of other gateways whose loads (tokens yet to be computed for their requests) are recorded for one
+/// engine.
 const MAX_GATEWAYS: usize = 256;
 
 #[cfg(test)]

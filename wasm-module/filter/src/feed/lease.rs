@@ -1,4 +1,4 @@
-//! A lease: one worker at a time holds it, and does a task for all workers.
+//! A lease in shared data, which one worker at a time holds. The holder does a task for all workers.
 //!
 //! Shared data holds the lease's holder and its end. The holder renews it at its ticks. If the holder ends (its VM was
 //! replaced, its worker ended) the lease expires, and the next worker that checks takes it. Compare-and-swap decides
@@ -7,16 +7,18 @@
 use crate::host::{Host, HostError};
 use crate::swap;
 
-/// A worker's claim to a lease.
+/// A worker's claim to a lease, by which it can become the holder.
 #[derive(Debug)]
 pub(super) struct Lease {
     key: String,
-    /// This worker's number among all that claim the lease.
+    /// This worker's number, unique among all workers that claim the lease.
     holder: u64,
 }
 
 impl Lease {
-    /// Registers a claim and creates the keys: see [`crate::swap`] on when that is safe.
+    /// Registers the worker's claim to the lease `name`. Creates the lease's keys in shared data: see [`crate::swap`]
+    /// on when that is safe. Returns an error if the proxy refuses access, or other workers are faster at every
+    /// attempt.
     pub(super) fn claim(host: &impl Host, name: &str) -> Result<Self, HostError> {
         let key = format!("foreword/lease/{LAYOUT}/{name}");
         let counter = format!("{key}/holders");
@@ -36,7 +38,8 @@ impl Lease {
         Ok(Self { key, holder })
     }
 
-    /// Takes or renews the lease for [`TERM_MS`] if possible; returns whether this worker holds it.
+    /// Takes or renews the lease for [`TERM_MS`] if it is free or this worker's. Returns whether this worker holds it
+    /// now.
     pub(super) fn hold(&self, host: &impl Host, now_ms: u64) -> Result<bool, HostError> {
         let (term, number) = read(host, &self.key)?;
         let is_ours = term.holder == self.holder;
@@ -60,7 +63,7 @@ impl Lease {
     }
 }
 
-/// The holder of a lease, and its end; initially no holder and time 0.
+/// The worker that holds a lease, and when the lease ends. Before the first holder, both are 0.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Term {
     holder: u64,
@@ -88,7 +91,7 @@ fn read<H: Host>(host: &H, key: &str) -> Result<(Term, u32), HostError> {
     Ok((term, number))
 }
 
-/// Duration of a lease that is not renewed, in milliseconds.
+/// Duration in milliseconds for which a lease is taken or renewed.
 pub(super) const TERM_MS: u64 = 3_000;
 
 const LAYOUT: &str = "1";
@@ -126,8 +129,8 @@ mod tests {
         assert_eq!(one.hold(&host, 1_000), Ok(false));
     }
 
-    /// Two workers with different clocks check a lease that has just ended or is about to, in every order of their calls:
-    /// at most one holds it, and once both have checked again, one does.
+    /// Two workers with different clocks check a lease that has just ended or is about to, in every order of their
+    /// calls: at most one holds it, and once both have checked again, one does.
     fn in_every_order(host: fn() -> ScriptedHost) {
         loom::model(move || {
             let host = host();

@@ -1,27 +1,30 @@
-//! Tracks whether gateways of other proxies listen to updates about an engine.
+//! Tracks whether gateways of other proxies listen to updates about what an engine has cached.
 //!
-//! The worker that leads the engine's feed learns this from the feed's server and records it in shared data, where the
-//! other workers of its proxy look at their ticks.
+//! The worker that leads (reads the engine's event feed for all workers) learns this from the feed's server and records
+//! it in shared data, where the other workers of its proxy look at their ticks (timer callbacks).
 
 use super::lease::TERM_MS;
 use crate::host::{Host, HostError};
 use crate::swap;
 
-/// A worker's view of whether gateways listen.
+/// A worker's access to the record, in shared data, of whether gateways of other proxies listen to updates about what
+/// an engine has cached.
 #[derive(Debug)]
 pub(super) struct Listeners {
     key: String,
 }
 
 impl Listeners {
-    /// Opens the record and creates its key: see [`crate::swap`] on when that is safe.
+    /// Opens the record of whether gateways of other proxies listen to updates about the engine that `name` identifies,
+    /// and creates its key in shared data: see [`crate::swap`] on when that is safe.
     pub(super) fn open(host: &impl Host, name: &str) -> Result<Self, HostError> {
         let key = format!("foreword/listeners/{LAYOUT}/{name}");
         swap::create(host, &key, &0_u64.to_le_bytes())?;
         Ok(Self { key })
     }
 
-    /// Records that a gateway listens, for [`NOTED_MS`] unless it is recorded again.
+    /// Records that a gateway of another proxy listens. The record expires after [`NOTED_MS`] unless it is written
+    /// again.
     pub(super) fn note(&self, host: &impl Host, now_ms: u64) {
         if self.left_ms(host, now_ms) <= NOTED_MS / 2 {
             let until = now_ms.saturating_add(NOTED_MS).to_le_bytes();
@@ -30,12 +33,13 @@ impl Listeners {
         }
     }
 
-    /// Returns whether a gateway listens, according to the last record.
+    /// Returns whether a gateway of another proxy listens, according to the record.
     pub(super) fn are_there(&self, host: &impl Host, now_ms: u64) -> bool {
         self.left_ms(host, now_ms) > 0
     }
 
-    /// Returns the time until the record expires; 0 for a time too far ahead, which means that the clock was set back.
+    /// Returns the milliseconds until the record expires; 0 if it has expired, or if its end is too far ahead, which
+    /// means that the clock was set back.
     fn left_ms(&self, host: &impl Host, now_ms: u64) -> u64 {
         let noted = host.shared_data(&self.key).ok().flatten();
         let until = noted.and_then(|(bytes, _)| <[u8; 8]>::try_from(bytes).ok());
@@ -44,7 +48,8 @@ impl Listeners {
     }
 }
 
-/// Lifetime of the record: longer than it takes another worker to become the leader and call the server.
+/// Lifetime in milliseconds of the record that a gateway listens: longer than it takes another worker to take over the
+/// feed and call the server.
 const NOTED_MS: u64 = 2 * TERM_MS;
 
 const LAYOUT: &str = "1";

@@ -1,4 +1,4 @@
-//! Engines' feeds: one worker follows each engine's feed and publishes it to the others.
+//! The event feeds of engines: for each, one worker reads it and publishes the events to the other workers.
 //!
 //! ```text
 //!   tick ──▶ is the lease ours? ──▶ long poll to the engine ──▶ batch ──▶ Residency ──▶ ring ──▶ every worker
@@ -6,11 +6,12 @@
 //! ```
 //!
 //! A worker that takes the lease requests a full snapshot of the engine's cache, which replaces earlier state. It does
-//! the same after the engine restarted or events were missed. After a leader ends, the next one takes over within a
-//! lease's term and a tick. Without a feed, only responses correct the trees ([`crate::usage`]).
+//! the same after the engine restarted or events were missed. After that worker ends, another one takes over within a
+//! lease's term and a tick. Without a feed, only the usage in responses corrects the trees of cached prefixes
+//! ([`crate::usage`]).
 //!
-//! A host that shares a key with its gateways seals its feed. A batch that is not sealed as configured counts as a
-//! failure, with a counter of its own.
+//! A host that shares a key with its gateways seals (encrypts) its feed. A batch that is not sealed as configured
+//! counts as a failure, with a counter of its own.
 //!
 //! Workers exchange their requests' records with gateways of other proxies, through the feed's server ([`gateways`]).
 //!
@@ -33,7 +34,8 @@ pub(crate) use self::outbox::{Outbox, Outgoing};
 use crate::engines::FeedConfig;
 use crate::host::{CallResponse, Host, HostError, LogLevel};
 
-/// One worker's part in following one engine's feed.
+/// One worker's access to the event feed of one engine. At any time one worker of the proxy, the leader, reads the feed
+/// for all of them.
 #[derive(Debug)]
 pub(crate) struct Feed {
     engine: EngineId,
@@ -41,28 +43,32 @@ pub(crate) struct Feed {
     config: FeedConfig,
     key: Option<FeedKey>,
     lease: Lease,
-    /// True if this worker held the lease when it last checked.
+    /// True if this worker held the lease when it last checked, so that it reads the feed for all workers.
     leads: bool,
     follower: Follower,
     reading: CallSlot,
-    /// The exchange with gateways of other proxies; `None` if it is off.
+    /// The exchange of updates about cached prefixes with gateways of other proxies; `None` if it is off.
     gateways: Option<Gateways>,
 }
 
-/// The events of an engine's feed.
+/// The cache events of an engine from one response of its feed.
 #[derive(Debug, Default)]
 pub(crate) struct FeedUpdate {
-    /// The events, grouped into messages that fit into an entry of the ring.
+    /// The events, grouped so that each group fits into an entry of the ring buffer through which workers share
+    /// updates.
     pub(crate) messages: Vec<Residency>,
-    /// Number of events as the feed counts them, which may count several as one; a full snapshot counts as one.
+    /// Number of events as the feed counts them, which may differ from those in `messages`; a full snapshot counts as
+    /// one.
     pub(crate) events: u64,
-    /// True if feed and configuration do not use the same key, or only one of them uses a key: the feed cannot be read.
+    /// True if the feed cannot be read because it and the configuration use different keys, or only one of them uses a
+    /// key.
     pub(crate) is_keyed_otherwise: bool,
 }
 
 impl Feed {
-    /// Returns one worker's part. `key` is the key that the feed must be sealed with, and `ring` the name of the
-    /// workers' ring.
+    /// Returns one worker's access to the feed of `engine`. `key` is the key that the feed must be sealed with (`None`
+    /// for an unsealed feed), and `ring` the name of the ring buffer through which workers share updates. Returns an
+    /// error if the proxy refuses access to shared data.
     pub(crate) fn new(
         host: &impl Host,
         engine: EngineId,
@@ -85,7 +91,8 @@ impl Feed {
         })
     }
 
-    /// Calls the engine, if this worker holds the lease and a call is due.
+    /// Handles a periodic tick: takes or renews the lease if possible. If this worker holds it and no call is in flight
+    /// or delayed by a failure, requests the next events from the feed's server.
     pub(crate) fn on_tick(&mut self, host: &impl Host, now_ms: u64) -> Result<(), HostError> {
         self.leads = self.lease.hold(host, now_ms)?;
         if !self.leads {
@@ -111,7 +118,7 @@ impl Feed {
         self.engine
     }
 
-    /// Reads from shared data whether gateways of other proxies listen, and returns it: only then are updates queued
+    /// Reads from shared data whether gateways of other proxies listen, and returns it. Only then are updates queued
     /// for them.
     pub(crate) fn look_for_listeners(&mut self, host: &impl Host, now_ms: u64) -> bool {
         let leads = self.leads;
@@ -121,20 +128,22 @@ impl Feed {
         })
     }
 
-    /// Returns whether a push to gateways of other proxies is possible now.
+    /// Returns whether updates about cached prefixes can be pushed to gateways of other proxies now: see
+    /// [`Gateways::may_push`].
     pub(crate) fn may_push(&self, now_ms: u64) -> bool {
         let gateways = self.gateways.as_ref();
         gateways.is_some_and(|gateways| gateways.may_push(now_ms))
     }
 
-    /// Returns whether this worker must push the engine's outstanding tokens again: see [`Gateways::repeats_load`].
+    /// Returns whether this worker must push again how many tokens the engine has yet to compute: see
+    /// [`Gateways::repeats_load`].
     pub(crate) fn repeats_load(&self, now_ms: u64) -> bool {
         let gateways = self.gateways.as_ref();
         gateways.is_some_and(|gateways| gateways.repeats_load(now_ms, self.leads))
     }
 
-    /// Listens to gateways of other proxies, if this worker leads, and returns the result of [`Feed::changed_load`];
-    /// else returns `None`.
+    /// If this worker leads (reads the feed for all workers), starts to listen to gateways of other proxies, and
+    /// returns the result of [`Feed::changed_load`]. Otherwise returns `None`.
     pub(crate) fn poll_gateways(&mut self, host: &impl Host, now_ms: u64) -> Option<u64> {
         if !self.leads {
             return None;
@@ -143,13 +152,14 @@ impl Feed {
         self.changed_load(now_ms)
     }
 
-    /// Returns the sum of other gateways' loads (outstanding tokens) if it changed, or was last returned a while ago.
+    /// Returns the sum of other gateways' loads (tokens that the engine has yet to compute for their requests) if it
+    /// changed, or is not 0 and was last returned a second ago. Otherwise returns `None`.
     pub(crate) fn changed_load(&mut self, now_ms: u64) -> Option<u64> {
         self.gateways.as_mut()?.changed_load(now_ms)
     }
 
-    /// Pushes updates to gateways of other proxies, with the load that `outstanding` reads. Returns the number of
-    /// updates lost.
+    /// Pushes updates about cached prefixes to gateways of other proxies, with the load that `outstanding` returns (the
+    /// tokens that the engine has yet to compute for this proxy's requests). Returns the number of updates lost.
     pub(crate) fn push(
         &mut self,
         host: &impl Host,
@@ -162,7 +172,8 @@ impl Feed {
         lost.unwrap_or(0)
     }
 
-    /// Handles the response to a push to other gateways or a poll for theirs; `None` if this feed made no such call.
+    /// Handles the response to the call with the number `call`, a push to other gateways or a listening call. `None` if
+    /// this feed has no such call in flight.
     pub(crate) fn on_gateways_answer(
         &mut self,
         host: &impl Host,
@@ -188,7 +199,8 @@ impl Feed {
         }
     }
 
-    /// Handles the response to a call: returns the engine's events, or `None` if the call is not this feed's.
+    /// Handles the response to the call with the number `call`, and returns the engine's events in it; none if the
+    /// response cannot be used. `None` if this feed has no such call in flight.
     pub(crate) fn on_answer(
         &mut self,
         host: &impl Host,
@@ -225,7 +237,8 @@ impl Feed {
         })
     }
 
-    /// Delays the next call, longer with each failure, and logs the problem if it is the first of several.
+    /// Records a failed call, which delays the next one, longer with each failure in a row. Logs the problem if it is
+    /// the first failure in a row.
     fn failed(&mut self, host: &impl Host, now_ms: u64, problem: &str) {
         if self.reading.failed(now_ms) {
             let message = format!("the feed of {} cannot be followed: {problem}", self.name);
@@ -234,7 +247,7 @@ impl Feed {
     }
 }
 
-/// The reason why a response cannot be used.
+/// The reason why a response of a feed's server cannot be used: a text for the log, and whether the key is the cause.
 struct Problem {
     words: String,
     is_about_the_key: bool,
@@ -272,7 +285,8 @@ fn owned(change: Change<'_>) -> Event {
     }
 }
 
-/// Groups consecutive events into messages of at most [`DOCUMENTS_IN_A_MESSAGE`] documents, or of one larger event.
+/// Groups consecutive events into updates of about [`DOCUMENTS_IN_A_MESSAGE`] documents at most; a larger event is an
+/// update of its own.
 fn in_messages(
     engine: EngineId,
     model: &str,
@@ -304,12 +318,14 @@ fn in_messages(
     messages
 }
 
-/// The maximum length of a response of a feed's server, in bytes: about 40,000 documents.
+/// The maximum length in bytes of a response of a feed's server: about 40,000 documents. A longer one counts as a
+/// failed call.
 pub(crate) const MAX_BATCH_BYTES: usize = 4 << 20;
 
-/// The maximum time that the engine waits for an event before it responds, in milliseconds.
+/// The maximum time in milliseconds that a feed's server waits for an event before it responds.
 const WAIT_MS: u64 = 5_000;
-/// The maximum number of documents in a message: twelve bytes each, well below an entry's bound.
+/// The maximum number of documents in one update for the other workers: twelve bytes each, well below the maximum
+/// length of an entry in their ring buffer.
 const DOCUMENTS_IN_A_MESSAGE: usize = 1_000;
 
 #[cfg(test)]

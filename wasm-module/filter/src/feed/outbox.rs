@@ -1,11 +1,13 @@
-//! The updates of one worker's requests, queued until they are pushed to gateways of other proxies.
+//! The queues of updates about one worker's requests until they are pushed to gateways of other proxies, one queue for
+//! each engine.
 //!
-//! A queue is open while a gateway listens; otherwise requests add nothing.
+//! A queue is open while such a gateway listens; otherwise requests add nothing to it.
 
 use foreword_ordering::feed::{MAX_PUSH_BYTES, MAX_PUSH_UPDATES};
 use foreword_ordering::{EngineId, OrderingRecord, PeerUpdate};
 
-/// Queued updates by engine; `None` if the engine's queue is closed.
+/// Queues of updates about cached prefixes for gateways of other proxies, indexed by engine; `None` if an engine's
+/// queue is closed because no gateway listens.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox(Vec<Option<Queue>>);
 
@@ -15,14 +17,14 @@ struct Queue {
     bytes: usize,
 }
 
-/// The content of a queue.
+/// What an engine's queue contains for the next push to gateways of other proxies.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outgoing {
-    /// Encoded updates, in order.
+    /// The updates about cached prefixes, each encoded for other proxies, in the order in which they were added.
     pub(crate) updates: Vec<Vec<u8>>,
-    /// True if the engine's outstanding tokens for requests of this proxy changed.
+    /// True if the load changed: the tokens that the engine has yet to compute for this proxy's requests.
     pub(crate) has_load: bool,
-    /// Number of updates dropped because the queue was full.
+    /// Number of updates about cached prefixes that were dropped because the queue was full.
     pub(crate) dropped: u64,
 }
 
@@ -33,7 +35,7 @@ impl Outgoing {
 }
 
 impl Outbox {
-    /// Opens or closes an engine's queue; closing drops its content.
+    /// Opens or closes the queue of updates about an engine's cache. Closing drops its content.
     pub(crate) fn set_open(&mut self, engine: EngineId, is_open: bool) {
         let place = usize::from(engine.0);
         if is_open && self.0.len() <= place {
@@ -45,34 +47,37 @@ impl Outbox {
         }
     }
 
-    /// Adds an update, without the texts of requests. Returns whether the queue is open.
+    /// Adds an update about cached prefixes, without the texts of requests, to its engine's queue. Returns whether the
+    /// queue is open; if it is full, the update is dropped and counted.
     pub(crate) fn add(&mut self, update: &PeerUpdate) -> bool {
         let queue = self.queue(update.engine());
         let added = queue.map(|queue| queue.add(update.encode_remote()));
         added.is_some()
     }
 
-    /// Adds a request's record, without its texts. Returns whether the queue is open.
+    /// Adds a request's record, without its texts, to the queue of the engine that receives the request. Returns
+    /// whether the queue is open; if it is full, the record is dropped and counted.
     pub(crate) fn add_record(&mut self, record: &OrderingRecord) -> bool {
         let queue = self.queue(record.engine());
         let added = queue.map(|queue| queue.add(record.encode_remote()));
         added.is_some()
     }
 
-    /// Records that an engine's outstanding tokens changed. Returns whether its queue is open.
+    /// Records in an engine's queue that the engine's load changed (the tokens that it has yet to compute). Returns
+    /// whether the queue is open.
     pub(crate) fn add_load(&mut self, engine: EngineId) -> bool {
         let queue = self.queue(engine);
         queue.map(|queue| queue.waiting.has_load = true).is_some()
     }
 
-    /// Returns whether an engine's queue is not empty.
+    /// Returns whether an engine's queue is open and has something to push to gateways of other proxies.
     pub(crate) fn has(&self, engine: EngineId) -> bool {
         let queue = self.0.get(usize::from(engine.0));
         let queue = queue.and_then(Option::as_ref);
         queue.is_some_and(|queue| !queue.waiting.is_empty())
     }
 
-    /// Takes the content of an engine's queue.
+    /// Removes and returns the content of an engine's queue; empty if the queue is closed.
     pub(crate) fn take(&mut self, engine: EngineId) -> Outgoing {
         let queue = self.queue(engine);
         queue.map(std::mem::take).unwrap_or_default().waiting
@@ -96,7 +101,8 @@ impl Queue {
     }
 }
 
-/// The maximum number of bytes of a push's updates, so that their lengths, the push's own fields and its seal fit too.
+/// The maximum number of bytes of the updates in one push to gateways of other proxies, so that their lengths, the
+/// push's other fields and its seal fit too.
 const MAX_UPDATE_BYTES: usize = MAX_PUSH_BYTES - 2_048;
 
 #[cfg(test)]

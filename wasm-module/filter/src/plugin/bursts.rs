@@ -1,5 +1,5 @@
-//! Holds a request while another request of the same plugin computes the same documents. In Wasm, a plugin has the
-//! requests of one worker; otherwise those of all workers.
+//! Holds a request while another request of the same plugin computes the same documents. In Wasm these are the requests
+//! of one worker; otherwise those of all workers.
 
 use std::collections::VecDeque;
 use std::sync::MutexGuard;
@@ -11,11 +11,12 @@ use crate::config::{BurstConfig, Mode};
 use crate::host::{Host, Resumer};
 use crate::shared::Shared;
 
-/// The requests in flight that others may wait for, with their configuration.
+/// The bursts among a plugin's requests in flight (simultaneous requests that begin with the same uncached documents),
+/// with their configuration.
 pub(super) struct InFlight {
     config: BurstConfig,
     bursts: Shared<Bursts<Resumer>>,
-    /// Functions that resume the released requests; the next ticks call them.
+    /// Functions that resume requests which are no longer held. The plugin's next ticks (timer callbacks) call them.
     due: Shared<VecDeque<Resumer>>,
 }
 
@@ -28,7 +29,9 @@ impl InFlight {
         }
     }
 
-    /// Locks the bursts. After a panic in another thread, all held requests are resumed first.
+    /// Locks the set of bursts (groups of simultaneous requests that begin with the same uncached documents). If
+    /// another thread panicked while it held the lock, all held requests are first released. `None` only in a Wasm VM,
+    /// if an outer callback holds the lock.
     fn lock(&self) -> Option<MutexGuard<'_, Bursts<Resumer>>> {
         self.bursts.lock(|bursts| self.resume(bursts.abandon()))
     }
@@ -41,8 +44,9 @@ impl InFlight {
 }
 
 impl Plugin {
-    /// Decides whether a request that is ready to be forwarded is held while another one computes the same documents. A
-    /// dry run delays nothing, and the control arm of an experiment is untouched.
+    /// Decides whether a request that is ready to be forwarded is held while another one computes the same documents,
+    /// and counts its role. `record` is the ordering core's record of the request, and `arm` its chat's arm in an
+    /// experiment. In a dry run and in the control arm no request is held.
     pub(crate) fn enter(
         &self,
         host: &impl Host,
@@ -66,12 +70,14 @@ impl Plugin {
         entry
     }
 
-    /// Records that a leader's response has begun.
+    /// Records that the response to the request with this ticket has begun. If it leads a burst (is the first of
+    /// simultaneous requests that begin with the same uncached documents), the requests held behind it are released.
     pub(crate) fn burst_answered(&self, host: &impl Host, ticket: BurstTicket) {
         self.release(host, |bursts, now_ms| bursts.answered(now_ms, ticket));
     }
 
-    /// Records that a leader failed or ended without a response, or that a held request ended.
+    /// Records that the request with this ticket failed or ended. If other requests are held until its response begins,
+    /// they are released; if it was held, it is counted as ended while held.
     pub(crate) fn burst_gone(&self, host: &impl Host, ticket: BurstTicket) {
         let mut was_held = false;
         self.release(host, |bursts, now_ms| {
@@ -81,9 +87,11 @@ impl Plugin {
         self.metrics.left(host, was_held);
     }
 
-    /// Releases requests that have waited long enough, and resumes some of the released ones. Envoy may run a resumed
-    /// request's callbacks, up to its response, inside the call that resumes it. So few are resumed at a tick, and none
-    /// in a request's callback.
+    /// Releases requests that were held for the maximum time, and resumes up to [`RESUMED_AT_A_TICK`] of all released
+    /// ones. Called at a tick (timer callback).
+    ///
+    /// Envoy may run a resumed request's callbacks, up to its response, inside the call that resumes it. So few are
+    /// resumed at a tick, and none in a request's callback.
     pub(super) fn resume_released(&self, host: &impl Host) {
         self.release(host, Bursts::expire);
         let in_flight = self.in_flight.as_ref();
@@ -98,7 +106,8 @@ impl Plugin {
         self.clock.wake();
     }
 
-    /// Applies `change` to the bursts, and counts the requests that it releases; the next ticks resume them.
+    /// Applies `change` to the set of bursts, which returns the requests that it releases, and counts these. The
+    /// plugin's next ticks (timer callbacks) resume them.
     fn release(
         &self,
         host: &impl Host,
@@ -120,22 +129,26 @@ impl Plugin {
         self.clock.wake();
     }
 
-    /// Returns whether requests may be held. Held requests are resumed only at ticks, so the shell must trigger these.
+    /// Returns whether requests may be held until another one's response begins. Held requests are resumed only at
+    /// ticks, so the module that embeds the filter must call [`Plugin::on_tick`].
     pub fn holds_requests(&self) -> bool {
         self.in_flight.as_ref().is_some_and(|it| it.config.holds)
     }
 
-    /// Returns whether the plugin needs ticks: to follow engines' feeds, or to end waits.
+    /// Returns whether the embedding module must call [`Plugin::on_tick`]: to read engines' event feeds, or to end the
+    /// wait of held requests.
     pub fn needs_ticks(&self) -> bool {
         self.has_feeds() || self.in_flight.is_some()
     }
 
-    /// Returns the maximum time that a request is held, in milliseconds; 0 if `bursts` is off.
+    /// Returns the maximum time in milliseconds that a request is held behind another one that computes the same
+    /// documents; 0 if that is off (`bursts`).
     pub(crate) fn max_wait_ms(&self) -> u64 {
         let limits = self.in_flight.as_ref().map(|it| it.config.limits);
         limits.map_or(0, |limits| limits.max_wait_ms.into())
     }
 }
 
-/// The maximum number of requests resumed at a tick; if more are due, another tick follows a millisecond later.
+/// The maximum number of held requests resumed at one tick (timer callback). If more are due, another tick follows a
+/// millisecond later.
 const RESUMED_AT_A_TICK: usize = 8;

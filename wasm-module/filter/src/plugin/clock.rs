@@ -1,8 +1,9 @@
-//! A plugin's ticks: every [`Plugin::TICK_MS`], and earlier if it has updates to push or requests to resume.
+//! A plugin's ticks (timer callbacks): every [`Plugin::TICK_MS`], and earlier if it has updates to push or requests to
+//! resume.
 //!
-//! A shell triggers ticks in its own way, and sets a [waker](Plugin::wake_with) for additional ones,
-//! [`Plugin::WAKE_DELAY`] after each request for one: at most a thousand a second. Without a waker, that work waits for
-//! the next tick.
+//! The module that embeds the filter triggers ticks in its own way, and sets a [waker](Plugin::wake_with), by which the
+//! plugin requests additional ticks. Each is due [`Plugin::WAKE_DELAY`] after the request for it, so there are at most
+//! a thousand a second. Without a waker, that work waits for the next periodic tick.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,27 +12,28 @@ use std::time::Duration;
 use super::Plugin;
 use crate::host::Host;
 
-/// The kind of a tick.
+/// The kind of a tick (timer callback) of a plugin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tick {
-    /// A periodic tick: all work was done.
+    /// A periodic tick, at which the plugin did all of its background work.
     Full,
-    /// An additional tick: only gateways of other proxies were served, and held requests resumed.
+    /// An additional tick that the plugin requested: it only exchanged updates with gateways of other proxies and
+    /// resumed held requests.
     Short,
 }
 
-/// The state of a plugin's ticks.
+/// The state of a plugin's ticks (timer callbacks): when the next is due, and whether an additional one is requested.
 #[derive(Default)]
 pub(super) struct Clock {
-    /// Time of the next full tick, in milliseconds.
+    /// Time of the next periodic tick ([`Tick::Full`]), in milliseconds.
     next_full_ms: AtomicU64,
     waker: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    /// True if an additional tick is requested and has not come yet.
+    /// True if an additional tick ([`Tick::Short`]) was requested and has not come yet.
     is_woken: AtomicBool,
 }
 
 impl Clock {
-    /// Records a tick of the shell, and returns its kind.
+    /// Records a tick at the time `now_ms`, and returns whether it counts as a periodic or an additional one.
     pub(super) fn tick(&self, now_ms: u64) -> Tick {
         self.is_woken.store(false, Ordering::Release);
         let next_ms = self.next_full_ms.load(Ordering::Relaxed);
@@ -45,13 +47,14 @@ impl Clock {
         Tick::Full
     }
 
-    /// Returns the milliseconds until the next full tick, at least 1.
+    /// Returns the milliseconds until the next periodic tick ([`Tick::Full`]), at least 1.
     fn left_ms(&self, now_ms: u64) -> u64 {
         let next_ms = self.next_full_ms.load(Ordering::Relaxed);
         next_ms.saturating_sub(now_ms).clamp(1, Plugin::TICK_MS)
     }
 
-    /// Requests an additional tick, unless one is already requested.
+    /// Requests an additional tick through the waker, unless one is already requested. Without a waker, the next
+    /// periodic tick does the work.
     pub(super) fn wake(&self) {
         if !self.is_woken.swap(true, Ordering::AcqRel)
             && let Some(wake) = self.waker.get()
@@ -62,19 +65,20 @@ impl Clock {
 }
 
 impl Plugin {
-    /// The interval of full ticks, in milliseconds.
+    /// The interval of periodic ticks ([`Tick::Full`]), in milliseconds.
     pub const TICK_MS: u64 = 100;
 
-    /// The delay of an additional tick after the [waker](Plugin::wake_with) was called for it.
+    /// The time from a call of the [waker](Plugin::wake_with) until the additional tick that it requests.
     pub const WAKE_DELAY: Duration = Duration::from_millis(1);
 
-    /// Sets the function that requests a tick from the shell. Any thread may call it, in the middle of a callback, at
-    /// most once before each tick. Later calls of `wake_with` have no effect.
+    /// Sets the waker: a function by which the plugin requests an additional call of [`Plugin::on_tick`],
+    /// [`Plugin::WAKE_DELAY`] later. Any thread may call it, in the middle of a callback, at most once before each
+    /// tick. Later calls of `wake_with` have no effect.
     pub fn wake_with(&self, wake: impl Fn() + Send + Sync + 'static) {
         let _ = self.clock.waker.set(Box::new(wake));
     }
 
-    /// Returns whether an additional tick is requested and has not come yet.
+    /// Returns whether the plugin has requested an additional tick ([`Tick::Short`]) that has not come yet.
     pub fn is_woken(&self) -> bool {
         self.clock.is_woken.load(Ordering::Acquire)
     }
@@ -86,7 +90,8 @@ impl Plugin {
     }
 }
 
-/// The number of milliseconds by which a tick may be early and still be a full one.
+/// The number of milliseconds by which a tick may come before the time of the next periodic one and still count as
+/// that.
 const EARLY_MS: u64 = 10;
 
 #[cfg(test)]

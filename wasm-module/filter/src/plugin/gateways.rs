@@ -10,8 +10,9 @@ use crate::host::{CallResponse, Host, HostError};
 use crate::swap;
 
 impl Plugin {
-    /// Calls `note` to queue an update for gateways of other proxies, if updates are exchanged with them. If it returns
-    /// true (a gateway listens), requests a tick that pushes the update.
+    /// Calls `note` to queue an update about cached prefixes for gateways of other proxies, if updates are exchanged
+    /// with them. If `note` returns true (such a gateway listens), requests an additional tick ([`Tick::Short`]) at
+    /// which the update is pushed.
     pub(super) fn note(&self, note: impl FnOnce(&mut Outbox) -> bool) {
         if self.config.exchanges()
             && let Some(mut outbox) = self.outbox.lock(|outbox| *outbox = Outbox::default())
@@ -21,15 +22,16 @@ impl Plugin {
         }
     }
 
-    /// Records for gateways of other proxies that an engine's outstanding tokens changed. Does nothing with one engine,
-    /// since no choice depends on its load.
+    /// Records for gateways of other proxies that an engine's load changed (the tokens that it has yet to compute).
+    /// Does nothing if there is one engine, since no choice depends on its load.
     pub(super) fn note_load(&self, engine: EngineId) {
         if self.engines.are_several() {
             self.note(|outbox| outbox.add_load(engine));
         }
     }
 
-    /// Listens to gateways of other proxies that use this feed's engine, and pushes new updates to them.
+    /// Listens to gateways of other proxies that use the same engine as `feed`, and pushes updates about this worker's
+    /// requests to them. At a periodic tick ([`Tick::Full`]) also looks whether any of them listens.
     pub(super) fn exchange(&self, host: &impl Host, now_ms: u64, feed: &mut Feed, tick: Tick) {
         let engine = feed.engine();
         if let Some(load) = feed.poll_gateways(host, now_ms) {
@@ -54,7 +56,8 @@ impl Plugin {
         }
     }
 
-    /// Handles the response to a call of the exchange; returns false if the call is not the exchange's.
+    /// Handles the response to the call with the number `call`, if it was a call of the exchange with gateways of other
+    /// proxies: applies their updates and publishes them to the other workers. Returns whether it was such a call.
     pub(super) fn receive(
         &self,
         host: &impl Host,
@@ -100,8 +103,11 @@ impl Plugin {
     }
 }
 
-/// Returns the id of this gateway, shared by all workers in agreement under `ring`. Creates its key in shared data: see
-/// [`crate::swap`] on when that is safe.
+/// Returns the id by which gateways of other proxies identify this one. Workers with the same `ring` (the name of the
+/// ring buffer through which they share updates) have the same id.
+///
+/// Creates its key in shared data: see [`crate::swap`] on when that is safe. Returns an error if the proxy refuses
+/// access to shared data.
 pub(super) fn gateway_id(host: &impl Host, ring: &str) -> Result<GatewayId, HostError> {
     let key = format!("foreword/gateway/{LAYOUT}/{ring}");
     let random = RandomState::new().build_hasher().finish();
@@ -115,7 +121,7 @@ pub(super) fn gateway_id(host: &impl Host, ring: &str) -> Result<GatewayId, Host
     Ok(GatewayId(u64::from_le_bytes(bytes)))
 }
 
-/// Version of the id's layout in shared data.
+/// Version of the layout of the gateway's id in shared data. A build with another version draws another id.
 const LAYOUT: &str = "1";
-/// Status for an id that is missing or malformed.
+/// Error status for a gateway id that is missing or malformed in shared data.
 const NO_ID: u32 = 205;

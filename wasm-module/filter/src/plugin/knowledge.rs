@@ -1,4 +1,5 @@
-//! The state that a plugin's requests share: the orderer, and the worker's part in the ring ([`crate::agreement`]).
+//! The state that a plugin's requests share: the orderer, and the worker's access to the ring buffer through which
+//! workers share updates ([`crate::agreement`]).
 
 use foreword_ordering::cuts::Cutter;
 use foreword_ordering::{EngineId, Orderer, OrderingRecord, PeerUpdate};
@@ -11,19 +12,20 @@ use crate::metrics::Metrics;
 
 pub(super) struct Knowledge {
     pub(super) orderer: Orderer,
-    /// The recent prompts' cache markers, for upstreams that cache only up to markers.
+    /// The positions of cache markers in recent prompts, for upstreams that cache only up to markers.
     pub(super) cutter: Cutter,
-    /// The worker's part in the ring; `None` if updates are not shared.
+    /// The worker's access to the ring buffer through which workers share updates about cached prefixes; `None` if they
+    /// share none.
     pub(super) agreement: Option<Agreement>,
-    /// The engines of which a response reported cached tokens. From then on, a response without a report means that none
-    /// were cached.
+    /// The engines of which some response reported cached tokens. From then on, a response of such an engine without
+    /// that number means that none were cached.
     pub(super) reporting: BTreeSet<EngineId>,
-    /// Number of requests so far.
+    /// Number of requests that the ordering core has processed since the plugin was loaded.
     pub(super) request_number: u64,
 }
 
 impl Knowledge {
-    /// Returns empty state that shares no updates yet.
+    /// Returns an empty record of cached prefixes, for which no updates are shared with other workers yet.
     pub(super) fn new(config: &Config) -> Self {
         Self {
             orderer: Orderer::new(config.ordering.clone()),
@@ -34,7 +36,8 @@ impl Knowledge {
         }
     }
 
-    /// Drops orderer and cutter, which a panic may have left half changed, and rereads the published updates.
+    /// Replaces orderer and cutter, which a panic may have left half changed, by empty ones. The updates in the ring
+    /// buffer through which workers share them are then read again, from the oldest on.
     pub(super) fn begin_anew(&mut self, config: &Config) {
         self.orderer = Orderer::new(config.ordering.clone());
         self.cutter = Cutter::new();
@@ -43,7 +46,8 @@ impl Knowledge {
         }
     }
 
-    /// Applies updates that other workers have published, at most `limit`.
+    /// Applies updates about cached prefixes that other workers have published, at most `limit` of them, and counts
+    /// them.
     pub(super) fn catch_up(&mut self, host: &impl Host, metrics: &Metrics, limit: u64) {
         let Self {
             orderer, agreement, ..
@@ -55,13 +59,13 @@ impl Knowledge {
         }
     }
 
-    /// Applies an update and publishes it to the other workers.
+    /// Applies an update about cached prefixes and publishes it to the other workers.
     pub(super) fn take(&mut self, host: &impl Host, metrics: &Metrics, update: &PeerUpdate) {
         self.orderer.learn(update);
         self.publish(host, metrics, &update.encode());
     }
 
-    /// Publishes the record of a request of this worker.
+    /// Publishes the record of one of this worker's requests to the other workers.
     pub(super) fn tell_record(
         &mut self,
         host: &impl Host,
@@ -71,7 +75,8 @@ impl Knowledge {
         self.publish(host, metrics, &record.encode());
     }
 
-    /// Publishes an [encoded](PeerUpdate::encode) update.
+    /// Publishes an [encoded](PeerUpdate::encode) update about cached prefixes to the other workers. Counts it if it
+    /// cannot be published.
     fn publish(&mut self, host: &impl Host, metrics: &Metrics, update: &[u8]) {
         let Some(agreement) = &mut self.agreement else {
             return;

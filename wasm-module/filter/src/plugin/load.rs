@@ -1,4 +1,5 @@
-//! Loads a plugin: validates the configuration, joins the ring that workers share, and derives the salts.
+//! Loads a plugin: validates the configuration, joins the ring buffer through which workers share updates about cached
+//! prefixes, and derives the key of the cache salts.
 
 use foreword_ordering::EngineId;
 use foreword_ordering::document::Fingerprint;
@@ -22,8 +23,9 @@ use crate::salt::Salts;
 use crate::shared::Shared;
 
 impl Plugin {
-    /// Validates the configuration, defines the metrics, and applies the updates that other workers, or this one before
-    /// a reload, have published.
+    /// Loads a plugin from the JSON of its configuration: validates it, defines the metrics, and applies the updates
+    /// that other workers, or this one before a reload, have published. Returns an error if the configuration is
+    /// refused.
     pub fn load(host: &impl Host, configuration: &[u8]) -> Result<Self, ConfigError> {
         let mut config = Config::from_json(configuration)?;
         if host.pool().is_some() {
@@ -78,8 +80,9 @@ impl Plugin {
     }
 }
 
-/// Returns the name of the ring through which workers share updates, and this worker's part in it (`None` if
-/// `agreement.entries` is 0). An error in a proxy without shared data, where each worker orders alone.
+/// Returns the name of the ring buffer through which workers share updates about cached prefixes, and this worker's
+/// access to it (`None` if `agreement.entries` is 0). Returns an error if the proxy has no shared data; then each
+/// worker orders alone.
 fn ring(host: &impl Host, config: &Config) -> Result<(String, Option<Agreement>), HostError> {
     let wanted = &config.agreement;
     let name = match &wanted.ring {
@@ -117,7 +120,8 @@ fn feeds(host: &impl Host, config: &Config, keys: Vec<Option<FeedKey>>, ring: &s
     feeds.collect()
 }
 
-/// Returns for each engine the key of its feed; `None` if the feed has no key.
+/// Returns for each engine the key that its event feed is sealed (encrypted) with; `None` if the engine has no feed or
+/// the feed no key. Returns an error if a key's environment variable is unset or malformed.
 fn feed_keys(host: &impl Host, config: &Config) -> Result<Vec<Option<FeedKey>>, ConfigError> {
     let keys = config.engines.iter().map(|engine| {
         let key = engine.feed.as_ref().and_then(|feed| feed.key.as_ref());
@@ -137,7 +141,8 @@ fn salts_of(host: &impl Host, key: &SaltKey) -> Result<Salts, ConfigError> {
     })
 }
 
-/// Returns a key's bytes, from the configuration or the environment. `field` names the field in an error.
+/// Returns the bytes of a secret key, from the configuration or the environment. Returns an error, which names `field`,
+/// if the environment variable is unset or malformed.
 fn secret(host: &impl Host, field: &'static str, key: &SaltKey) -> Result<Vec<u8>, ConfigError> {
     let key = match key {
         SaltKey::Bytes(bytes) => Some(bytes.clone()),
@@ -154,7 +159,7 @@ fn secret(host: &impl Host, field: &'static str, key: &SaltKey) -> Result<Vec<u8
     })
 }
 
-/// Returns the log line on a loaded configuration, as `name=value` pairs.
+/// Returns the log line that reports a loaded configuration, as `name=value` pairs.
 fn loaded(config: &Config) -> String {
     let tenants = match config.tenant {
         None => "off",

@@ -1,4 +1,5 @@
-//! The state that the requests of one configuration share: the validated configuration, the knowledge, the metrics.
+//! The state that the requests under one plugin configuration share: the validated configuration, what is known of
+//! engines' caches, the metrics.
 //!
 //! | file | content |
 //! | --- | --- |
@@ -42,54 +43,59 @@ use crate::salt::{Identity, Salts};
 use crate::shared::Shared;
 use crate::usage::PromptUsage;
 
-/// One loaded configuration, with the state that its requests share.
+/// One loaded plugin configuration, with the state that its requests share. In Wasm each worker has its own; otherwise
+/// all workers share it.
 pub struct Plugin {
     config: Config,
     engines: Engines,
     knowledge: Shared<Knowledge>,
-    /// The requests to diagnose, separate from the knowledge, so that no request waits for a diagnosis.
+    /// The requests that await their cache-miss diagnosis. Locked separately from `knowledge`, so that no request waits
+    /// for a diagnosis.
     misses: Shared<Misses>,
-    /// The feeds, separate from the knowledge, so that no request waits while a batch is read.
+    /// The engines' event feeds. Locked separately from `knowledge`, so that no request waits while events are read.
     feeds: Shared<Vec<Feed>>,
-    /// Updates queued for gateways of other proxies.
+    /// For each engine, a queue of updates about cached prefixes that are to be pushed to gateways of other proxies.
     outbox: Shared<Outbox>,
     clock: Clock,
     metrics: Metrics,
     salts: Option<Salts>,
-    /// The retrieval of documents; `None` if it is not configured.
+    /// The retrieval of documents for chats that have none; `None` if it is not configured.
     retrieval: Option<Retrieval>,
-    /// The requests in flight that others may wait for; `None` if `bursts` is not configured.
+    /// The bursts of requests in flight, in which requests are held behind others that compute the same documents;
+    /// `None` if `bursts` is not configured.
     in_flight: Option<InFlight>,
-    /// The stored answers, from which later requests are restored; `None` if they are not configured.
+    /// The stored answers of models, which are restored in later requests; `None` if storing them is not configured.
     answers: Option<Answers>,
 }
 
-/// The engine chosen for a request, and the fallbacks.
+/// The engine chosen for a request, and the addresses to send it to.
 pub(crate) struct Route {
     pub(crate) dispatch: Dispatch,
-    /// The value of [`DESTINATION_HEADER`](crate::engines::DESTINATION_HEADER); `None` if there is no choice.
+    /// The value of [`DESTINATION_HEADER`](crate::engines::DESTINATION_HEADER): the address of the chosen engine, then
+    /// of others for retries. `None` if there is only one engine, or the embedding module's pool of engines has none
+    /// for the request.
     pub(crate) destinations: Option<String>,
 }
 
-/// The core's result for a body.
+/// The ordering core's result for a request body, with the engine chosen for the request.
 pub(crate) struct Rewritten {
     pub(crate) answer: Result<Rewrite, Skip>,
     pub(crate) route: Route,
-    /// The changes to the body's head, made or only proposed.
+    /// The changes to the prompt's head (tools, system text, history), made or only reported.
     pub(crate) head: HeadReport,
     /// The body with the gateway's cache markers, and their counts. `None` if no markers are set: the engine's cache
-    /// has none, the mode is `dry-run`, the chat is in an experiment's control arm, or the body cannot be read.
+    /// has none, the mode is `dry-run`, the chat is in an experiment's control arm, or the body cannot be parsed.
     pub(crate) cut: Option<Cut>,
-    /// The ticket for the request's diagnosis; `None` if diagnoses are off, or the body cannot be read.
+    /// The ticket for the request's cache-miss diagnosis; `None` if diagnosis is off, or the body cannot be parsed.
     pub(crate) miss: Option<Ticket>,
 }
 
-/// A body's documents, as known before it is rewritten.
+/// What is known of a request body's documents before the body is rewritten.
 pub(crate) enum RequestDocuments<'b> {
     Nothing,
-    /// The body, already parsed.
+    /// The body is already parsed, with the documents in it.
     Parsed(Box<Parsed<'b>>),
-    /// Documents retrieved for the body.
+    /// The documents that were retrieved for the body, which has none.
     Retrieved(Retrieved<'b>),
 }
 
@@ -104,14 +110,16 @@ impl<'b> RequestDocuments<'b> {
 }
 
 impl Plugin {
-    /// Returns whether the plugin follows engines' feeds.
+    /// Returns whether the plugin reads the event feed of any engine.
     pub fn has_feeds(&self) -> bool {
         self.config.has_feeds()
     }
 
-    /// Handles a tick, every [`Plugin::TICK_MS`] and when the plugin has requested one: pushes its requests' updates to
-    /// gateways of other proxies, and resumes released requests. At full ticks it also applies other workers' updates,
-    /// so that the next request has few to apply, diagnoses forwarded requests, and follows engines' feeds.
+    /// Handles a tick (timer callback), every [`Plugin::TICK_MS`] and when the plugin has requested one, and returns
+    /// its kind. Pushes updates about its requests to gateways of other proxies, and resumes held requests that were
+    /// released. At a periodic tick ([`Tick::Full`]) it also applies other workers' updates about cached prefixes, so
+    /// that the next request has few to apply, diagnoses cache misses of forwarded requests, and reads engines' event
+    /// feeds.
     pub fn on_tick(&self, host: &impl Host) -> Tick {
         let now_ms = host.now_ms();
         let tick = self.clock.tick(now_ms);
@@ -137,11 +145,11 @@ impl Plugin {
         tick
     }
 
-    /// The maximum length of a response to a [`Host::call_for_plugin`], in bytes.
+    /// The maximum length in bytes of a response to a [`Host::call_for_plugin`] that is read.
     pub const MAX_ANSWER_BYTES: usize = MAX_BATCH_BYTES;
 
-    /// Handles the response to a call: its status, if there was a response, and its body, unless it exceeds
-    /// [`Plugin::MAX_ANSWER_BYTES`].
+    /// Handles the response to a [`Host::call_for_plugin`] with the number `call`. `status` is `None` if there was no
+    /// response, and `body` is `None` if there was none or it is longer than [`Plugin::MAX_ANSWER_BYTES`].
     pub fn on_answer(&self, host: &impl Host, call: u32, status: Option<u16>, body: Option<&[u8]>) {
         let (now_ms, answer) = (host.now_ms(), CallResponse { status, body });
         if self.receive(host, now_ms, call, answer) {
@@ -179,19 +187,21 @@ impl Plugin {
         self.retrieval.as_ref()
     }
 
-    /// Returns the stored answers; `None` in a dry run, or if answers are not kept.
+    /// Returns the store of models' answers, for restoring them in a request; `None` if the mode is `dry-run`, or
+    /// storing answers is not configured.
     pub(crate) fn answers(&self) -> Option<&Answers> {
         (self.answers.as_ref()).filter(|_| self.config.mode == Mode::Order)
     }
 
-    /// Counts the messages of a request that were restored.
+    /// Counts the messages of a request in which the model's answers were restored.
     pub(crate) fn restored(&self, host: &impl Host, messages: u64) {
         if messages > 0 {
             self.metrics.restored(host, messages);
         }
     }
 
-    /// Stores an answer that was read to its end, and counts it.
+    /// Stores the model's answer that `answer` has collected from a response, and counts it. Not stored if it is
+    /// incomplete.
     pub(crate) fn keep(&self, host: &impl Host, answer: AnswerReader) {
         let kept = self
             .answers
@@ -204,19 +214,23 @@ impl Plugin {
         }
     }
 
-    /// Returns the tenant of that name with its salt.
+    /// Returns the tenant with this name, with its cache salt if salts are on.
     pub(crate) fn identity(&self, name: String) -> Identity {
         Identity::new(name, self.salts.as_ref())
     }
 
-    /// Returns whether salts are on: a request with a prompt then carries the gateway's salt, or is refused.
+    /// Returns whether cache salts are on. A request with a prompt is then forwarded with the gateway's salt, or
+    /// refused.
     pub(crate) fn is_salted(&self) -> bool {
         self.salts.is_some()
     }
 
-    /// Calls the core and records the elapsed time, including lock waits. `model` is the one named in the request's
-    /// path. Applies other workers' updates before, and publishes its own afterwards. `None` only if the orderer is
-    /// locked by an outer callback, which no known proxy causes.
+    /// Has the ordering core rewrite a request's body, chooses an engine, and records the elapsed time, including lock
+    /// waits. `known` has the body's documents as far as they are already parsed or retrieved, and `model` is the model
+    /// named in the request's path.
+    ///
+    /// Applies other workers' updates before, and publishes the request's record to them afterwards. `None` only in a
+    /// Wasm VM, if an outer callback holds the lock of the orderer; no known proxy causes that.
     pub(crate) fn rewrite<'b>(
         &self,
         host: &impl Host,
@@ -333,7 +347,8 @@ impl Plugin {
         })
     }
 
-    /// Returns the route of a request that the core does not process: to the engine with the fewest outstanding tokens.
+    /// Chooses an engine for a request with a body of `bytes` bytes that the ordering core does not process: the one
+    /// with the fewest tokens yet to compute. Records the request in the engine's load.
     pub(crate) fn route(&self, host: &impl Host, bytes: usize) -> Route {
         let now_ms = self.now_ms(host);
         let choices = self.engines.choices(host, now_ms, now_ms);
@@ -345,7 +360,8 @@ impl Plugin {
         }
     }
 
-    /// Drops the state of an engine id of the shell's pool that now belongs to another engine.
+    /// Drops all state recorded under an engine id of the embedding module's pool ([`EnginePool`](crate::EnginePool))
+    /// that now belongs to another engine.
     pub fn forget_engine(&self, host: &impl Host, engine: EngineId) {
         self.engines.forget(host, engine);
         let cleared = Residency {
@@ -377,13 +393,14 @@ impl Plugin {
         }
     }
 
-    /// Records a response from an engine that this plugin did not choose.
+    /// Records a response from an engine that this plugin did not choose, but Envoy on a retry. It shows that the
+    /// engine is healthy.
     pub(crate) fn answered_by(&self, host: &impl Host, engine: EngineId) {
         let dispatch = self.engines.send(host, self.now_ms(host), engine, 0);
         self.settle(host, dispatch, DispatchResult::Answered);
     }
 
-    /// Returns the time for judging engines' health; 0 with one engine, to save the host call.
+    /// Returns the time in milliseconds for judging engines' health; 0 if there is one engine, to save the host call.
     fn now_ms(&self, host: &impl Host) -> u64 {
         if self.engines.are_several() {
             host.now_ms()
@@ -392,8 +409,8 @@ impl Plugin {
         }
     }
 
-    /// Records that the chosen engine did not compute the request: the documents recorded for this request alone are
-    /// removed.
+    /// Records that the chosen engine did not compute the request: documents that are recorded as cached there only
+    /// because of this request are removed. The other workers and other gateways learn of it.
     pub(crate) fn undo(&self, host: &impl Host, record: &OrderingRecord) {
         let undone = record.undone();
         if !undone.events.is_empty()
@@ -404,7 +421,8 @@ impl Plugin {
         }
     }
 
-    /// Records that another engine than the chosen one received the request, and so computed its documents.
+    /// Records that `engine`, which Envoy chose on a retry, computed the request's documents. Changes `record`
+    /// accordingly.
     pub(crate) fn went_to(&self, host: &impl Host, record: &mut OrderingRecord, engine: EngineId) {
         record.redirect(engine);
         if let Some(mut knowledge) = self.knowledge() {
@@ -413,9 +431,11 @@ impl Plugin {
         }
     }
 
-    /// Applies an engine's usage report of a prompt; `record` is `None` if the core did not process the request.
-    /// Returns the report, with 0 cached tokens if it has none and the engine reports them at other times: vLLM and
-    /// Gemini omit a zero.
+    /// Applies an engine's report on a request's prompt tokens: corrects what is recorded as cached there, and counts
+    /// the tokens. `record` is `None` if the ordering core did not process the request.
+    ///
+    /// Returns the report. If it lacks the number of cached tokens but the engine has reported it for other requests,
+    /// the number is 0: vLLM and Gemini omit a zero.
     pub(crate) fn counted(
         &self,
         host: &impl Host,
@@ -449,13 +469,15 @@ impl Plugin {
         counted
     }
 
-    /// Applies and publishes an update, and queues it for gateways of other proxies.
+    /// Applies an update about cached prefixes, publishes it to the other workers, and queues it for gateways of other
+    /// proxies.
     fn publish(&self, host: &impl Host, knowledge: &mut Knowledge, update: &PeerUpdate) {
         knowledge.take(host, &self.metrics, update);
         self.note(|outbox| outbox.add(update));
     }
 
-    /// Locks the feeds; `None` in a nested callback: ticks and responses to calls come on one thread.
+    /// Locks the event feeds. `None` if they are locked: in a nested callback, since timer callbacks and responses to
+    /// calls come on one thread.
     fn feeds(&self) -> Option<MutexGuard<'_, Vec<Feed>>> {
         self.feeds.try_lock()
     }
@@ -469,9 +491,9 @@ impl Plugin {
         self.misses.lock(|misses| *misses = misses_of(&self.config))
     }
 
-    /// Returns why the prefix that a finished request shared with earlier ones was not longer, corrected by the
-    /// engine's usage report (`counted`), and counts the cause. `None` if the body could not be read or the diagnosis
-    /// was evicted.
+    /// Returns the diagnosis why a finished request did not share a longer cached prefix with earlier ones, corrected
+    /// by the engine's usage report (`counted`), and counts its cause. `None` if the body could not be read or the
+    /// diagnosis was evicted.
     pub(crate) fn missed(
         &self,
         host: &impl Host,
@@ -496,7 +518,8 @@ impl Plugin {
     }
 }
 
-/// Sets the model named in the request's path, if the body names none.
+/// Sets the model named in the request's path (`model`), if the body names none. Returns an error if the ordering core
+/// refuses it.
 pub(crate) fn for_model<'b>(
     mut parsed: Parsed<'b>,
     model: Option<&str>,
@@ -520,11 +543,13 @@ fn misses_of(config: &Config) -> Misses {
     Misses::new(config.explain, config.ordering.block_tokens())
 }
 
-/// The maximum number of updates applied while a request waits, at about three microseconds each.
+/// The maximum number of other workers' updates about cached prefixes that are applied while a request waits, at about
+/// three microseconds each.
 const LEARNT_AT_A_REQUEST: u64 = 256;
-/// The maximum number of updates applied at a tick, so that the worker soon returns to its streams.
+/// The maximum number of other workers' updates about cached prefixes that are applied at one tick (timer callback), so
+/// that the worker soon returns to its streams.
 const LEARNT_AT_A_TICK: u64 = 2048;
-/// The maximum number of requests diagnosed at a tick.
+/// The maximum number of requests whose cache misses are diagnosed at one tick (timer callback).
 const EXPLAINED_AT_A_TICK: usize = 16;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Parses and validates the responses of embedder and retriever.
+//! Parses and validates the responses of the embedder and the retriever.
 
 use std::sync::Arc;
 
@@ -10,24 +10,25 @@ use super::reason::Reason;
 use super::vector;
 use crate::host::CallResponse;
 
-/// The documents that a retriever found, best first.
+/// The documents in a retriever's response, best first.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RetrieverAnswer {
     pub(super) documents: Vec<Document>,
-    /// The version of the retriever's results, which changes whenever these may change; empty if it states none.
+    /// The version that the retriever states, which changes whenever its results may change; empty if it states none.
     pub(super) version: String,
 }
 
-/// A document in the form in which it is stored and forwarded.
+/// A retrieved document in the form in which it is stored and forwarded.
 #[derive(Debug, Clone)]
 pub(super) struct Document {
-    /// The document's id; empty if it has none, and then it is not stored.
+    /// The document's id; empty if it has none. A result with such a document is not stored in the similarity cache.
     pub(super) id: String,
-    /// JSON of an element of `documents` with only id, title and text, so it is the same for every question.
+    /// JSON of the document as an element of a request's `documents`, with only id, title and text, so it is the same
+    /// for every question.
     pub(super) element: Arc<str>,
 }
 
-/// Returns the body of a response with status 200, or the reason why there is none.
+/// Returns the body of a response with status 200; otherwise the reason why there is no body to use.
 fn good(answer: CallResponse<'_>) -> Result<&[u8], Reason> {
     match (answer.status, answer.body) {
         // Envoy's own statuses for a time-out and an unreachable cluster.
@@ -39,7 +40,8 @@ fn good(answer: CallResponse<'_>) -> Result<&[u8], Reason> {
     }
 }
 
-/// Reads the vector of one text from a response to OpenAI's `POST /v1/embeddings`.
+/// Reads the vector of the first text in a response to OpenAI's `POST /v1/embeddings`. Returns the reason if the
+/// response cannot be used.
 pub(super) fn embedding(answer: CallResponse<'_>) -> Result<Vec<f32>, Reason> {
     #[derive(Deserialize)]
     struct Embeddings {
@@ -55,8 +57,8 @@ pub(super) fn embedding(answer: CallResponse<'_>) -> Result<Vec<f32>, Reason> {
     vector::from_json(&first.embedding).ok_or(Reason::BadEmbedding)
 }
 
-/// Reads the documents in a response to our host's `POST /v1/retrieve` or a compatible one; an error if there are more
-/// than `limit`.
+/// Reads the documents in a response to our host's `POST /v1/retrieve`, or a compatible one. Returns the reason if the
+/// response cannot be used, as when there are more than `limit` documents.
 pub(super) fn found(answer: CallResponse<'_>, limit: usize) -> Result<RetrieverAnswer, Reason> {
     #[derive(Deserialize)]
     struct Answered<'a> {

@@ -1,7 +1,7 @@
-//! The results of earlier questions: the similarity caches, and the texts of their documents.
+//! The results of earlier questions: the similarity caches, and the texts of the documents in them.
 //!
-//! Keys never cross tenants. A new version of the retriever empties the cache. Old results are used until the retriever
-//! is called again, which their time to live ensures.
+//! No tenant gets another tenant's results. If the retriever states a new version, the caches are emptied. Until it is
+//! called again, results of its old version are returned; their time to live ensures that it is.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,23 +12,24 @@ use super::answers::{Document, RetrieverAnswer};
 use super::documents::Documents;
 use super::reason::Reason;
 
-/// The cached results of one retriever.
+/// The cached results of a plugin's retriever, for all tenants.
 #[derive(Debug)]
 pub(super) struct Cache {
     caches: SimilarityCaches,
     documents: Documents,
-    /// The version that the retriever stated with its last result. Empty before the first one, and if it states none.
+    /// The version that the retriever stated with its latest result; empty before the first result, and if it states
+    /// none.
     version: String,
-    /// The retriever's version before the last change; `None` before the first one.
+    /// The version that the retriever stated before `version`; `None` if it has not changed.
     previous_version: Option<String>,
 }
 
-/// The result of a similar earlier question.
+/// The cached documents of a similar earlier question.
 #[derive(Debug)]
 pub(super) struct Hit {
-    /// The documents as elements of a `documents` array, best first.
+    /// The documents as elements of a request's `documents`, best first.
     pub(super) elements: Vec<Arc<str>>,
-    /// Set if the hit must be verified by a search.
+    /// `Some` if the hit was sampled: the caller should search anyway and pass the result to [`Cache::report`].
     pub(super) sample: Option<Sample>,
 }
 
@@ -42,8 +43,9 @@ impl Cache {
         }
     }
 
-    /// Returns the documents of a similar question; `None` if there is none: then search, and [keep](Self::keep) the
-    /// result.
+    /// Returns the cached documents of a question of the same tenant with a similar vector. `None` if there is none:
+    /// the caller should then search, and pass the result to [`Cache::keep`]. Returns an error if the cache refuses the
+    /// vector.
     pub(super) fn lookup(
         &mut self,
         tenant: &str,
@@ -64,7 +66,8 @@ impl Cache {
         }))
     }
 
-    /// Stores a result. Returns false if a document has no id, if two different ones share an id, or if the similarity
+    /// Stores a search result, under the tenant and the question's vector; empties the cache first if the retriever's
+    /// version is new. Returns false if a document has no id, if two different ones share an id, or if the similarity
     /// cache refuses the result.
     pub(super) fn keep(
         &mut self,
@@ -100,7 +103,8 @@ impl Cache {
         true
     }
 
-    /// Stores another worker's result, unless this worker replaced its version last. Returns whether it was stored.
+    /// Stores another worker's search result like [`Cache::keep`], unless its retriever version is the one that this
+    /// cache has just replaced. Returns whether it was stored.
     pub(super) fn learn(
         &mut self,
         tenant: &str,
@@ -112,7 +116,8 @@ impl Cache {
         !is_old && self.keep(tenant, vector, found, now_ms)
     }
 
-    /// Compares a sampled hit with a search result, and returns whether the hit was wrong.
+    /// Compares a sampled hit with the result of a real search, for the cache's statistics. Returns whether the hit was
+    /// wrong. Empties the cache first if the retriever's version is new.
     pub(super) fn report(
         &mut self,
         tenant: &str,
@@ -130,7 +135,7 @@ impl Cache {
         wrong(self) > before
     }
 
-    /// Empties the cache after a panic.
+    /// Removes all results and documents; also called after a panic, which may have left them half changed.
     pub(super) fn clear(&mut self) {
         self.caches.clear();
         self.documents.clear();

@@ -3,19 +3,20 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// Documents by tenant and id, as elements of a `documents` array; the least recently used are evicted first. No tenant
-/// can read another's document.
+/// The texts of retrieved documents, by tenant and id, as elements of a request's `documents`. The least recently used
+/// are evicted first. No tenant can read another's document.
 #[derive(Debug)]
 pub(super) struct Documents {
     max_bytes: usize,
     bytes: usize,
     held: HashMap<Key, StoredDocument>,
     by_use: BTreeMap<u64, Key>,
-    /// Number of uses so far. Each use has a number, and a document's last one is its key in `by_use`.
+    /// Number of uses of documents so far. Each use gets the next number, and a document's last one is its key in
+    /// `by_use`.
     used: u64,
 }
 
-/// Tenant and id, shared by both maps.
+/// A document's tenant and id, shared by both maps.
 type Key = Arc<(Box<str>, Box<str>)>;
 
 #[derive(Debug)]
@@ -35,7 +36,8 @@ impl Documents {
         }
     }
 
-    /// Stores a document, replacing an earlier one with its id. A document larger than the bound is only removed.
+    /// Stores a document's JSON, replacing an earlier one of the tenant with the same id. If the document is larger
+    /// than the whole store may be, only the earlier one is removed.
     pub(super) fn put(&mut self, tenant: &str, id: &str, element: Arc<str>) {
         let key: Key = Arc::new((tenant.into(), id.into()));
         self.remove(&key);
@@ -56,7 +58,8 @@ impl Documents {
         self.held.insert(key, StoredDocument { element, used });
     }
 
-    /// Returns these documents, and marks them as used; `None` if any was evicted.
+    /// Returns the JSON of all the tenant's documents with these ids, and counts it as a use of each; `None` if any of
+    /// them is not stored.
     pub(super) fn get(&mut self, tenant: &str, ids: &[Box<str>]) -> Option<Vec<Arc<str>>> {
         let mut elements = Vec::with_capacity(ids.len());
         for id in ids {
@@ -84,7 +87,7 @@ impl Documents {
     }
 }
 
-/// Returns the bytes counted for a document, its key and the maps' overhead.
+/// Returns the bytes that a document counts for in the store: its key, its JSON and the maps' overhead.
 fn size(key: &Key, element: &str) -> usize {
     const BESIDE: usize = 200;
     let texts = [key.0.len(), key.1.len(), element.len(), BESIDE];

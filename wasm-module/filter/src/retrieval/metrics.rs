@@ -1,4 +1,4 @@
-//! Counters and histograms of retrieval, defined where it is configured.
+//! Counters and histograms of document retrieval, defined only if retrieval is configured.
 //!
 //! ```text
 //!   searches = hits + misses + sum of failed_<reason>      (a chat that disconnects early counts only on the left)
@@ -8,26 +8,27 @@ use super::reason::Reason;
 use crate::counter::{Counter, record};
 use crate::host::{Host, MetricId};
 
-/// The metrics of one plugin's retrieval.
+/// The metrics of document retrieval in one plugin.
 #[derive(Debug)]
 pub(super) struct Metrics {
     pub(super) searches: Counter,
-    /// Chats whose documents came from the similarity cache.
+    /// Chats whose documents came from the similarity cache (results of similar earlier questions).
     pub(super) hits: Counter,
-    /// Chats whose documents came from the retriever.
+    /// Chats whose documents came from a search of the retriever.
     pub(super) misses: Counter,
-    /// Misses for which the retriever found nothing.
+    /// Chats among `misses` for which the retriever found no documents.
     pub(super) empty: Counter,
     failed: Vec<(Reason, Counter)>,
     pub(super) embeddings: Counter,
     pub(super) opted_out: Counter,
-    /// Results of other workers added to the similarity cache.
+    /// Search results of other workers that were added to the similarity cache.
     pub(super) learnt: Counter,
     pub(super) warm_ups: Counter,
     pub(super) failed_warm_ups: Counter,
-    /// Warm-ups not started because the limit was reached.
+    /// Warm-ups (prefills of the system messages during a search) that were not started because too many were in
+    /// flight.
     pub(super) skipped_warm_ups: Counter,
-    /// Hits that were verified by a search; in `false_hits`, those found wrong.
+    /// Hits of the similarity cache that were verified by a real search. `false_hits` counts those found wrong.
     pub(super) sampled: Counter,
     pub(super) false_hits: Counter,
     lookup_microseconds: Option<MetricId>,
@@ -72,12 +73,12 @@ impl Metrics {
         }
     }
 
-    /// Records the time of a look-up in the cache.
+    /// Records how long a look-up in the similarity cache took.
     pub(super) fn looked_up(&self, host: &impl Host, nanoseconds: u64) {
         record(host, self.lookup_microseconds, nanoseconds / 1_000);
     }
 
-    /// Records the duration of a search, which is the time for which its request was held.
+    /// Records how long a search for documents took, which is the time for which its request was held.
     pub(super) fn held(&self, host: &impl Host, nanoseconds: u64) {
         record(host, self.milliseconds, nanoseconds / 1_000_000);
     }

@@ -19,15 +19,16 @@
 //! | `metrics` | counters |
 //!
 //! **One place.** Documents are written into the message that asks for them, before its text: system prompt, documents,
-//! question. Before the system prompt they would separate it from the prefix that all requests share; after the question no
-//! prefix would include them. A continued chat keeps them there, byte for byte (`keep` in the configuration), and its next
-//! question gets its own. The core does all of that, as with a client's documents.
+//! question. Before the system prompt they would separate it from the prefix that all requests share; after the
+//! question no prefix would include them. A continued chat keeps them there, byte for byte (`keep` in the
+//! configuration), and its next question gets its own. The core does all of that, as with a client's documents.
 //!
-//! **Workers share results.** In Wasm each worker has its own cache, and publishes its retriever's results to the others
-//! (`sharing`). The dynamic module's workers share one cache.
+//! **Workers share results.** In Wasm each worker has its own cache, and publishes its retriever's results to the
+//! others (`sharing`). The dynamic module's workers share one cache.
 //!
-//! **A failure costs documents, not requests**, unless `retrieval.on_failure` is `refuse`. Every call has a time-out, and
-//! every response and every store has a bound. Nothing here logs, counts or reports text of a question or a document.
+//! **A failure costs documents, not requests**, unless `retrieval.on_failure` is `refuse`. Every call has a time-out,
+//! and every response and every store has a bound. Nothing here logs, counts or reports text of a question or a
+//! document.
 
 mod answers;
 mod cache;
@@ -52,13 +53,13 @@ use self::sharing::Sharing;
 use crate::host::Host;
 use crate::shared::Shared;
 
-/// The state of retrieval that the chats of one plugin share.
+/// The state of document retrieval that the chats of one plugin share.
 pub(crate) struct Retrieval {
     config: RetrievalConfig,
     cache: Option<Shared<Cache>>,
-    /// The results of other workers; `None` if sharing is off.
+    /// Access to the search results of other workers; `None` if they are not shared.
     sharing: Option<Sharing>,
-    /// Number of warm-ups in flight.
+    /// Number of warm-ups in flight (prefills of the system messages during a search).
     warming: Arc<AtomicU32>,
     metrics: Metrics,
 }
@@ -84,7 +85,8 @@ impl Retrieval {
         &self.config
     }
 
-    /// Takes a warm-up slot; `None` if all are taken.
+    /// Reserves one of the permitted warm-ups in flight, until the result is dropped. `None` if all are taken, or
+    /// warm-ups are not configured.
     fn slot(&self) -> Option<Slot> {
         let most = self.config.warm_up.as_ref()?.max_in_flight;
         let slot = Slot(Arc::clone(&self.warming));
@@ -93,7 +95,7 @@ impl Retrieval {
     }
 }
 
-/// A warm-up slot, freed on drop: with the response, or with the chat.
+/// A reserved warm-up in flight. Dropping it, with the engine's response or the end of the chat, permits another one.
 struct Slot(Arc<AtomicU32>);
 
 impl Drop for Slot {

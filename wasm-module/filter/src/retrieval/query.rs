@@ -1,4 +1,4 @@
-//! The query of one chat, from its body, a header and the configuration.
+//! The query to the retriever for one chat's question, from the body, a header and the configuration.
 //!
 //! A client may send `retrieval` in the body, in our host's format: `false` for no documents, `true`, which is the
 //! default, or an object with `embedding` (numbers, or base64), `query`, `k`, `filters`, `words`.
@@ -10,25 +10,26 @@ use super::reason::Reason;
 use super::vector;
 use crate::config::RetrievalConfig;
 
-/// The query for one search.
+/// The query to the retriever for the question of one chat.
 #[derive(Debug)]
 pub(super) struct RetrievalQuery {
-    /// The text to search for.
+    /// The text to search for: the client's `query`, or else the last user message.
     pub(super) question: String,
-    /// The vector that the client sent, if any.
+    /// The embedding vector that the client sent; `None` if it sent none.
     pub(super) vector: Option<Vec<f32>>,
-    /// The other fields of the retriever's request.
+    /// The fields of the retriever's request other than the question and its vector.
     pub(super) fields: Map<String, Value>,
-    /// The maximum number of documents in the retriever's response.
+    /// The maximum number of documents that the retriever may return.
     pub(super) limit: usize,
-    /// True if the client sets no options (`query`, `k`, `filters`, `words`), so that the result of a similar question
-    /// may be used.
+    /// True if the client sets no options (`query`, `k`, `filters`, `words`), so that the cached result of a similar
+    /// question may be returned.
     pub(super) is_cacheable: bool,
-    /// The body of a warm-up request, which prefills the chat's first system messages; `None` if it has none.
+    /// The body of a warm-up request, which has the engine prefill the chat's first system messages; `None` if it has
+    /// none.
     pub(super) opening: Option<String>,
 }
 
-/// The client's field `retrieval`.
+/// The contents of the field `retrieval` in a client's request.
 #[derive(Debug, Default)]
 struct Field {
     off: bool,
@@ -39,8 +40,9 @@ struct Field {
 }
 
 impl RetrievalQuery {
-    /// Reads a chat's query. `None` if the client brings documents, wants none, or asks no question. An error if
-    /// `retrieval` or `header` is invalid, or the question too long. `header` is the embedding in the client's header.
+    /// Reads the query for a chat's question. `header` is the embedding vector from the client's header. `None` if the
+    /// chat has documents, wants none, or has no question. Returns an error if the field `retrieval` or `header` is
+    /// invalid, or the question is too long.
     pub(super) fn read(
         config: &RetrievalConfig,
         parsed: &Parsed<'_>,
@@ -93,7 +95,7 @@ impl RetrievalQuery {
         }))
     }
 
-    /// Returns the body of the request to the retriever.
+    /// Returns the JSON body of the request to the retriever, with `vector` as the question's embedding if given.
     pub(super) fn body(&self, vector: Option<&[f32]>) -> Vec<u8> {
         let mut fields = self.fields.clone();
         fields.insert("query".to_owned(), self.question.as_str().into());
@@ -138,7 +140,7 @@ impl Field {
     }
 }
 
-/// Returns the number of values in a JSON value that are neither lists nor objects.
+/// Counts the values in a JSON value that are neither lists nor objects, at any depth.
 fn values(value: &Value) -> usize {
     match value {
         Value::Array(list) => list.iter().map(values).sum(),
@@ -147,10 +149,12 @@ fn values(value: &Value) -> usize {
     }
 }
 
-/// The maximum number of values in a client's `filters`, since a retriever compares each with each passage.
+/// The maximum number of values in a client's `filters` in one request, since a retriever compares each of them with
+/// each passage.
 const MAX_FILTER_VALUES: usize = 256;
 
-/// Returns the body for `POST /v1/prefill`, with the chat's salt; `None` without system messages at the beginning.
+/// Returns the body for the warm-up request `POST /v1/prefill`, with the tenant's cache salt. `None` if the chat has no
+/// system messages at its beginning.
 fn opening(question: &Question<'_>, salt: Option<&str>) -> Option<String> {
     let opening = &question.opening;
     if opening.messages.is_empty() {

@@ -1,34 +1,34 @@
-//! Why a chat got no documents, as one word for headers, counters and logs.
+//! Why no documents were retrieved for a chat, as one word for headers, counters and logs.
 
 use std::fmt;
 
 foreword_ordering::named! {
-    /// The reason why a chat got no documents.
+    /// The reason why no documents were retrieved for a chat.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub(crate) enum Reason {
-        /// The client's field `retrieval`, or its header, cannot be read.
+        /// The field `retrieval` in the client's request, or its header with the embedding vector, is invalid.
         BadRequest = "bad-request",
-        /// The question exceeds the limit for searches.
+        /// The question is longer than the configured `max_question_bytes`.
         LongQuestion = "long-question",
         /// The embedder or the retriever could not be reached.
         Unreachable = "unreachable",
-        /// The response did not arrive in time.
+        /// The response of the embedder or the retriever did not arrive in time.
         Timeout = "timeout",
-        /// The response is an error.
+        /// The embedder or the retriever responded with an error status.
         Status = "status",
-        /// The response exceeds the limit.
+        /// The response of the embedder or the retriever is longer than the configured maximum.
         TooLarge = "too-large",
-        /// The response is not a retriever's or embedder's.
+        /// The response has status 200, but is not what an embedder or a retriever returns.
         BadAnswer = "bad-answer",
-        /// The question's vector is invalid, or does not fit this cache.
+        /// The question's embedding vector is invalid, or the similarity cache refuses it.
         BadEmbedding = "bad-embedding",
-        /// The current thread is already using the cache.
+        /// The similarity cache is locked by an outer callback of the same thread.
         Busy = "busy",
     }
 }
 
 impl Reason {
-    /// Returns the status of an error response to the client.
+    /// Returns the status of the error response to the client, if the request is refused for this reason.
     pub(crate) fn refusal_status(self) -> u16 {
         match self {
             Self::BadRequest | Self::LongQuestion => 400,
@@ -38,7 +38,7 @@ impl Reason {
     }
 }
 
-/// Writes the reason for the client.
+/// Writes the message that a refused client receives.
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

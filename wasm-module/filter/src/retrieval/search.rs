@@ -1,4 +1,4 @@
-//! The search for one chat's documents: the call in flight, and the step after its response.
+//! The search for one chat's documents: which response it awaits, and the next step after it.
 //!
 //! ```text
 //!   begin ─┬─ vector known ────────────────▶ look up ─┬─ hit ──▶ over        (a sampled hit is verified in background)
@@ -18,16 +18,16 @@ use super::{Retrieval, Slot};
 use crate::config::Peer;
 use crate::host::{CallResponse, Host, HostError, LogLevel};
 
-/// The search for one chat's documents.
+/// The search for the documents of one chat's question.
 pub(crate) struct Search {
     tenant: String,
     wanted: RetrievalQuery,
     stage: Stage,
     vector: Option<Vec<f32>>,
-    /// True if the client sent the vector although there is an embedder. It may be another question's, so the result is
-    /// not kept for others.
+    /// True if the client sent the vector although an embedder is configured. The vector may be another question's, so
+    /// the search result is not stored for others.
     is_clients: bool,
-    /// Calls that the chat does not wait for.
+    /// The calls in flight whose responses the chat does not wait for, by number.
     background: Vec<(u64, BackgroundCall)>,
     started_ns: u64,
     ended: Option<SearchReport>,
@@ -44,20 +44,20 @@ enum BackgroundCall {
     Check(Sample),
 }
 
-/// The chat's next step.
+/// What a chat does next in its search for documents.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum SearchStep {
-    /// The chat waits for a response.
+    /// The chat waits for the response to a call of embedder or retriever.
     Wait,
-    /// The search is over: the documents as a JSON array, `None` if none were found, or the reason why the search
-    /// failed.
+    /// The search is over. The value is the documents as a JSON array, `None` if none were found, or the reason why the
+    /// search failed.
     Over(Result<Option<String>, Reason>),
 }
 
-/// The report of a finished search.
+/// The report of a finished search for documents, for header and access log.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SearchReport {
-    /// The result: `hit`, `miss`, `empty` or a reason.
+    /// The result of the search: `hit`, `miss`, `empty`, or the name of a [`Reason`].
     pub(crate) word: &'static str,
     pub(crate) milliseconds: u64,
 }
@@ -72,8 +72,9 @@ impl SearchReport {
 }
 
 impl Search {
-    /// Starts the search for a chat's question; `None` if there is nothing to search for: the chat brings documents,
-    /// wants none, or has no question. `header` is the client's embedding.
+    /// Starts the search for documents for a chat's question. `header` is the embedding vector from the client's
+    /// header. `None` if there is nothing to search for: the chat has documents, wants none, or has no question.
+    /// Returns an error if the client's options or vector are invalid, or the question is too long.
     pub(crate) fn begin(
         host: &impl Host,
         retrieval: &Retrieval,
@@ -111,7 +112,8 @@ impl Search {
         Ok(Some((search, step)))
     }
 
-    /// Handles the response to a call of this chat. Returns the next step; `None` if the chat does not wait for it.
+    /// Handles the response to the call with the number `call` of this chat, and returns the chat's next step. `None`
+    /// if the chat does not wait for that response.
     pub(crate) fn on_answer(
         &mut self,
         host: &impl Host,
@@ -141,12 +143,12 @@ impl Search {
         }
     }
 
-    /// Returns the report, once the search is over.
+    /// Returns the report of the search; `None` until the search is over.
     pub(crate) fn ended(&self) -> Option<SearchReport> {
         self.ended
     }
 
-    /// Returns whether a cached result of another question may be used.
+    /// Returns whether the cached result of a similar question may be used for this chat.
     fn may_hit(&self, retrieval: &Retrieval) -> bool {
         retrieval.cache.is_some() && self.wanted.is_cacheable
     }
@@ -168,7 +170,8 @@ impl Search {
         }
     }
 
-    /// Looks the vector up in the similarity cache; on a miss, or if its result may not be used, calls the retriever.
+    /// Looks the question's vector up in the similarity cache, and returns the chat's next step. On a miss, or if no
+    /// cached result may be used, calls the retriever.
     fn look_up(&mut self, host: &impl Host, retrieval: &Retrieval) -> SearchStep {
         let (Some(vector), true) = (&self.vector, self.may_hit(retrieval)) else {
             return self.retrieve(host, retrieval);
@@ -214,7 +217,8 @@ impl Search {
         }
     }
 
-    /// Asks the engine to prefill the prompt's beginning during the search, if a slot is free.
+    /// Has the engine prefill the chat's first system messages during the search. Does nothing if warm-ups are not
+    /// configured, the chat has no such messages, or too many warm-ups are in flight.
     fn warm_up(&mut self, host: &impl Host, retrieval: &Retrieval) {
         let warm_up = retrieval.config().warm_up.as_ref();
         let (Some(warm_up), Some(opening)) = (warm_up, self.wanted.opening.take()) else {
@@ -263,7 +267,8 @@ impl Search {
         self.over(host, retrieval, word, documents)
     }
 
-    /// Handles the response to a warm-up or to a hit's verification.
+    /// Handles the response to a call that the chat does not wait for: a warm-up, or the search that verifies a sampled
+    /// hit of the similarity cache.
     fn on_beside(
         &mut self,
         host: &impl Host,
@@ -322,7 +327,8 @@ impl Search {
     }
 }
 
-/// Calls `work` with the cache; `None` if there is none, or an outer callback on this thread has locked it.
+/// Calls `work` with the similarity cache locked, and returns its result. `None` if there is no cache, or an outer
+/// callback on this thread has locked it.
 fn with_cache<T>(retrieval: &Retrieval, work: impl FnOnce(&mut Cache) -> T) -> Option<T> {
     let cache = retrieval.cache.as_ref()?;
     let mut cache = cache.lock(Cache::clear)?;

@@ -4,9 +4,9 @@
 //!   worker 1: miss ─▶ retriever ─▶ cache ─ publishes ▶ ring in shared data ◀ read before a look-up ─ cache :worker 2
 //! ```
 //!
-//! A VM shares no memory with the others, so a result is shared with its vector and its documents' texts, which stay in
-//! the proxy's process. A look-up first reads the entries that are new to its worker; without any that takes one call.
-//! In the dynamic module and in the external processor all workers use one cache, so nothing is published.
+//! A Wasm VM shares no memory with the others, so a result is shared with its vector and its documents' texts, which
+//! stay in the proxy's process. A look-up first reads the entries that are new to its worker; without any that takes
+//! one call. In the dynamic module and in the external processor all workers use one cache, so nothing is published.
 //!
 //! A result with a version of the retriever unknown to this worker counts as newer and empties the cache, unless it is
 //! the version that this worker has just replaced. Results that are too long or malformed are skipped.
@@ -30,7 +30,7 @@ pub(super) struct Sharing(Shared<Agreement>);
 #[derive(Serialize, Deserialize)]
 struct Entry {
     tenant: String,
-    /// Little-endian `f32` values in base64.
+    /// The question's embedding vector: little-endian `f32` values in base64.
     vector: String,
     version: String,
     /// The documents, best first: the id of each, and its JSON as an element of a request's `documents`.
@@ -38,7 +38,8 @@ struct Entry {
 }
 
 impl Sharing {
-    /// Joins the ring of workers with the same retrieval configuration; `None` if results are not shared.
+    /// Joins the ring buffer of the workers with the same retrieval configuration, of which `identity` is a hash. It
+    /// holds `entries` results. `None` if results are not shared, or the proxy refuses access to shared data.
     pub(super) fn open(host: &impl Host, identity: u64, entries: u32) -> Option<Self> {
         let is_alone = cfg!(not(any(target_arch = "wasm32", test)));
         if entries == 0 || is_alone {
@@ -49,7 +50,8 @@ impl Sharing {
         Some(Self(Shared::new(agreement)))
     }
 
-    /// Publishes a result to the other workers.
+    /// Publishes a retrieval result and the question's vector to the other workers. A result that is too long is not
+    /// published.
     pub(super) fn publish(
         &self,
         host: &impl Host,
@@ -75,7 +77,8 @@ impl Sharing {
         }
     }
 
-    /// Adds other workers' results to `cache`, and returns their number.
+    /// Adds retrieval results that other workers have published to `cache`, at most [`MOST_AT_ONCE`], and returns how
+    /// many were stored.
     pub(super) fn learn(&self, host: &impl Host, cache: &mut Cache) -> u64 {
         let Some(mut agreement) = self.0.lock(Agreement::forget) else {
             return 0;
@@ -102,9 +105,9 @@ impl Sharing {
     }
 }
 
-/// The maximum length of a result, in bytes: five documents of 12 KB.
+/// The maximum length in bytes of a published retrieval result: five documents of 12 KB. A longer one is not published.
 const MAX_ENTRY_BYTES: usize = 64 << 10;
-/// The maximum number of results read in one look-up.
+/// The maximum number of other workers' results read before one look-up in the similarity cache.
 const MOST_AT_ONCE: u64 = 64;
 
 #[cfg(test)]

@@ -3,11 +3,12 @@
 
 use serde_json::Value;
 
-/// The maximum number of components of a vector. A similarity cache requires its own number.
+/// The maximum number of components of a question's embedding vector. The similarity cache accepts only the configured
+/// number.
 const MAX_DIMENSIONS: usize = 16_384;
 
-/// Reads a vector from a JSON array of numbers or a string in base64. `None` if the value is neither, if the vector is
-/// empty or too long, or if a component is not finite.
+/// Reads an embedding vector from a JSON array of numbers or a string in base64. `None` if the value is neither, if the
+/// vector is empty or too long, or if a component is not finite.
 pub(super) fn from_json(value: &Value) -> Option<Vec<f32>> {
     let vector = match value {
         Value::String(text) => from_base64(text.as_bytes())?,
@@ -22,8 +23,8 @@ pub(super) fn from_json(value: &Value) -> Option<Vec<f32>> {
     checked(vector)
 }
 
-/// Reads a vector in base64, with or without padding. `None` for any other text, if the vector is empty or too long, or
-/// if a component is not finite.
+/// Reads an embedding vector in base64 (little-endian `f32` values), with or without padding. `None` for any other
+/// text, if the vector is empty or too long, or if a component is not finite.
 pub(super) fn from_header(value: &[u8]) -> Option<Vec<f32>> {
     checked(from_base64(value.trim_ascii())?)
 }
@@ -57,7 +58,7 @@ fn from_base64(text: &[u8]) -> Option<Vec<f32>> {
     rest.is_empty().then(|| vector.collect())
 }
 
-/// Returns a vector in base64, without padding.
+/// Encodes an embedding vector in base64 (little-endian `f32` values), without padding.
 pub(super) fn to_base64(vector: &[f32]) -> String {
     let bytes: Vec<u8> = vector
         .iter()

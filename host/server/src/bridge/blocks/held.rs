@@ -1,4 +1,5 @@
-//! The blocks in an engine's cache: their tiers, the blocks before them, and the documents that end in them.
+//! The blocks in an engine's cache: the tiers that hold them, the blocks before them, and the documents that end in
+//! them.
 
 use crate::kv::vllm::read::{BlockHash, Key};
 use foreword_engine::TokenId;
@@ -6,14 +7,14 @@ use foreword_engine::cache::{Document, Tier};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// The blocks in an engine's cache.
+/// The blocks that are in an engine's cache, as its events report.
 #[derive(Debug, Default)]
 pub(super) struct HeldBlocks {
     blocks: HashMap<BlockHash, Block>,
-    /// The known blocks that directly follow each block, which need not be held itself; under `None`, the blocks that
-    /// begin a sequence.
+    /// For each block (even one that is not cached), the cached blocks that directly follow it in a sequence; under
+    /// `None`, the blocks that begin a sequence.
     children: HashMap<Option<BlockHash>, HashSet<BlockHash>>,
-    /// Number of blocks compared with a prompt or visited for a removal.
+    /// Number of blocks compared with a prompt or visited for a removal, for tests.
     #[cfg(test)]
     pub(super) visits: std::cell::Cell<usize>,
 }
@@ -22,17 +23,18 @@ pub(super) struct HeldBlocks {
 struct Block {
     parent: Option<BlockHash>,
     tokens: Arc<[TokenId]>,
-    /// For a block that begins a sequence, what its hash covers besides tokens, such as a salt; `None` if not reported.
+    /// For a block that begins a sequence, what its hash covers besides tokens, such as a salt; `None` if the engine
+    /// did not report it.
     keys: Option<Vec<Key>>,
-    /// True for each tier that holds the block: the device, host memory, and all others, in this order.
+    /// For the device, host memory, and all other tiers, in this order, whether the tier holds the block.
     places: [bool; 3],
-    /// True if a prompt matched the block. All blocks before a matched one are matched too, and only matched blocks
-    /// have marks, or prompts that wait behind them.
+    /// True if a prompt's tokens matched the block. All blocks before a matched one are matched too, and only matched
+    /// blocks have `marks`, or prompts that wait for blocks behind them.
     is_matched: bool,
     marks: Vec<DocumentEnd>,
 }
 
-/// A mark: a document ends in the block, at the end of this path.
+/// Records that a document of a prompt ends in a block: the document at the end of `path`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DocumentEnd {
     pub(super) salt: Arc<str>,
@@ -45,19 +47,20 @@ impl HeldBlocks {
         self.blocks.len()
     }
 
-    /// Returns whether any tier holds the block.
+    /// Returns whether any tier of the engine's cache holds the block.
     pub(super) fn contains(&self, hash: BlockHash) -> bool {
         let block = self.blocks.get(&hash);
         block.is_some_and(|block| block.places.contains(&true))
     }
 
-    /// Returns whether a block that begins a sequence was reported without keys.
+    /// Returns whether any cached block that begins a sequence was reported without the inputs of its hash other than
+    /// tokens.
     pub(super) fn has_first_without_keys(&self) -> bool {
         let mut blocks = self.blocks.values();
         blocks.any(|block| block.parent.is_none() && block.keys.is_none())
     }
 
-    /// Records that `tier` holds a block. Returns the block's tokens; `None` if the tier held it already.
+    /// Records that `tier` holds a block. Returns the block's tokens; `None` if the tier already held it.
     pub(super) fn put(
         &mut self,
         hash: BlockHash,
@@ -83,15 +86,15 @@ impl HeldBlocks {
         Some(block.tokens.clone())
     }
 
-    /// Records that `tier` dropped a block; returns whether it held it. If no tier [holds](Self::contains) the block
-    /// now, the caller must [`unmatch`](Self::unmatch) it, take the marks of the blocks returned, and then
+    /// Records that `tier` dropped a block. Returns whether the tier held it. If no tier [holds](Self::contains) the
+    /// block now, the caller must [`unmatch`](Self::unmatch) it, [`unmark`](Self::unmark) the blocks returned, and then
     /// [`forget`](Self::forget) it.
     pub(super) fn take(&mut self, hash: BlockHash, tier: Tier) -> bool {
         let block = self.blocks.get_mut(&hash);
         block.is_some_and(|block| std::mem::replace(&mut block.places[tier as usize], false))
     }
 
-    /// Removes a block, but not those behind it.
+    /// Removes a block that no tier holds, but not the blocks that follow it.
     pub(super) fn forget(&mut self, hash: BlockHash) {
         if let Some(block) = self.blocks.remove(&hash)
             && let Some(siblings) = self.children.get_mut(&block.parent)
@@ -103,16 +106,16 @@ impl HeldBlocks {
         }
     }
 
-    /// Records that a prompt matched a block.
+    /// Records that a prompt's tokens matched a block.
     pub(super) fn match_block(&mut self, hash: BlockHash) {
         if let Some(block) = self.blocks.get_mut(&hash) {
             block.is_matched = true;
         }
     }
 
-    /// Records that a block and those behind it are no longer matched. Returns the blocks that were matched, each after
-    /// its parent. Visits no block behind one that was not matched, so removing a chain from its root costs `O(blocks)`
-    /// in all.
+    /// Records that a block and those that follow it are no longer matched by a prompt. Returns the blocks that were
+    /// matched, each after its parent. Visits no block behind one that was not matched, so removing a sequence of
+    /// blocks from its first one costs `O(blocks)` in all.
     pub(super) fn unmatch(&mut self, top: BlockHash) -> Vec<BlockHash> {
         let mut was_matched = |hash: &BlockHash| {
             #[cfg(test)]
@@ -130,8 +133,9 @@ impl HeldBlocks {
         found
     }
 
-    /// Returns the held block that follows `at` (with `None`, begins a sequence) and with whose tokens `tokens` begin,
-    /// and its number of tokens. `is_whose` must be true for the keys of a block that begins a sequence.
+    /// Returns the block that follows `at` (if `None`: that begins a sequence) and with whose tokens `tokens` begin,
+    /// and its number of tokens. `None` if there is none. For a block that begins a sequence, `is_whose` must return
+    /// true for the inputs of its hash other than tokens.
     pub(super) fn behind(
         &self,
         at: Option<BlockHash>,
@@ -145,7 +149,7 @@ impl HeldBlocks {
             .min()
     }
 
-    /// Returns the block's number of tokens if [`Self::behind`] may choose it.
+    /// Returns the block's number of tokens if [`Self::behind`] may return the block, else `None`.
     pub(super) fn size_if_behind(
         &self,
         hash: BlockHash,
@@ -162,7 +166,8 @@ impl HeldBlocks {
         fits.then_some(block.tokens.len())
     }
 
-    /// Adds a mark to a block; returns false if the mark was there or the block is full or unknown.
+    /// Records in a block that a document ends there. Returns false if that is already recorded, or the block has
+    /// [`MAX_MARKS`] such records or is unknown.
     pub(super) fn mark(&mut self, hash: BlockHash, mark: DocumentEnd) -> bool {
         let Some(block) = self.blocks.get_mut(&hash) else {
             return false;
@@ -174,14 +179,14 @@ impl HeldBlocks {
         is_kept
     }
 
-    /// Takes a block's marks, oldest first.
+    /// Removes and returns the ends of documents recorded in a block, oldest first.
     pub(super) fn unmark(&mut self, hash: BlockHash) -> Vec<DocumentEnd> {
         let block = self.blocks.get_mut(&hash);
         block.map_or_else(Vec::new, |block| std::mem::take(&mut block.marks))
     }
 }
 
-/// Maximum number of marks of a block; further ones are ignored.
+/// Maximum number of ends of documents recorded in one block; further ones are ignored.
 const MAX_MARKS: usize = 8;
 
 #[cfg(test)]

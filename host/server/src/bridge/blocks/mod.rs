@@ -31,42 +31,44 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use waiting::{Prompt, WaitingPrompts};
 
-/// Matches an engine's blocks with prompts, and determines which documents the engine holds.
+/// Matches the blocks in an engine's cache with prompts, and so determines which documents are cached.
 #[derive(Debug)]
 pub struct Blocks {
     limits: Limits,
     held: HeldBlocks,
     waiting: WaitingPrompts,
-    /// Id that the next prompt will get.
+    /// Id that the next recorded prompt will get.
     next: u64,
-    /// Groups of layers whose blocks are skipped, since they hold only a part of the sequence.
+    /// Numbers of groups of layers whose blocks are ignored, since they hold only a part of the sequence.
     partial: HashSet<i64>,
-    /// True if any request so far had a salt.
+    /// True if any request so far had a cache salt.
     salted: bool,
-    /// True if the engine reports salts with the first block of each sequence; `None` if no such block has arrived yet.
+    /// True if the engine reports salts with the first block of each sequence, false if it does not; `None` if no such
+    /// block has arrived yet.
     reports_keys: Option<bool>,
-    /// True once the warning was logged that no documents are reported.
+    /// True once a warning was logged that no documents are reported because of a salt.
     has_warned: bool,
     log: Vec<CacheEvent>,
 }
 
-/// Limits on the size of a [`Blocks`].
+/// Limits on the memory of a [`Blocks`].
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Maximum number of blocks. If an engine reports more, its reports are not credible and the state is discarded.
+    /// Maximum number of cached blocks recorded. If an engine reports more, its reports are not credible and the state
+    /// is discarded.
     pub blocks: usize,
-    /// Maximum number of waiting prompts; beyond it the oldest are dropped.
+    /// Maximum number of prompts that wait for blocks; beyond it the oldest are dropped.
     pub prompts: usize,
-    /// Maximum number of tokens of the waiting prompts; beyond it the oldest are dropped.
+    /// Maximum number of tokens of all prompts that wait for blocks; beyond it the oldest prompts are dropped.
     pub prompt_tokens: usize,
 }
 
-/// The size of a [`Blocks`].
+/// The numbers of blocks and prompts in a [`Blocks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
-    /// Number of blocks that the engine holds.
+    /// Number of blocks that the engine has cached.
     pub blocks: usize,
-    /// Number of prompts that wait for blocks.
+    /// Number of prompts that wait for blocks which the engine has not reported yet.
     pub prompts: usize,
     /// True if no documents are reported, because a request had a salt and the engine does not report salts.
     pub is_silent: bool,
@@ -89,7 +91,7 @@ impl Blocks {
         }
     }
 
-    /// Returns the size of the state.
+    /// Returns the numbers of blocks and prompts in the state.
     pub fn counts(&self) -> Counts {
         Counts {
             blocks: self.held.len(),
@@ -98,12 +100,13 @@ impl Blocks {
         }
     }
 
-    /// Returns the changes since the last call, as events of our own engine's cache.
+    /// Returns the changes of what is cached since the last call, as events of our own engine's cache.
     pub fn take_events(&mut self) -> Vec<CacheEvent> {
         std::mem::take(&mut self.log)
     }
 
-    /// Records a prompt that was or will be sent to the engine.
+    /// Records a prompt that was or will be sent to the engine, its salt, and where its documents end. Matches it with
+    /// cached blocks.
     pub fn prompt(&mut self, tokens: Vec<TokenId>, salt: Arc<str>, documents: DocumentPath) {
         if !salt.is_empty() {
             self.record_salt();
@@ -148,7 +151,7 @@ impl Blocks {
         }
     }
 
-    /// Applies one of the engine's events.
+    /// Applies one of the engine's events on blocks.
     pub fn event(&mut self, event: BlockEvent) {
         match event {
             BlockEvent::Stored(stored) => {
@@ -189,7 +192,7 @@ impl Blocks {
         }
     }
 
-    /// Discards the state, because events were lost or the engine restarted.
+    /// Discards the state, because events were lost or the engine restarted; readers are told that events are missing.
     pub fn forget(&mut self) {
         self.begin_anew(vec![CacheEvent::Gap { events: 0 }]);
     }
@@ -200,7 +203,7 @@ impl Blocks {
         self.begin_anew(log);
     }
 
-    /// Discards the state; `log` are the events to report first.
+    /// Discards the state, except whether a salt was seen. `log` are the events to report first.
     fn begin_anew(&mut self, log: Vec<CacheEvent>) {
         *self = Self {
             next: self.next,
@@ -279,14 +282,14 @@ impl Blocks {
         }
     }
 
-    /// Matches a prompt with blocks as far as possible, marks the ends of its documents, and keeps it waiting if blocks
-    /// are missing.
+    /// Matches a prompt with cached blocks as far as possible and records the ends of its documents in them. If blocks
+    /// are missing, the prompt waits for them.
     fn walk(&mut self, prompt: Prompt) {
         let next = self.behind(&prompt);
         self.walk_from(prompt, next);
     }
 
-    /// Matches as [`Self::walk`] does, beginning with the block `next`, given with its number of tokens.
+    /// Matches a prompt as [`Self::walk`] does, beginning with the block `next`, given with its number of tokens.
     fn walk_from(&mut self, mut prompt: Prompt, mut next: Option<(BlockHash, usize)>) {
         let documents = &prompt.documents.documents;
         let ends = documents.iter().map(|document| document.end as usize);
@@ -324,7 +327,8 @@ impl Blocks {
         }
     }
 
-    /// Returns the held block that continues the prompt's match, and its number of tokens; `None` if there is none.
+    /// Returns the cached block that continues a prompt after the blocks already matched, and its number of tokens;
+    /// `None` if there is none.
     fn behind(&self, prompt: &Prompt) -> Option<(BlockHash, usize)> {
         let rest = prompt.tokens.get(prompt.matched..)?;
         let is_whose = |keys: Option<&[Key]>| is_whose(keys, prompt, self.salted);
@@ -332,7 +336,7 @@ impl Blocks {
     }
 }
 
-/// Returns whether block `hash` continues the prompt's match.
+/// Returns whether the block `hash` continues a prompt after the blocks already matched.
 fn is_next(held: &HeldBlocks, hash: BlockHash, prompt: &Prompt, salted: bool) -> bool {
     let rest = prompt.tokens.get(prompt.matched..).unwrap_or_default();
     let is_whose = |keys: Option<&[Key]>| is_whose(keys, prompt, salted);
@@ -340,9 +344,9 @@ fn is_next(held: &HeldBlocks, hash: BlockHash, prompt: &Prompt, salted: bool) ->
         .is_some()
 }
 
-/// Returns whether a first block with these keys can belong to this prompt's request, which has no key except its salt
-/// (no LoRA, no image). vLLM reports the salt, our own engine the tenant key. `salted` is true if any request had a
-/// salt.
+/// Returns whether a block that begins a sequence can belong to this prompt's request, which has no input of the hash
+/// besides tokens except its salt (no LoRA, no image). `keys` are the block's such inputs: vLLM reports the salt, our
+/// own engine the tenant key. `salted` is true if any request had a salt.
 fn is_whose(keys: Option<&[Key]>, prompt: &Prompt, salted: bool) -> bool {
     match keys {
         None => prompt.salt.is_empty() && !salted,
@@ -354,7 +358,7 @@ fn is_whose(keys: Option<&[Key]>, prompt: &Prompt, salted: bool) -> bool {
     }
 }
 
-/// Maximum number of groups of layers to skip; models have few.
+/// Maximum number of groups of layers whose blocks are ignored; models have few.
 const MAX_GROUPS: usize = 64;
 
 fn tier(medium: Option<&str>) -> Tier {

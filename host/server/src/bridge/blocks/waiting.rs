@@ -1,4 +1,5 @@
-//! The prompts that wait for blocks, each behind the last block that matched. Their number and tokens are limited.
+//! The prompts that wait for the engine to report that it caches more of their blocks, each behind the last block that
+//! matched. Their number and tokens are limited.
 
 use super::Limits;
 use crate::kv::vllm::read::BlockHash;
@@ -7,37 +8,38 @@ use foreword_engine::cache::DocumentPath;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
-/// Prompts some of whose blocks the engine's events have not reported yet.
+/// Prompts that wait because the engine's events have not reported some of their blocks yet.
 #[derive(Debug)]
 pub(super) struct WaitingPrompts {
     limits: Limits,
     prompts: HashMap<u64, Prompt>,
-    /// Ids of prompts by the block behind which they wait; `None` if no block matched.
+    /// Ids of the prompts that wait for a block behind the given one, their last matched block; `None` if none of their
+    /// blocks matched.
     behind: HashMap<Option<BlockHash>, HashSet<u64>>,
-    /// Ids, oldest first; may include prompts that no longer wait.
+    /// Ids of prompts, oldest first. May include prompts that no longer wait.
     ages: VecDeque<u64>,
     /// Sum of the numbers of tokens of all waiting prompts.
     tokens: usize,
 }
 
-/// A prompt that waits for blocks.
+/// A prompt with documents, and how far its tokens match cached blocks.
 #[derive(Debug)]
 pub(super) struct Prompt {
-    /// Unique id of the prompt.
+    /// Unique id of the prompt, by which it is found again.
     pub(super) id: u64,
     pub(super) tokens: Vec<TokenId>,
     pub(super) salt: Arc<str>,
-    /// The tenant key of the salt, in the form in which our own engine reports it.
+    /// The tenant key derived from the salt, in the form in which our own engine reports it.
     pub(super) tenant: String,
     pub(super) documents: DocumentPath,
-    /// Number of tokens at the prompt's start that matched blocks cover.
+    /// Number of tokens at the prompt's start that are covered by matched blocks.
     pub(super) matched: usize,
-    /// The last matched block; `None` if none matched.
+    /// The last block that matched the prompt; `None` if none did.
     pub(super) at: Option<BlockHash>,
 }
 
 impl WaitingPrompts {
-    /// Returns an empty collection with these limits.
+    /// Returns a collection with no waiting prompts. If the limits are exceeded later, the oldest prompts are dropped.
     pub(super) fn new(limits: Limits) -> Self {
         Self {
             limits,
@@ -52,7 +54,7 @@ impl WaitingPrompts {
         self.prompts.len()
     }
 
-    /// Adds a prompt; beyond the limits, drops the oldest ones.
+    /// Adds a prompt, and drops the oldest ones beyond the limits.
     pub(super) fn push(&mut self, prompt: Prompt) {
         self.behind.entry(prompt.at).or_default().insert(prompt.id);
         self.tokens += prompt.tokens.len();
@@ -61,12 +63,13 @@ impl WaitingPrompts {
         self.evict_excess();
     }
 
-    /// Removes and returns the prompts that wait behind `at`.
+    /// Removes and returns the prompts whose last matched block is `at`; if `None`, those of which none matched.
     pub(super) fn take_behind(&mut self, at: Option<BlockHash>) -> Vec<Prompt> {
         self.take_behind_if(at, |_| true)
     }
 
-    /// Removes and returns those prompts that wait behind `at` for which `is_taken` is true.
+    /// Removes and returns those prompts whose last matched block is `at` (`None`: no block matched) and for which
+    /// `is_taken` returns true.
     pub(super) fn take_behind_if(
         &mut self,
         at: Option<BlockHash>,

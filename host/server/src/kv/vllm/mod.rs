@@ -12,7 +12,7 @@
 pub mod read;
 pub mod write;
 
-/// The encoding of an event.
+/// The encoding of one of vLLM's KV events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Encoding {
     /// Fields by name, in a map.

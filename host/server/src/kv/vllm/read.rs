@@ -5,52 +5,53 @@ use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visito
 use serde::{Deserialize, Deserializer};
 use std::fmt;
 
-/// A batch of events.
+/// A batch of events of an engine's cache.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Batch {
-    /// Time of the batch, in seconds since 1970.
+    /// Time of the batch of cache events, in seconds since 1970.
     pub seconds: f64,
     /// The events, in order.
     pub events: Vec<BlockEvent>,
 }
 
-/// An event of an engine's cache. A block holds the KV state of a fixed number of tokens.
+/// An event of an engine's cache, on blocks. A block holds the KV state of a fixed number of tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BlockEvent {
-    /// Consecutive blocks were computed.
+    /// Consecutive blocks were computed and stored in a tier of the cache (GPU or host memory).
     Stored(Stored),
-    /// Blocks were evicted.
+    /// Blocks were evicted from a tier of the cache (GPU or host memory).
     Removed {
         /// Hashes of the blocks, in no particular order.
         blocks: Vec<BlockHash>,
-        /// The engine's name for the tier that dropped the blocks; `None` for the GPU.
+        /// The engine's name for the tier of the cache that dropped the blocks, such as `GPU` or `CPU`; `None` for the
+        /// GPU.
         medium: Option<String>,
         /// Number of the blocks' group of layers; 0 if there is one group.
         group: i64,
     },
-    /// All blocks were evicted.
+    /// All blocks were evicted from all tiers of the cache.
     Cleared,
-    /// An event of a type that this version does not know.
+    /// An event of a type that this program does not know.
     Unknown,
 }
 
-/// Blocks that were computed.
+/// Consecutive blocks of one sequence that were computed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stored {
     /// Hashes of the blocks, in order.
     pub blocks: Vec<BlockHash>,
     /// The block before the first one; `None` if the first one begins a sequence.
     pub parent: Option<BlockHash>,
-    /// Tokens of all blocks.
+    /// Tokens of all blocks, in order.
     pub tokens: Vec<u32>,
-    /// Tokens in a block.
+    /// Number of tokens in a block.
     pub block_tokens: u32,
-    /// The engine's name for the tier, such as `GPU` or `CPU`; `None` for the GPU.
+    /// The engine's name for the tier of the cache that holds the blocks, such as `GPU` or `CPU`; `None` for the GPU.
     pub medium: Option<String>,
     /// The inputs of the first block's hash besides its tokens, such as a LoRA's name, images or the salt. `None` if
     /// the engine does not report them, although there may be some.
     pub keys: Option<Vec<Key>>,
-    /// The blocks' group of layers.
+    /// The group of layers that the blocks belong to.
     pub group: Group,
 }
 
@@ -73,12 +74,12 @@ pub enum Key {
     Other,
 }
 
-/// A group of layers that share blocks: all layers of a model, unless some have a sliding window or a state.
+/// A group of layers that share blocks: all layers of a model, unless some have a sliding window or a recurrent state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Group {
     /// Number of the group.
     pub number: i64,
-    /// True if the group's blocks hold less than the whole sequence: the last tokens, or a state.
+    /// True if the group's blocks hold less than the whole sequence: its last tokens, or a recurrent state.
     pub is_partial: bool,
 }
 
@@ -88,16 +89,16 @@ pub struct BlockHash(pub u128);
 
 /// Reads a batch of events, the last frame of a message.
 ///
-/// # Errors
-/// Returns an error if `bytes` are not msgpack, or not a batch.
+/// # Errors Returns an error if `bytes` are not msgpack, or not a batch of events.
 pub fn batch(bytes: &[u8]) -> Result<Batch, rmp_serde::decode::Error> {
     rmp_serde::from_slice(bytes)
 }
 
-/// Maximum number of events in a batch. An engine that evicts the blocks of a million tokens reports 65,536.
+/// Maximum number of cache events in a batch. An engine that evicts the blocks of a million tokens reports 65,536.
 const MAX_EVENTS: usize = 1 << 18;
 
-/// The fields of events in the order of vLLM's arrays; those that are not used hold a place.
+/// The names of the fields of `BlockStored` (and, in `REMOVED`, of `BlockRemoved`) in the order of vLLM's arrays,
+/// including those that are not used.
 const STORED: [&str; 10] = [
     "block_hashes",
     "parent_block_hash",
@@ -112,7 +113,7 @@ const STORED: [&str; 10] = [
 ];
 const REMOVED: [&str; 3] = ["block_hashes", "medium", "group_idx"];
 
-/// vLLM's names of layer kinds whose blocks hold the whole sequence.
+/// vLLM's names of kinds of layers whose blocks hold the whole sequence.
 const WHOLE: [&str; 4] = [
     "full_attention",
     "mla_attention",
@@ -120,12 +121,12 @@ const WHOLE: [&str; 4] = [
     "unknown",
 ];
 
-/// Returns whether the fields of events of this type are known.
+/// Returns whether events of the type `name` have fields that are read.
 fn is_known(name: &str) -> bool {
     matches!(name, "BlockStored" | "BlockRemoved" | "AllBlocksCleared")
 }
 
-/// Returns the event of type `name` with the fields that it uses.
+/// Returns the event of the type `name`, with those of `fields` that it has.
 fn event_of(name: &str, fields: Stored) -> BlockEvent {
     match name {
         "BlockStored" => BlockEvent::Stored(fields),
@@ -139,7 +140,7 @@ fn event_of(name: &str, fields: Stored) -> BlockEvent {
     }
 }
 
-/// Reads the value of the field with this name into `Stored`.
+/// Deserializes the value of the field with this name into the [`Stored`].
 struct Field<'f>(&'f mut Stored, &'f str);
 
 impl<'de> DeserializeSeed<'de> for Field<'_> {
@@ -223,7 +224,8 @@ impl<'de> Deserialize<'de> for Batch {
     }
 }
 
-/// The events of a batch. Their number is bounded, since a parsed event takes a hundred times its shortest encoding.
+/// The cache events of a batch. Their number is bounded, since a parsed event takes a hundred times its shortest
+/// encoding.
 struct Events(Vec<BlockEvent>);
 
 impl<'de> Deserialize<'de> for Events {

@@ -9,7 +9,8 @@ use foreword_ordering::feed::TenantKey;
 use serde::Serialize;
 use std::sync::Arc;
 
-/// Encodes the page events as a batch in msgpack; `None` if there are none. `seconds` is the time since 1970.
+/// Encodes the events on pages as a batch in msgpack; `None` if there are none. `seconds` is the time of the batch
+/// since 1970.
 ///
 /// # Errors
 /// Never fails in practice, since writing to memory does not fail.
@@ -57,7 +58,8 @@ enum Block {
     AllBlocksCleared {},
 }
 
-/// Converts page events; consecutive pages of one tier become blocks of one event.
+/// Converts events on pages to vLLM's events on blocks. Consecutive pages of one sequence and tier become blocks of one
+/// event.
 fn blocks(events: &[CacheEvent]) -> Vec<Block> {
     let mut blocks: Vec<Block> = Vec::new();
     // The tenant of the last block stored.
@@ -124,7 +126,7 @@ fn blocks(events: &[CacheEvent]) -> Vec<Block> {
     blocks
 }
 
-/// Shortens a hash to vLLM's 64 bits.
+/// Shortens the hash of a page to vLLM's 64 bits.
 fn short(hash: PageHash) -> u64 {
     hash.0 as u64
 }
