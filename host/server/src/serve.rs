@@ -88,10 +88,8 @@ pub struct KvEvents {
 }
 
 impl Server {
-    /// Listens on all addresses and serves; until [`Server::open`], requests that need the model get 503.
-    ///
-    /// # Errors
-    /// Returns an error if it cannot listen or open the batches' folder, or the OTLP endpoint is no `http://` URL.
+    /// Listens on all configured addresses (for clients, internal, for KV events) and serves them in the background.
+    /// Requests that need the model get 503 until [`Server::open`] is called.
     pub async fn bind(config: Config) -> anyhow::Result<Self> {
         let listeners = Listeners::bind(config.listen, "clients", config.internal).await?;
         let internal = listeners.internal_address();

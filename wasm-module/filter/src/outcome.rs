@@ -193,8 +193,8 @@ pub(crate) mod reason {
     pub(crate) const BUSY: &str = "busy";
     /// The request has the header by which a client opts out of processing.
     pub(crate) const BYPASS: &str = "bypass";
-    /// With cache salts on: the body has a field with which a client could name KV-cache state, perhaps another
-    /// tenant's.
+    /// A refused request: cache salts are on, and the body has a field with which the client could name KV-cache state,
+    /// perhaps another tenant's.
     pub(crate) const CACHE_FIELD: &str = "cache-field";
     /// The request has no body.
     pub(crate) const EMPTY_BODY: &str = "empty-body";

@@ -132,8 +132,8 @@ fn in_the_callers_list(order: &Order, ranks: &[u16]) -> Vec<u16> {
     ranks.copied().collect()
 }
 
-/// Returns the order hint as plain text; `None` if hints are off or the names do not allow one. Templates are escaped
-/// for JSON, so the result is unescaped.
+/// Returns the order hint as plain text, without the JSON escapes of the templates. `None` if hints are off, or if the
+/// documents' names do not allow a hint that names each of them (one is empty, say, or two are equal).
 fn hint(config: &Config, candidates: &[Candidate<'_>], order: &Order) -> Option<OrderHint> {
     let quoted = |label: &str| serde_json::to_string(label).unwrap_or_default();
     let labels: Vec<String> = candidates.iter().map(|found| quoted(found.label)).collect();

@@ -22,8 +22,9 @@ pub(crate) struct Bounds {
 /// Reads the JSON body of a request that arrived at `arrival`.
 ///
 /// # Errors
-/// Returns an error if the content type is not JSON, or the body is too large, late, or slower than its connection
-/// allows. Discards the rest of a body that is refused for its type or size.
+/// Returns an error if the content type is not JSON, or if the body cannot be read, is too large (alone, or with all
+/// others that are arriving), is not complete within `bounds.time` of `arrival`, or arrives more slowly than the
+/// connection's minimum rate. Discards the rest of a body that is refused for its type or size.
 pub(crate) async fn read(
     request: Request,
     bounds: Bounds,

@@ -51,7 +51,8 @@ pub(super) fn bars(figures: &Figures, width: Width) -> Result<String> {
     })
 }
 
-/// Plots the share reused so far over the requests, in percent, for every policy.
+/// Plots for every policy, over the number of requests, the percentage of document tokens so far that were reused.
+/// Returns the SVG text.
 pub(super) fn reuse(figures: &Figures, width: Width) -> Result<String> {
     let line = |outcome: &PolicyOutcome| -> Points {
         let points = outcome.curve.iter();

@@ -227,11 +227,8 @@ impl Ordered {
         self.raw(&json!({"head": {"mode": "off"}, "conversation": {"pin": false}}))
     }
 
-    /// Returns the configuration, with `apply` as the head's mode unless that is `off`. Without a file, it has the
-    /// default parts, and pins documents to the turn in which they were sent.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Ordered::raw`].
+    /// Returns the configuration with the head's mode (`head.mode`) set to `apply`; a mode of `off` in the file stays.
+    /// If no file was given, the configuration also pins documents to the turn in which they were sent.
     pub(crate) fn stabilised(&self) -> Result<RawConfig> {
         let is_off = self.value["head"]["mode"] == "off";
         self.raw(&match (self.is_given, is_off) {

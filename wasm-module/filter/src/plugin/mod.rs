@@ -193,7 +193,8 @@ impl Plugin {
         (self.answers.as_ref()).filter(|_| self.config.mode == Mode::Order)
     }
 
-    /// Counts the messages of a request in which the model's answers were restored.
+    /// Adds to the metric of restored messages: those in which a client had changed the model's answer, and the filter
+    /// put the stored original back. `messages` is the number in one request.
     pub(crate) fn restored(&self, host: &impl Host, messages: u64) {
         if messages > 0 {
             self.metrics.restored(host, messages);

@@ -95,7 +95,8 @@ impl Retrieval {
     }
 }
 
-/// A reserved warm-up in flight. Dropping it, with the engine's response or the end of the chat, permits another one.
+/// A permit for one warm-up (prefill of the system messages during a search). It is dropped with the engine's response
+/// or at the end of the chat, which permits another one.
 struct Slot(Arc<AtomicU32>);
 
 impl Drop for Slot {

@@ -143,7 +143,8 @@ pub(super) enum Holds {
 }
 
 impl<'a> Interpreted<'a> {
-    /// Returns a message whose role decides where its content may have documents; content `None` counts as empty.
+    /// Returns a message that may have documents where its role allows it (an assistant's message has none). A content
+    /// of `None` counts as empty.
     pub(super) fn message(role_name: Cow<'a, str>, content: Option<&'a str>) -> Self {
         let role = Role::of(&role_name);
         Self {

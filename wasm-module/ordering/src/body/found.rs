@@ -85,7 +85,8 @@ pub(crate) struct Group<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// Iterates over the groups of documents in this message that are ordered: all except a tool's whole result.
+    /// Iterates over the groups whose documents the gateway may reorder: all groups of the message except those that
+    /// are a tool's whole result.
     pub(crate) fn ordered(&self) -> impl Iterator<Item = &Group<'a>> {
         self.groups.iter().filter(|group| !group.is_output())
     }

@@ -43,8 +43,9 @@ struct Run {
     hint: String,
 }
 
-/// The minimum length in bytes of a tool's result that is compared with earlier ones, and of adjacent repeated lines
-/// that a location hint replaces. A hint has about 150 bytes.
+/// The minimum length in bytes of a tool's result that is compared with earlier results, and, taken together, of
+/// consecutive lines that a location hint (a reference to an earlier copy of them) replaces. A hint has about 150
+/// bytes.
 pub(crate) const MIN_OUTPUT_BYTES: usize = 480;
 
 /// The maximum number of location hints written into one tool's result; later repeated lines stay.
@@ -238,8 +239,8 @@ fn replaced(all: &[&str], runs: &[Run]) -> String {
 const WORDS: std::ops::RangeInclusive<usize> = 10..=56;
 
 /// Returns the words of a line that a location hint may quote: its longest sequence of letters, digits, spaces and
-/// harmless punctuation, shortened to the first words; `None` if that is shorter than [`WORDS`] allows. The line is
-/// escaped as in JSON; the words have no escape.
+/// harmless punctuation, cut after a whole word if it is too long for [`WORDS`]; `None` if it is too short. The line
+/// may have JSON escapes; the words have none.
 fn words(line: &str) -> Option<&str> {
     looked(line.len());
     let mut longest = "";

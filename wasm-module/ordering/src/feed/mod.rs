@@ -207,7 +207,7 @@ impl Follower {
 }
 
 impl Event {
-    /// Returns the change that a reader of the feed of cache events must make for this event.
+    /// Returns the change that a reader of the feed must make to its record of the engine's cache for this event.
     #[must_use]
     pub fn change(&self) -> Change<'_> {
         match self {

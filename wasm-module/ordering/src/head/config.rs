@@ -23,7 +23,8 @@ object! {
         /// The maximum number of bytes that are moved out of the system text of one request, as written in its body;
         /// further volatile spans (texts that change between requests) stay in place.
         pub max_moved_bytes: u32 = 2_048; 0..=65_536,
-        /// The options for contexts (retrieved documents) that a client writes into the newest request only.
+        /// The options for contexts (retrieved documents) that a client puts only into the request for which they were
+        /// retrieved, and leaves out of the history in later requests.
         pub contexts: RawContexts = RawContexts::default(),
         /// The options for moving documents' numbers and scores out of their blocks (documents with their tags).
         pub documents: RawHeadDocuments = RawHeadDocuments::default(),

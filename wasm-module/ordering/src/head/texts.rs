@@ -34,7 +34,7 @@ pub(super) struct SystemText<'a> {
 pub(super) struct Unit {
     /// Range of the line or sentence in the unescaped text, without surrounding spaces.
     pub(super) range: Range<usize>,
-    /// Range, in the unescaped text, of the line that has the unit, line break included.
+    /// Range, in the unescaped text, of the line to which this line or sentence belongs, line break included.
     pub(super) line: Range<usize>,
     /// Hash of the line's or sentence's text; 0 if it holds documents.
     pub(super) hash: u64,
@@ -42,7 +42,8 @@ pub(super) struct Unit {
     pub(super) is_barrier: bool,
 }
 
-/// The texts of the system messages at a prompt's beginning, as far as they are read.
+/// The texts of the system messages at a prompt's beginning. Texts beyond the limits on texts, lines and sentences are
+/// left out or cut short; `unread` counts them.
 pub(super) struct SystemTexts<'a> {
     pub(super) texts: Vec<SystemText<'a>>,
     /// Number of texts not read to their end because the request has too many texts, lines or sentences.

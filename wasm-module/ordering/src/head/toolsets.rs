@@ -8,10 +8,10 @@
 //!   a core1 core2 e     a core1 core2 e         a core1 core2 e        begins like the first
 //! ```
 //!
-//! Engines share tools only from the first one on. Sorted by name, one rare tool costs all tools after it. So the first
-//! set is sorted by name, and a new set begins like the known set with which it shares the most bytes from the start;
-//! the remaining tools follow, those in most known sets first. A set keeps its order, since a change would cost the
-//! chats that use it their prefixes.
+//! Engines reuse a list of tools only up to its first difference from an earlier list. If tools are sorted by name, one
+//! rare tool costs the reuse of all tools after it. So the first set is sorted by name, and a new set begins like the
+//! known set with which it shares the most bytes from the start; the remaining tools follow, those in most known sets
+//! first. A set keeps its order, since a change would cost the chats that use it their prefixes.
 
 use crate::sort::sort_by_key;
 use fxhash::{FxHashMap, FxHashSet};

@@ -577,8 +577,8 @@ impl<'a> Request<'_, 'a> {
     }
 }
 
-/// The opening tag, escaped as in a JSON string, before text that moves from the system text and is written after
-/// documents; the next constant is the closing tag.
+/// The tag, escaped as in a JSON string, that opens text moved from the system text to a place after the documents;
+/// the next constant closes it.
 const MOVED_OPEN: &str = r"<context>\n";
 const MOVED_CLOSE: &str = r"\n</context>";
 

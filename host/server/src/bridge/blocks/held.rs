@@ -28,8 +28,8 @@ struct Block {
     keys: Option<Vec<Key>>,
     /// For the device, host memory, and all other tiers, in this order, whether the tier holds the block.
     places: [bool; 3],
-    /// True if a prompt's tokens matched the block. All blocks before a matched one are matched too, and only matched
-    /// blocks have `marks`, or prompts that wait for blocks behind them.
+    /// True if a prompt's tokens matched the block. All blocks before a matched one are matched too. A block that is
+    /// not matched has no `marks` (ends of documents), and no prompt waits for the block that follows it.
     is_matched: bool,
     marks: Vec<DocumentEnd>,
 }

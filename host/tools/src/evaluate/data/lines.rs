@@ -126,7 +126,7 @@ fn holder(documents: &[Arc<Document>], answers: &[String]) -> Option<usize> {
     first.filter(|_| holding.next().is_none())
 }
 
-/// The documents without an id that were read so far, by title and text. Each has a number as its id.
+/// The documents read so far that have no id in the file, by title and text. Each was given a number as its id.
 #[derive(Default)]
 struct Known {
     numbered: FxHashMap<(String, String), Arc<Document>>,
