@@ -4,7 +4,7 @@
 //! cargo bench -p foreword-benches -- scenarios
 //! cargo bench -p foreword-benches -- scenarios targets    hits and evictions of the engine's own cache
 //! cargo bench -p foreword-benches -- scenarios kinds      hits and work of hash and tree
-//! cargo bench -p foreword-benches -- scenarios memory     bytes that the engine's cache takes for a page, besides KV state
+//! cargo bench -p foreword-benches -- scenarios memory     bytes of a page in the engine's cache, without KV state
 //! ```
 //!
 //! Hits and work are counted, so they are the same on every machine. `targets` is the real engine on a simulated
@@ -120,8 +120,8 @@ fn kinds(scenarios: &[(Scenario, bool)]) {
     println!();
 }
 
-/// Prints the memory that the engine's tree takes for a cached page, after serving prompts of 64 pages of their own to
-/// an engine of so many pages.
+/// Prints the memory that the engine's tree takes for a cached page, after serving prompts of 64 pages of documents, and
+/// a question, to an engine of so many pages.
 fn memory(pages: u32) {
     const PROMPT_PAGES: u32 = 64;
     let before = resident_bytes();

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! cargo bench -p foreword-benches -- tokens [FOLDER]
-//! cargo bench -p foreword-benches -- tokens vocabularies MODELS    our tokens of a GGUF file against llama.cpp's
+//! cargo bench -p foreword-benches -- tokens vocabularies MODELS    tokens of GGUF files against llama.cpp's
 //! ```
 //!
 //! MODELS is the folder `models` of llama.cpp's sources: beside `ggml-vocab-NAME.gguf` are texts (`.inp`) and their tokens

@@ -10,7 +10,7 @@
 //! A request *hits* if at least a page of its prompt is found: fewer tokens may be the same by chance. Tokens are drawn
 //! from the 256 of the simulated device.
 
-use crate::simulated::{Arrival, Costs, House, PAGE_TOKENS, prompt, serve};
+use crate::simulated::{Arrival, Costs, House, PAGE_TOKENS, Served, prompt, serve};
 use foreword_engine::engine::{EngineConfig, Request as EngineRequest};
 use foreword_ordering::policy::{PolicyKind, PolicyOptions};
 use foreword_ordering::random::Random;
@@ -59,7 +59,7 @@ pub struct Found {
     pub found_tokens: u64,
     /// Tokens that an earlier prompt and answer hold.
     pub possible_tokens: u64,
-    /// Pages that the engine computed; 0 for a model of a cache.
+    /// Pages that the engine computed, those in part included; 0 for a model of a cache.
     pub computed_pages: u64,
     /// Pages that the engine evicted; 0 for a model of a cache.
     pub evicted_pages: u64,
@@ -249,9 +249,12 @@ impl Scenario {
             })
             .collect();
         let (served, stats) = serve(&mut house, &arrivals);
-        let computed = stats.prompt_tokens - stats.cached_tokens + stats.generated_tokens;
+        let pages = |(prompt, served): (&Prompt, &Served)| {
+            let all = prompt.whole().len().div_ceil(PAGE_TOKENS as usize) as u64;
+            all - u64::from(served.cached / PAGE_TOKENS)
+        };
         Found {
-            computed_pages: computed / u64::from(PAGE_TOKENS),
+            computed_pages: self.prompts.iter().zip(&served).map(pages).sum(),
             evicted_pages: stats.evicted_pages,
             ..self.found(served.iter().map(|served| served.cached))
         }

@@ -181,7 +181,8 @@ impl Arrival {
 
     /// Admits the request after its body has arrived; it is in flight until the result is dropped.
     ///
-    /// # Errors Returns [`Failure::Stopping`] if the server already aborts its requests (from phase `Cut` on), and
+    /// # Errors
+    /// Returns [`Failure::Stopping`] if the server already aborts its requests (from phase `Cut` on), and
     /// [`Failure::QueueFull`] if the maximum number of requests is in flight.
     pub fn enter(self) -> Result<Pass, Failure> {
         let gate = &self.gate;

@@ -4,7 +4,7 @@
 //! Input is untrusted: the reader compares every length with the number of bytes left before it allocates. Invalid
 //! bytes are an error with their position.
 
-/// An error of [`Reader`]: what was expected, and the offset in the input at which it was expected.
+/// An error of `Reader`: what was expected, and the offset in the input at which it was expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected {what} at byte {at}")]
 pub struct BadBytes {

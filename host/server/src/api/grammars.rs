@@ -42,8 +42,8 @@ impl Admission {
         }
     }
 
-    /// Waits until one fewer than the permitted number of grammars is being prepared, and prepares this one. Dropping
-    /// the future cancels the work. Returns [`Failure::QueueFull`] if too many requests wait.
+    /// Waits until fewer than the permitted number of grammars are being prepared, and prepares this one. Dropping the
+    /// future cancels the work. Returns [`Failure::QueueFull`] if too many requests wait.
     pub(super) async fn prepare(
         &self,
         model: Arc<Model>,

@@ -80,8 +80,9 @@ struct Shared {
 impl Batches {
     /// Opens the folder of files and batches, and creates it if needed.
     ///
-    /// # Errors Returns an error if the folder cannot be used or is in use, or if the documents of batches cannot be
-    /// ordered in the configured way.
+    /// # Errors
+    /// Returns an error if the folder cannot be used or is in use, or if the documents of batches cannot be ordered in
+    /// the configured way.
     pub fn open(config: Config, access: Access) -> anyhow::Result<Self> {
         BatchOrderer::new(&config.ordering, config.order)
             .map_err(|error: BatchConfigError| anyhow::anyhow!("--batch-order: {error}"))?;

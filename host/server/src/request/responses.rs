@@ -106,8 +106,9 @@ impl ResponsesRequest {
     /// Converts the request to a chat request. `earlier` are the items of the responses that it continues, which come
     /// first.
     ///
-    /// # Errors Returns [`Failure::Invalid`] for an invalid item or field. The error names the field as in a chat
-    /// request if its names differ (see [`NAMES`]).
+    /// # Errors
+    /// Returns [`Failure::Invalid`] for an invalid item or field. The error names the field as in a chat request if its
+    /// names differ (see [`NAMES`]).
     pub fn chat(&self, earlier: &[Value]) -> Result<Chat, Failure> {
         let mut conversation = Conversation::default();
         if let Some(instructions) = &self.instructions {

@@ -66,7 +66,7 @@ impl Knowledge {
     }
 
     /// Publishes the record of one of this worker's requests to the other workers.
-    pub(super) fn tell_record(
+    pub(super) fn publish_record(
         &mut self,
         host: &impl Host,
         metrics: &Metrics,

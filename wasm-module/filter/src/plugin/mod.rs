@@ -329,7 +329,7 @@ impl Plugin {
         self.metrics.marked(host, cut.as_ref());
         let (engine, tokens) = match &answer {
             Ok(rewrite) => {
-                knowledge.tell_record(host, &self.metrics, &rewrite.record);
+                knowledge.publish_record(host, &self.metrics, &rewrite.record);
                 self.note(|outbox| outbox.add_record(&rewrite.record));
                 (rewrite.record.engine(), rewrite.record.uncached())
             }

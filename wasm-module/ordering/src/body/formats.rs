@@ -30,7 +30,7 @@ pub(super) struct Format {
     /// The form of a text part that the gateway adds to an empty list of content parts.
     pub(super) style: PartStyle,
     /// True if a field of messages that is not a list of objects is an error. If false, a string is the only user
-    /// message, and any other value is ignored.
+    /// message, and any other value that is no list is ignored.
     pub(super) is_strict: bool,
 }
 

@@ -179,7 +179,7 @@ struct Search<'n> {
 /// The best set of the gateway's cache markers up to and including a node (position considered), for a given number of
 /// markers.
 #[derive(Clone, Copy, Debug)]
-struct Way {
+struct Step {
     /// Expected number of tokens that the next request with a shared prefix reads from the cache.
     read: f64,
     before: Option<(usize, usize)>,
@@ -280,10 +280,10 @@ impl<'n> Search<'n> {
 
     /// Returns, by node (position considered) and by number of markers of the gateway, the best set of that many
     /// markers whose last boundary is the node; `None` if that is impossible.
-    fn ways(&self) -> Vec<Vec<Option<Way>>> {
-        let mut ways: Vec<Vec<Option<Way>>> = Vec::with_capacity(self.nodes.len());
+    fn ways(&self) -> Vec<Vec<Option<Step>>> {
+        let mut ways: Vec<Vec<Option<Step>>> = Vec::with_capacity(self.nodes.len());
         for (at, node) in self.nodes.iter().enumerate() {
-            let mut here: Vec<Option<Way>> = vec![None; self.most + 1];
+            let mut here: Vec<Option<Step>> = vec![None; self.most + 1];
             // A node that stays cached for long enough, or that the client marked, needs no marker of the gateway.
             let costs = usize::from(!(node.is_fresh || node.is_clients));
             let can = node.is_free || costs == 0;
@@ -291,7 +291,7 @@ impl<'n> Search<'n> {
                 if !can || used < costs {
                     continue;
                 }
-                let mut best = (used == costs).then_some(Way {
+                let mut best = (used == costs).then_some(Step {
                     read: node.tokens * node.again,
                     before: None,
                 });
@@ -301,7 +301,7 @@ impl<'n> Search<'n> {
                     let Some(from) = from else { continue };
                     let read = from.read + (node.tokens - tokens) * node.again;
                     if best.is_none_or(|best| read > best.read) {
-                        best = Some(Way {
+                        best = Some(Step {
                             read,
                             before: Some((before, used - costs)),
                         });
@@ -317,7 +317,7 @@ impl<'n> Search<'n> {
 
     /// Returns the indices of the nodes (positions considered) that need a marker of the gateway, last to first, in the
     /// best set with `used` markers up to the node `last`.
-    fn path(&self, ways: &[Vec<Option<Way>>], last: usize, used: usize) -> Vec<usize> {
+    fn path(&self, ways: &[Vec<Option<Step>>], last: usize, used: usize) -> Vec<usize> {
         let mut markers = Vec::new();
         let mut next = Some((last, used));
         while let Some((at, used)) = next {

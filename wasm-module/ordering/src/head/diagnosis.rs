@@ -181,7 +181,7 @@ impl Diagnosis {
 #[derive(Debug)]
 pub struct Index {
     limits: Limits,
-    /// Number of requests read so far, evicted ones included.
+    /// Number of requests diagnosed so far, evicted ones included.
     count: u64,
     entries: VecDeque<Entry>,
     parts: FxHashMap<(u64, SegmentKind), Part>,

@@ -58,8 +58,7 @@ pub(super) fn key_of(tools: &[SetTool]) -> u64 {
 impl ToolSets {
     /// Returns the order of a set of at most 255 tools, which must be sorted by name: for each position, the tool's
     /// rank by name. `key` identifies the set, and `told` is an order already recorded for it (such as another
-    /// worker's), which is used if valid. A new set is recorded. O(tools) for a known set; O(known sets + tools) for a
-    /// new one, unless many begin alike.
+    /// worker's), which is used if valid. A new set is recorded. O(known sets + tools), unless many sets begin alike.
     pub(super) fn order(
         &mut self,
         key: u64,

@@ -49,8 +49,8 @@ pub struct Orderer {
     bare: BareQuestions,
     /// The report on the prompt's head (tools, system text) of the last request; see [`Orderer::last_head`].
     head: HeadReport,
-    /// Number of requests so far, including those learnt from other orderers. The state of a tenant and model that was
-    /// last used earliest by this count is evicted first.
+    /// Number of requests so far, including those learnt from other orderers. Last uses of the states of tenants and
+    /// models are recorded by this count, for eviction.
     now: u64,
 }
 

@@ -1,5 +1,5 @@
-//! Vocabularies of SentencePiece with a score for each token (`tokenizer.ggml.model` `llama`), as Gemma's files have
-//! them.
+//! Vocabularies of SentencePiece with a score for each token (`tokenizer.ggml.model` `llama`), as the files of
+//! Gemma and Llama 2 have them.
 //!
 //! SentencePiece begins with characters, and again and again joins the neighbours whose joint token has the best score.
 //! A BPE does the same when every way to split a token into two tokens is a merge, the merges of the best score first

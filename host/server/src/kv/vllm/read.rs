@@ -89,7 +89,8 @@ pub struct BlockHash(pub u128);
 
 /// Reads a batch of events, the last frame of a message.
 ///
-/// # Errors Returns an error if `bytes` are not msgpack, or not a batch of events.
+/// # Errors
+/// Returns an error if `bytes` are not msgpack, or not a batch of events.
 pub fn batch(bytes: &[u8]) -> Result<Batch, rmp_serde::decode::Error> {
     rmp_serde::from_slice(bytes)
 }
