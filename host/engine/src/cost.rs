@@ -11,19 +11,20 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Prefill time in seconds as a function of cached and new tokens.
+/// A table of measured prefill times, from which the seconds for a number of cached and of new tokens are interpolated.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Table", into = "Table")]
 pub struct CostProfile {
-    /// Numbers of cached tokens, ascending, not empty.
+    /// The rows of the table `seconds`: numbers of cached tokens, ascending, not empty.
     cached: Vec<u32>,
-    /// Numbers of new tokens, ascending from at least 1, not empty.
+    /// The columns of the table `seconds`: numbers of new tokens, ascending from at least 1, not empty.
     new: Vec<u32>,
-    /// Seconds `[cached, new]`, row-major, finite, non-decreasing along both axes.
+    /// Seconds `[cached, new]`, row-major: one for each pair of `cached` and `new`, finite, non-decreasing along both
+    /// axes.
     seconds: Vec<f64>,
 }
 
-/// A profile in its stored form, not yet validated.
+/// A [`CostProfile`] as it is serialised, not yet validated.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Table {
@@ -38,9 +39,9 @@ struct Table {
 pub struct CostError(String);
 
 impl CostProfile {
-    /// Builds a profile from measurements: `seconds` is `[cached, new]`, row-major. More tokens of either kind are
-    /// assumed to cost at least as much. Disturbances only ever add to a measurement, so each point is lowered to the
-    /// least of the points with more tokens.
+    /// Builds a profile from measurements: `seconds` is `[cached, new]`, row-major. More cached or new tokens are
+    /// assumed to cost at least as much. Disturbances only ever add to a measurement, so each point of the table is
+    /// lowered to the least of the points with at least as many tokens of both kinds.
     ///
     /// # Errors
     /// [`CostError`] when an axis is empty or does not ascend, `new` begins with 0, or there is not one finite and
@@ -82,7 +83,7 @@ impl CostProfile {
     }
 
     /// Builds a profile from a formula, for tests and where there are no measurements: `per_token` seconds for each new
-    /// token, and `per_pair` seconds for each position that it attends to.
+    /// token, and `per_pair` seconds for each pair of a new token and a position that it attends to.
     pub fn synthetic(per_token: f64, per_pair: f64) -> Self {
         let cached = vec![0, 1 << 10, 1 << 12, 1 << 14, 1 << 16];
         let new = vec![1, 1 << 6, 1 << 8, 1 << 10, 1 << 12, 1 << 14];
@@ -98,8 +99,8 @@ impl CostProfile {
         }
     }
 
-    /// Returns the seconds that computing `new` tokens after `cached` ones takes; 0 when `new` is 0. More tokens of
-    /// either kind never cost less.
+    /// Returns the seconds to compute `new` tokens after `cached` ones, interpolated in the table of measurements; 0
+    /// when `new` is 0. More cached or new tokens never cost less.
     ///
     /// Below the table's first number of new tokens, the cost is proportional to `new`. Beyond the last number of new
     /// tokens, it rises at the slope between the last two, or at that of a row with fewer cached tokens if that is
@@ -118,7 +119,8 @@ impl CostProfile {
         self.along(last, new) + self.per_pair() * beyond * f64::from(new)
     }
 
-    /// Interpolates along one row, and extrapolates beyond its ends.
+    /// Returns the seconds to compute `new` tokens after the cached tokens of table row `row`: interpolated between the
+    /// row's points, and extrapolated beyond the first and the last.
     fn along(&self, row: usize, new: u32) -> f64 {
         if new < self.new[0] {
             return self.at(row, 0) * f64::from(new) / f64::from(self.new[0]);
@@ -134,7 +136,7 @@ impl CostProfile {
         self.at(row, last) + slopes.fold(0.0, f64::max) * beyond
     }
 
-    /// Returns the seconds per new token between the last two points of a row.
+    /// Returns the seconds per new token between the last two points of table row `row`; 0 if the row has one point.
     fn slope(&self, row: usize) -> f64 {
         match self.new.as_slice() {
             [.., a, b] => {
@@ -145,7 +147,8 @@ impl CostProfile {
         }
     }
 
-    /// Returns the seconds per pair of a new and a cached token between the last two rows.
+    /// Returns the seconds per pair of a new and a cached token, from the difference between the last two rows of the
+    /// table in the last column; 0 if the table has one row.
     fn per_pair(&self) -> f64 {
         match (self.cached.as_slice(), self.new.last()) {
             ([.., a, b], Some(&new)) => {
@@ -157,7 +160,8 @@ impl CostProfile {
         }
     }
 
-    /// Returns the number of measured points in the table.
+    /// Returns the number of points in the table of prefill times: numbers of cached tokens times numbers of new
+    /// tokens.
     pub fn points(&self) -> usize {
         self.seconds.len()
     }
@@ -166,7 +170,8 @@ impl CostProfile {
         self.seconds[row * self.new.len() + column]
     }
 
-    /// Lowers each point to the least of the points with more tokens, so that seconds never decrease along an axis.
+    /// Lowers each point of the table to the least of the points with at least as many tokens, so that seconds never
+    /// decrease along an axis.
     fn level(&mut self) {
         let width = self.new.len();
         for index in (0..self.seconds.len()).rev() {
@@ -180,8 +185,8 @@ impl CostProfile {
     }
 }
 
-/// Returns the index of the last point of `axis` that is not above `value` (or of the first point), and the fraction of
-/// the way from there to the next point.
+/// Returns the index of the last value of `axis` (ascending) that is not above `value`, or 0 if all are above it. Also
+/// returns where `value` is between that one and the next, as a fraction of their distance; 0 beyond the ends.
 fn cell(axis: &[u32], value: u32) -> (usize, f64) {
     let index = axis
         .partition_point(|point| *point <= value)

@@ -34,5 +34,5 @@ pub fn cache_folder() -> Option<std::path::PathBuf> {
     Some(cache.join("foreword"))
 }
 
-/// A token's index in a model's vocabulary.
+/// A token's id: its index in the model's vocabulary.
 pub type TokenId = u32;

@@ -27,8 +27,8 @@ impl BackendShape {
         Ok(())
     }
 
-    /// Checks the step's loads and replaces the content of `loads` with them, ascending by the page that is
-    /// overwritten.
+    /// Checks the step's loads (copies of pages from the host pool to the pool) and replaces the content of `loads`
+    /// with them, ascending by the page that is overwritten.
     pub(super) fn check_loads(
         &self,
         step: &Step,
@@ -59,8 +59,8 @@ impl BackendShape {
         Ok(())
     }
 
-    /// Checks a copy of the first `tokens` slots of a page: both pages are in the pool and differ, and a page has as
-    /// many slots.
+    /// Checks a copy of the KV state of the first `tokens` tokens of page `from` to page `to`: both pages are in the
+    /// pool and differ, and a page has room for as many tokens.
     pub(super) fn check_copy(
         &self,
         from: PageId,
@@ -84,8 +84,9 @@ impl BackendShape {
         Ok(())
     }
 
-    /// Checks the step's segments and replaces the content of `writes` with one [`Write`] for each page that the step
-    /// writes, in the order of the step's rows.
+    /// Checks the step's segments and replaces the content of `writes` with one [`Write`] for each page to which the
+    /// step writes KV state, in the order of the step's rows (one row for each token to compute). `owners` is scratch
+    /// memory.
     pub(super) fn check_segments(
         &self,
         step: &Step,
@@ -186,20 +187,20 @@ impl BackendShape {
     }
 }
 
-/// For each page id, the number of the segment that writes the page, or [`NOBODY`]. Between two checks every entry is
-/// [`NOBODY`].
+/// Scratch memory of [`BackendShape::check_segments`]: for each page id, the index of the segment that writes the page
+/// in the checked step, or [`NOBODY`]. Between two checks every entry is [`NOBODY`].
 #[derive(Default)]
 pub(super) struct Owners(Vec<u32>);
 
 const NOBODY: u32 = u32::MAX;
 
-/// Consecutive tokens of one segment that are stored in one page.
+/// Consecutive tokens of one segment whose KV state is written to one page.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Write {
     pub(super) page: PageId,
-    /// Row of the first token in the step.
+    /// Index of the first token among all tokens that the step computes.
     pub(super) row: u32,
     pub(super) tokens: u32,
-    /// Position of the first token in its sequence.
+    /// Position of the first token in its sequence, counted from 0.
     pub(super) position: u32,
 }

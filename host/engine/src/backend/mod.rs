@@ -27,31 +27,31 @@ mod tests;
 use crate::TokenId;
 use crate::sampling::{Draw, SamplingError};
 
-/// Identifies a page of the backend's pool: memory for the KV state of [`BackendShape::page_tokens`] consecutive tokens
-/// in all layers.
+/// Identifies a page of the backend's pool, on which the backend computes. A page is memory for the KV state of
+/// [`BackendShape::page_tokens`] consecutive tokens in all layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageId(pub u32);
 
-/// Identifies a page of the backend's host pool, which holds the same KV state but is not computed on. The host pool is
-/// pinned memory for a device, or a second pool on the CPU.
+/// Identifies a page of the backend's host pool. Its pages hold the same KV state as those of the pool but are not
+/// computed on: pinned host memory for a CUDA device, ordinary memory on the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostPageId(pub u32);
 
-/// A copy of a whole page from the host pool to the pool.
+/// A copy of a whole page from the host pool to the pool, on which the backend computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
-    /// Page to read; several loads may share it.
+    /// Host page to read; several [`Load`]s may read the same page.
     pub from: HostPageId,
-    /// Page that is overwritten whole.
+    /// Page of the pool that is overwritten whole.
     pub to: PageId,
 }
 
-/// A copy of a whole page from the pool to the host pool.
+/// A copy of a whole page from the pool, on which the backend computes, to the host pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Store {
-    /// Page to read; several stores may share it.
+    /// Page to read; several [`Store`]s may read the same page.
     pub from: PageId,
-    /// Host page that is overwritten whole.
+    /// Page of the host pool that is overwritten whole.
     pub to: HostPageId,
 }
 
@@ -60,99 +60,105 @@ pub struct Store {
 pub struct Segment {
     /// The tokens to compute, at least one.
     pub tokens: Vec<TokenId>,
-    /// Position of the first token in its sequence; `pages` already hold the KV state of positions `0..start`.
+    /// Position of the first token in its sequence; `pages` already hold the KV state of positions `0..start`, unless
+    /// loads of the same step bring it.
     pub start: u32,
-    /// The sequence's page table: position `p` lives in `pages[p / page_tokens]`, slot `p % page_tokens`. It covers at
-    /// least `start + tokens.len()` positions. A page that is written in a step belongs to one segment alone.
+    /// The sequence's page table: the KV state of position `p` is in page `pages[p / page_tokens]`, at index `p %
+    /// page_tokens`. The table covers at least `start + tokens.len()` positions. A page that a segment writes in a step
+    /// is neither read nor written by another segment of the step.
     pub pages: Vec<PageId>,
-    /// The result that the segment asks for.
+    /// The result that the caller wants from the segment: nothing, rows of logits, or a sampled token.
     pub output: Output,
 }
 
-/// The result of a segment: rows of logits, or a sampled token.
+/// The result that a segment wants from a step: nothing, rows of logits, or a sampled token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Output {
-    /// Nothing, for a prefill chunk that is not the prompt's last.
+    /// Nothing. For a part of a prompt that is not its last, so that no token follows it yet.
     None,
-    /// One row of logits, for the last token.
+    /// One row of logits (one logit for each token of the vocabulary), after the segment's last token.
     Last,
-    /// `tokens.len()` rows of logits, one for every token (tests and scoring).
+    /// `tokens.len()` rows of logits, one after every token of the segment (for tests and for scoring a prompt).
     All,
-    /// No logits, but a token that the backend samples from the last token's logits, as [`Sampling::choose`] does.
-    /// Allowed where [`BackendShape::draws`] is true.
+    /// No logits, but a token that the backend itself samples from the logits after the segment's last token, by these
+    /// parameters, as [`Sampling::choose`] does. Allowed if [`BackendShape::draws`] is true.
     ///
     /// [`Sampling::choose`]: crate::sampling::Sampling::choose
     Token(Draw),
 }
 
-/// The input of one call of [`Backend::run`].
+/// The input of one call of [`Backend::run`]: pages to load, and tokens of several sequences to compute.
 #[derive(Clone, Debug, Default)]
 pub struct Step {
-    /// Pages to load from the host pool, each `to` at most once. They are loaded before any segment reads or writes
-    /// them. How much of the copying is overlapped with the computation of earlier layers is up to the backend.
+    /// Copies of whole pages from the host pool, each page `to` at most once. They are carried out before any segment
+    /// reads or writes these pages. How much of the copying is overlapped with the computation of earlier layers is up
+    /// to the backend.
     pub loads: Vec<Load>,
-    /// Segments of different sequences, in the order in which their logits are returned.
+    /// Segments of different sequences. Their logits are returned in this order.
     pub segments: Vec<Segment>,
 }
 
-/// The dimensions of a backend: of its model's output, and of its pools.
+/// The dimensions of a backend: of its model's output, and of its two pools of KV pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackendShape {
     /// Width of a row of logits: the number of tokens in the vocabulary.
     pub vocabulary: u32,
     /// Number of positions that the model supports; no sequence may be longer.
     pub max_positions: u32,
-    /// Number of tokens in a page.
+    /// Number of tokens whose KV state fits a page.
     pub page_tokens: u32,
-    /// Number of pages in the pool; ids are `0..pages`.
+    /// Number of pages in the pool on which the backend computes; their ids are `0..pages`.
     pub pages: u32,
-    /// Number of pages in the host pool; ids are `0..host_pages`. With 0, calls that use the host pool fail.
+    /// Number of pages in the host pool; their ids are `0..host_pages`. With 0, calls that use the host pool fail.
     pub host_pages: u32,
-    /// Bytes of a page over all layers, in the backend's own format.
+    /// Bytes of KV state in a page over all layers, in the backend's own format.
     pub page_bytes: usize,
-    /// True if the backend supports [`Output::Token`]: it samples on the device, and no row of logits is transferred.
+    /// True if the backend supports [`Output::Token`]: it samples tokens itself, and no row of logits is transferred.
     pub draws: bool,
 }
 
 impl BackendShape {
-    /// Returns the number of tokens whose KV state the pool can hold.
+    /// Returns the number of tokens whose KV state the pool can hold, without the host pool.
     pub fn kv_tokens(&self) -> u64 {
         u64::from(self.pages) * u64::from(self.page_tokens)
     }
 
-    /// Returns the maximum number of tokens in a sequence: the smaller of the model's positions and the pool's tokens.
+    /// Returns the maximum number of tokens in a sequence: the smaller of the model's positions and the tokens whose KV
+    /// state the pool can hold.
     pub fn longest_sequence(&self) -> u32 {
         self.kv_tokens().min(self.max_positions.into()) as u32
     }
 }
 
-/// Computes planned steps on pages and weights.
+/// Computes planned steps: carries out the arithmetic of a model on its weights and on pages of KV state.
 pub trait Backend: Send {
-    /// Returns the backend's dimensions, which never change.
+    /// Returns the dimensions of the backend's model and pools, which never change.
     fn shape(&self) -> BackendShape;
 
-    /// Carries out the loads of `step` and computes its segments. Writes the KV state of its tokens to their pages and
-    /// the wanted logits to `logits` (cleared first): `[rows, vocabulary] f32`, row-major, rows in segment order.
+    /// Carries out the loads of `step` and computes its segments. Writes the KV state of the segments' tokens to their
+    /// pages, and the logits that the segments want to `logits` (cleared first): `[rows, vocabulary] f32`, row-major,
+    /// rows in the order of the segments.
     ///
     /// # Errors
     /// Returns a [`BackendError`] when the step is malformed (nothing was loaded or computed), the device failed (pages
     /// written by this step are undefined, others untouched) or was lost (all pages are undefined).
     fn run(&mut self, step: &Step, logits: &mut Vec<f32>) -> Result<(), BackendError>;
 
-    /// Returns one result for each segment that asked the last [`Backend::run`] for a token, in segment order: the
-    /// sampled token, or the reason that sampling failed. Empty for a backend that samples none.
+    /// Returns one result for each segment of the last [`Backend::run`] with [`Output::Token`], in the order of the
+    /// segments: the sampled token, or the reason that sampling failed. The default, for a backend that samples none,
+    /// is empty.
     fn drawn(&mut self) -> Vec<Result<TokenId, SamplingError>> {
         Vec::new()
     }
 
-    /// Copies the KV state of the first `tokens` slots of page `from` to page `to` (copy-on-write).
+    /// Copies the KV state of the first `tokens` tokens in page `from` to page `to` of the pool (copy-on-write).
     ///
     /// # Errors
     /// Returns [`BackendError::Malformed`] when a page or the count is out of range, or `from == to`.
     fn copy_slots(&mut self, from: PageId, to: PageId, tokens: u32) -> Result<(), BackendError>;
 
-    /// Copies pages to the host pool, each `to` at most once, with the content that earlier calls left. Later calls may
-    /// overwrite the pages at once. May return before the copies are complete.
+    /// Copies pages of the pool to the host pool, each host page `to` at most once. A page is copied with the content
+    /// that earlier calls left, and later calls may overwrite it at once. May return before the copies are complete.
     ///
     /// # Errors
     /// Returns a [`BackendError`] as [`Backend::run`] does; the host pages `to` are undefined if the device failed or
@@ -164,7 +170,8 @@ pub trait Backend: Send {
         }
     }
 
-    /// Returns the [`BackendShape::page_bytes`] bytes of a host page. Waits until a store to it is complete.
+    /// Returns the [`BackendShape::page_bytes`] bytes of a host page. Waits until a copy to it from the pool is
+    /// complete.
     ///
     /// # Errors
     /// Returns [`BackendError::Malformed`] when there is no such page, and `Device` or `Lost` when a store to it
@@ -173,8 +180,8 @@ pub trait Backend: Send {
         Err(BackendError::no_host_page(page, 0))
     }
 
-    /// Returns a host page as [`Backend::host_page`] does, to be overwritten. Also waits until loads from it have been
-    /// carried out.
+    /// Returns a host page's bytes as [`Backend::host_page`] does, but writable. Also waits until copies from the page
+    /// to the pool have been carried out.
     ///
     /// # Errors
     /// Returns the same errors as [`Backend::host_page`].
@@ -183,7 +190,7 @@ pub trait Backend: Send {
     }
 }
 
-/// The reason that a call of a [`Backend`] failed.
+/// The reason that a call of a [`Backend`] failed, which tells which pages are still valid.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
     /// The caller made a mistake: a token, position or page is out of range. The message names the value and the limit.
@@ -192,14 +199,14 @@ pub enum BackendError {
     /// The device failed. It may or may not work again later.
     #[error("device failed: {0}")]
     Device(String),
-    /// The device has lost its memory: every page is undefined, and host pages are unchanged. The next call either
-    /// finds a device that works again, or fails in the same way, and then no later call will succeed.
+    /// The device has lost its memory: every page of the pool is undefined, and host pages are unchanged. The next call
+    /// either finds a device that works again, or fails in the same way, and then no later call will succeed.
     #[error("device lost: {0}")]
     Lost(String),
 }
 
 impl BackendError {
-    /// Returns the error for a host page that is not below `pages`.
+    /// Returns the error for a host page whose id is not below `pages`, the number of pages in the host pool.
     pub fn no_host_page(page: HostPageId, pages: u32) -> Self {
         Self::Malformed(format!(
             "host page {} is not below the host pool's {pages}",

@@ -14,30 +14,33 @@ use super::events::{CacheEvent, EventLog};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// The documents of a sequence, and the number of them that the lease's full pages have reached.
+/// The announced documents of a running sequence, and how many of them the full pages of its lease (its hold on pages
+/// of the cache) have reached so far.
 #[derive(Debug)]
 pub(super) struct Route {
     scope: u64,
     path: Arc<[Document]>,
-    /// Token index of the first document's start, then of each document's end.
+    /// The token index at which the first document starts, followed by the token index at which each document ends.
     bounds: Vec<u32>,
     page_tokens: u32,
-    /// Number of leading documents that [`Route::pass`] has returned or skipped.
+    /// Number of leading documents up to whose ends [`Route::pass`] has advanced.
     passed: usize,
 }
 
-/// A mark on a page: the last document of `path[..documents]` ends there or on the page after it.
+/// The mark of a document on the last page that lies wholly before the document's end. The document is the last one of
+/// `path[..documents]`.
 struct DocumentBoundary {
     scope: u64,
     path: Arc<[Document]>,
     documents: usize,
 }
 
-/// A page's marks. A page has several if documents are short or several paths end on it.
+/// The marks on one page: which documents end on it or on the page after it. There are several if documents are short
+/// or prompts with different documents share the page.
 #[derive(Default)]
 pub(super) struct DocumentBoundaries(SmallVec<[DocumentBoundary; 1]>);
 
-/// Maximum number of marks kept on one page; further ones are dropped.
+/// Maximum number of document marks on one page; further documents get none.
 const MAX_BOUNDARIES: usize = 8;
 
 impl Route {
@@ -52,8 +55,9 @@ impl Route {
         }
     }
 
-    /// Advances to the next document that ends within the first `pages` pages or on the page after them, but not within
-    /// the first page. Returns the index of the last page wholly before its end, and its mark; `None` if there is none.
+    /// Advances to the next document up to whose end at most `pages` full pages lie, skipping documents that end within
+    /// the first page. Returns the index of the last page wholly before its end, and the mark to put there; `None` if
+    /// no further document is reached.
     pub(super) fn pass(&mut self, pages: u32) -> Option<(usize, PassedDocument)> {
         while let Some(&end) = self.bounds.get(self.passed + 1)
             && end / self.page_tokens <= pages
@@ -71,7 +75,8 @@ impl Route {
         None
     }
 
-    /// Returns whether page `index` and the page before it begin within the same document.
+    /// Returns whether the page with index `index` in the sequence and the page before it begin within the same
+    /// document.
     pub(super) fn continues(&self, index: u32) -> bool {
         let part = |index: u32| {
             let token = index * self.page_tokens;
@@ -82,12 +87,12 @@ impl Route {
     }
 }
 
-/// The boundary of a document whose pages the lease has filled, to be passed to [`DocumentBoundaries::add`].
+/// The mark of a document whose full pages are all cached, to be passed to [`DocumentBoundaries::add`].
 pub(super) struct PassedDocument(DocumentBoundary);
 
 impl DocumentBoundaries {
-    /// Adds a document's mark and reports the document as stored, unless the mark is already there or the page has
-    /// [`MAX_BOUNDARIES`].
+    /// Adds a document's mark to the page and logs the document as stored in the cache. Does nothing if the mark is
+    /// already there or the page has [`MAX_BOUNDARIES`] marks.
     pub(super) fn add(&mut self, document: PassedDocument, salt: &Arc<str>, log: &mut EventLog) {
         let PassedDocument(mark) = document;
         if self.0.len() == MAX_BOUNDARIES || self.0.iter().any(|other| other.is(&mark)) {
@@ -106,7 +111,8 @@ impl DocumentBoundaries {
         self.0.len()
     }
 
-    /// Reports the page's documents as removed, the last one first.
+    /// Logs the documents that have marks on the page as removed from the cache, the last one first. For a page that
+    /// leaves the cache.
     pub(super) fn tell_removed(self, salt: &Arc<str>, log: &mut EventLog) {
         for mark in self.0.into_iter().rev() {
             log.push(CacheEvent::DocumentsRemoved {

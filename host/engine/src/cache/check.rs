@@ -9,7 +9,7 @@ use crate::backend::PageId;
 use std::collections::{HashMap, HashSet};
 
 impl PrefixCache {
-    /// Asserts every invariant of the cache; `leases` are all open leases. Costs `O(pages · page_tokens)`.
+    /// Asserts every invariant of the cache; `leases` must be all open leases. Costs `O(pages · page_tokens)`.
     ///
     /// # Panics
     /// Panics when an invariant does not hold.
@@ -25,7 +25,8 @@ impl PrefixCache {
         self.check_disk_replicas();
     }
 
-    /// Asserts that every page is held by exactly the leases that list it.
+    /// Asserts that the number of holders of each page is the number of leases (of running sequences) that have the
+    /// page in their page table.
     fn check_holders<'a>(&self, leases: impl Iterator<Item = &'a Lease>) {
         let mut holders = vec![0; self.pool.pages() as usize];
         let on_device = self.pages_of_nodes();
@@ -62,7 +63,8 @@ impl PrefixCache {
         }
     }
 
-    /// Asserts that every page is either free, a node's or a lease's.
+    /// Asserts that every page of the pools is accounted for exactly once: it is free, belongs to a node of the prefix
+    /// tree, is private to a lease, or is reserved.
     fn check_pages(&self) {
         let on_device = self.pages_of_nodes();
         for page in self.pool.free() {
@@ -166,7 +168,7 @@ impl PrefixCache {
         }
     }
 
-    /// Asserts that the queues hold exactly the evictable pages and that the counters are right.
+    /// Asserts that the eviction queues contain exactly the evictable pages, and that the counters of pages are right.
     fn check_queues(&self) {
         let filed = |wanted: &dyn Fn(NodeId, &Node) -> Option<Rank>| {
             let nodes = self.tree.nodes();

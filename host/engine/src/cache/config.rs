@@ -5,27 +5,29 @@ use super::tiers::policy::EvictionPolicy;
 use std::fmt;
 use std::sync::Arc;
 
-/// Seconds of prefill as a function of `(cached tokens, new tokens)`.
+/// The cost of prefill as a function of (cached tokens, new tokens): seconds to compute the new ones after the cached
+/// ones.
 pub type Cost = dyn Fn(u32, u32) -> f64 + Send + Sync;
 
 /// Configuration of a prefix cache: which pages it keeps once no running sequence holds them, and where.
 #[derive(Clone)]
 pub struct CacheConfig {
-    /// Ranks pages for eviction, on the device and in host memory.
+    /// The order in which pages are evicted, on the device and from host memory.
     pub policy: EvictionPolicy,
-    /// Cost of computing a prompt; with `None`, every token costs the same.
+    /// Cost of computing a prompt, by which some policies rank pages; with `None`, every token costs the same.
     pub cost: Option<Arc<Cost>>,
     /// Share of the host's pages, 0 to 1, that may hold replicas: copies of the most used pages that are still on the
-    /// device, so that they survive the loss of its memory.
+    /// device, made so that they survive the loss of the device's memory.
     pub replicated_share: f64,
-    /// Receives the pages that are evicted from host memory; `None` drops them.
+    /// The disk tier, which receives the pages that are evicted from host memory; with `None` they are dropped.
     pub disk: Option<Arc<dyn DiskTier>>,
-    /// Bounds of copies on `disk` of pages that are still in memory, in case the process ends.
+    /// Bounds of the copies on `disk` of pages that are still in memory, made in case the process ends.
     pub disk_replicas: DiskReplicaBounds,
-    /// Number of a prompt's leading documents whose pages are kept; `None` keeps all. A prompt with more documents is
-    /// kept up to the end of the last of these (RAGCache §5.4).
+    /// Number of a prompt's leading documents whose pages stay in the cache; `None` keeps all. The pages of a prompt
+    /// with more documents are kept up to the end of the last of these (RAGCache §5.4).
     pub max_documents: Option<u32>,
-    /// Distinguishes this model's pages from those of all other models, see [`PageHash::root`](super::PageHash::root).
+    /// Hash of the model and of everything else that the pages' content depends on besides tokens. It is part of each
+    /// page's hash, see [`PageHash::root`](super::PageHash::root).
     pub identity: u64,
 }
 
@@ -57,24 +59,24 @@ impl fmt::Debug for CacheConfig {
     }
 }
 
-/// Bounds of the copies on disk of pages that are still in memory. The default keeps none.
+/// Bounds of the copies on disk of pages that are still in memory, for one cache. The default keeps no copies.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DiskReplicaBounds {
-    /// Maximum number of pages in memory that have a copy on disk.
+    /// Maximum number of pages in memory that count as having a copy on disk at one time.
     pub pages: u32,
-    /// Maximum number of pages written in a second, on average.
+    /// Maximum number of pages copied to disk per second, on average.
     pub pages_per_second: f64,
-    /// Maximum number of pages written before one step, since the engine's thread copies them.
+    /// Maximum number of pages copied to disk before one step, since the engine's thread copies their bytes.
     pub pages_per_step: u32,
 }
 
-/// Sizes of a backend's page pools.
+/// Sizes of a backend's pools of KV pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pages {
-    /// Pages in the memory that the device computes on.
+    /// Number of pages in the memory that the device computes on.
     pub device: u32,
-    /// Pages in host memory.
+    /// Number of pages in host memory.
     pub host: u32,
-    /// Tokens in each page, at least one.
+    /// Number of tokens whose KV state fits a page, at least one.
     pub tokens: u32,
 }

@@ -10,29 +10,30 @@
 
 use super::hash::PageHash;
 
-/// A store of pages on disk. Only [`DiskTier::flush`] waits for the disk.
+/// A store of KV pages on disk, found by their hash. Only [`DiskTier::flush`] waits for the disk.
 pub trait DiskTier: Send + Sync {
-    /// Returns whether a read would probably find the page.
+    /// Returns whether the store has the page, so that a read would probably succeed.
     fn contains(&self, page: PageHash) -> bool;
 
     /// Requests a page. [`DiskTier::completed`] answers each request once, in the order of the requests. The caller
-    /// bounds the number of its unanswered requests.
+    /// must bound the number of requests that are not answered yet.
     fn request(&self, page: PageHash);
 
-    /// Returns the next completed read: the page's bytes, or `None` in their place if the page is absent or could not
-    /// be read whole.
+    /// Removes and returns the next answer to a request: the page's hash with its bytes, or with `None` if the page is
+    /// absent or could not be read whole. Returns `None` if no answer has arrived.
     fn completed(&self) -> Option<(PageHash, Option<Vec<u8>>)>;
 
-    /// Registers `wake`, which another thread calls whenever reads have completed. Only the first call has an effect.
+    /// Registers `wake`, which another thread calls whenever answers to requests have arrived. Only the first call has
+    /// an effect.
     fn on_completion(&self, wake: Box<dyn Fn() + Send + Sync>);
 
-    /// Stores a page, evicting others if the tier is full. A page that is already stored is only marked as used.
-    /// `parent` is the page before it or the tenant's [root](PageHash::root): a page is evicted before the one that it
-    /// follows. Pages are dropped when they are written faster than the disk takes them.
+    /// Stores a page, evicting others if the store is full. A page that is already stored only counts as used. `parent`
+    /// is the hash of the page before it, or the tenant's [root](PageHash::root): a page is evicted before the one that
+    /// it follows. If pages are written faster than the disk takes them, further ones are dropped.
     fn write(&self, page: PageHash, parent: PageHash, bytes: &[u8]);
 
-    /// Marks those of `pages` as used that are stored, up to the first that is not, and returns their number. The
-    /// default implementation only counts them.
+    /// Counts `pages` as used now, from the first up to the first one that is not stored, and returns their number. The
+    /// default implementation only returns the number.
     fn touch(&self, pages: &[PageHash]) -> usize {
         pages
             .iter()
@@ -40,34 +41,35 @@ pub trait DiskTier: Send + Sync {
             .count()
     }
 
-    /// Returns the number of pages that wait to be written.
+    /// Returns the number of pages that wait to be written to disk.
     fn backlog(&self) -> usize {
         0
     }
 
-    /// Returns the tier's counters.
+    /// Returns the counters of this store.
     fn counts(&self) -> DiskCounts {
         DiskCounts::default()
     }
 
-    /// Waits until all requested reads and writes are done. For an orderly shutdown, not for a running engine.
+    /// Waits until all requested reads and writes are done. For an orderly shutdown, not for a running engine. The
+    /// default does nothing.
     fn flush(&self) {}
 
-    /// Removes a page, if it is stored.
+    /// Removes a page from the store, if it is there.
     fn remove(&self, page: PageHash);
 
-    /// Removes all pages.
+    /// Removes all pages from the store.
     fn clear(&self);
 }
 
-/// Counters of a disk tier.
+/// Counters of a disk tier since it was opened, in pages except where stated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskCounts {
-    /// Number of pages written.
+    /// Number of pages written to disk.
     pub written: u64,
-    /// Pages dropped because too many waited to be written, or no slot could be freed.
+    /// Pages that were not stored, because too many waited to be written or no room could be made in the file.
     pub dropped: u64,
-    /// Pages that did not match their checksum when they were read.
+    /// Pages that did not match their checksum when they were read; they count as absent.
     pub damaged: u64,
     /// System calls that failed, for instance because the disk is full. A page whose write failed is not stored.
     pub failed: u64,

@@ -5,45 +5,47 @@
 
 use std::sync::Arc;
 
-/// The documents of a prompt, in order. Tokens between two documents count as the second one's.
+/// The documents of a prompt, in order. Tokens between two documents count towards the second one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DocumentPath {
-    /// The gateway's hash of everything that precedes the documents.
+    /// The gateway's hash of everything in the prompt that precedes the documents.
     pub scope: u64,
     /// Token index of the first document's first token.
     pub start: u32,
-    /// The documents, with ends ascending and within the prompt.
+    /// The documents, in the order of the prompt, with ends ascending and within the prompt.
     pub documents: Vec<DocumentSpan>,
 }
 
 /// One document of a prompt, with the token index at which it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DocumentSpan {
-    /// The gateway's hash of the document's block.
+    /// The gateway's hash that identifies the document by its text.
     pub fingerprint: u64,
     /// Token index after the document's last token.
     pub end: u32,
 }
 
-/// The error for a document that ends before the previous one or past the prompt.
+/// The error for a document that ends before the previous one or past the prompt; it names the document's index and the
+/// allowed range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("document {index} ends at token {end}, not between {least} and {most}")]
 pub struct DocumentPathError {
-    /// Index of the document in [`DocumentPath::documents`].
+    /// Index of the offending document in [`DocumentPath::documents`].
     pub index: usize,
-    /// Token index at which the document is announced to end.
+    /// Token index at which the offending document is announced to end.
     pub end: u32,
-    /// Token index at which the previous document ends; for the first document, [`DocumentPath::start`].
+    /// Smallest allowed end: the token index at which the previous document ends; for the first document,
+    /// [`DocumentPath::start`].
     pub least: u32,
-    /// Number of tokens in the prompt.
+    /// Largest allowed end: the number of tokens in the prompt.
     pub most: u32,
 }
 
-/// A document's fingerprint and its number of tokens, as events report it.
+/// A document as events report it: its fingerprint, and the number of tokens since the end of the document before it.
 pub type Document = (u64, u32);
 
 impl DocumentPath {
-    /// Checks the path against a prompt of `tokens` tokens.
+    /// Checks that the documents' ends ascend and are within a prompt of `tokens` tokens.
     ///
     /// # Errors
     /// Returns a [`DocumentPathError`] when a document ends before the previous one or past the prompt.
@@ -63,7 +65,8 @@ impl DocumentPath {
         Ok(())
     }
 
-    /// Returns each document's fingerprint with the number of tokens that it adds.
+    /// Returns each document's fingerprint with the number of tokens from the end of the previous document to its own
+    /// end.
     pub fn sizes(&self) -> Arc<[Document]> {
         let mut before = self.start;
         let sized = self.documents.iter().map(|document| {

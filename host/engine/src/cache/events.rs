@@ -9,75 +9,76 @@ use crate::TokenId;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// A tier of memory in which a page can be stored.
+/// A tier of memory in which the cache can store a page of KV state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tier {
-    /// The backend's own memory, which it computes on.
+    /// The memory of the device, on which the backend computes.
     Device,
     /// The pool of pages in host memory, to which pages evicted from the device move.
     Host,
-    /// A file. The cache reports no events for this tier, because a page that is written there may be dropped silently.
+    /// The file of the disk tier. The cache reports no events for this tier, because a page that is written there may
+    /// be dropped silently.
     Disk,
 }
 
-/// A change to the full pages in the cache, or to the documents in them.
+/// A change to the cached full pages of KV state, or to the documents that they hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CacheEvent {
-    /// A page has been stored in `tier`.
+    /// A page has been stored in `tier`; it may also be in another tier.
     Stored {
-        /// Hash of the page and everything before it.
+        /// Hash of the page's tokens and of everything before them.
         hash: PageHash,
-        /// Hash of the page before it; `None` for the first page of a sequence.
+        /// Hash of the page before this one; `None` for the first page of a sequence.
         parent: Option<PageHash>,
-        /// Tokens of the page.
+        /// The tokens whose KV state the page holds.
         tokens: Arc<[TokenId]>,
-        /// Cache salt of the tenant; empty if tenants are not isolated.
+        /// Cache salt of the tenant that the page belongs to; empty if tenants are not isolated.
         salt: Arc<str>,
-        /// The tier that holds the page now.
+        /// The tier that holds the page now, perhaps in addition to others.
         tier: Tier,
     },
-    /// A page has left `tier`.
+    /// A page has left `tier`; another tier may still hold it.
     Removed {
-        /// Hash of the page and everything before it.
+        /// Hash of the page's tokens and of everything before them.
         hash: PageHash,
         /// The tier that held the page.
         tier: Tier,
     },
-    /// No page is left in device or host memory.
+    /// The cache is empty: no page is left in device or host memory.
     Cleared,
     /// The last document of `path` is now cached in device or host memory, as are those before it.
     DocumentsStored {
-        /// Cache salt of the tenant.
+        /// Cache salt of the tenant that the documents belong to.
         salt: Arc<str>,
-        /// The [`DocumentPath::scope`](super::DocumentPath::scope) of the path.
+        /// Hash of the prompt before the documents, see [`DocumentPath::scope`](super::DocumentPath::scope).
         scope: u64,
-        /// The documents from the first one on, each with its number of tokens.
+        /// The prompt's documents from its first to the one that the event concerns, each with its number of tokens.
         path: Arc<[Document]>,
     },
-    /// The last document of `path` is no longer cached in device or host memory.
+    /// The last document of `path` is no longer cached in device or host memory; the documents before it may still be.
     DocumentsRemoved {
-        /// Cache salt of the tenant.
+        /// Cache salt of the tenant that the documents belong to.
         salt: Arc<str>,
-        /// The [`DocumentPath::scope`](super::DocumentPath::scope) of the path.
+        /// Hash of the prompt before the documents, see [`DocumentPath::scope`](super::DocumentPath::scope).
         scope: u64,
-        /// The documents from the first one on, each with its number of tokens.
+        /// The prompt's documents from its first to the one that the event concerns, each with its number of tokens.
         path: Arc<[Document]>,
     },
-    /// Events were dropped at this point because they were not taken in time.
+    /// Events were dropped here, because they were not taken from the cache in time.
     Gap {
-        /// Number of dropped events.
+        /// Number of events that were dropped.
         events: u64,
     },
 }
 
-/// Events that have not been taken yet.
+/// The cache's events that have not been taken yet, at most [`CAPACITY`].
 #[derive(Debug, Default)]
 pub(super) struct EventLog {
     events: VecDeque<CacheEvent>,
     dropped: u64,
 }
 
-/// Maximum number of events kept; one step of an engine causes a few hundred at most.
+/// Maximum number of events that wait to be taken from one cache; one step of an engine causes a few hundred at most.
 const CAPACITY: usize = 1 << 14;
 
 impl EventLog {
@@ -89,13 +90,13 @@ impl EventLog {
         self.events.push_back(event);
     }
 
-    /// Appends all events of another log.
+    /// Appends all events of another log. If there are too many, the oldest are dropped.
     pub(super) fn append(&mut self, mut other: Self) {
         other.take().into_iter().for_each(|event| self.push(event));
     }
 
-    /// Returns and removes all events since the last call, oldest first. A [`CacheEvent::Gap`] comes first if events
-    /// were dropped.
+    /// Removes and returns all events in the log, oldest first. A [`CacheEvent::Gap`] comes first if events were
+    /// dropped since the last call.
     pub(super) fn take(&mut self) -> Vec<CacheEvent> {
         let gap = std::mem::take(&mut self.dropped);
         let gap = (gap > 0).then_some(CacheEvent::Gap { events: gap });

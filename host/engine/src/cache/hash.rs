@@ -18,7 +18,8 @@ use sha2::{Digest, Sha256};
 pub struct PageHash(pub u128);
 
 impl PageHash {
-    /// Returns the hash that precedes the first page of the tenant with this salt; `identity` is the model's.
+    /// Returns the hash that stands for everything before the first page of a tenant's sequences. It depends on the
+    /// tenant's `salt` and on the model's `identity`.
     pub fn root(identity: u64, salt: &str) -> Self {
         let hash = Sha256::new()
             .chain_update(identity.to_le_bytes())
@@ -26,7 +27,7 @@ impl PageHash {
         Self::truncated(hash)
     }
 
-    /// Returns the hash of the page that follows this one and holds `tokens`.
+    /// Returns the hash of the full page that holds `tokens` and follows the page, or the root, with this hash.
     pub fn then(self, tokens: &[TokenId]) -> Self {
         let mut hash = Sha256::new().chain_update(self.0.to_le_bytes());
         for token in tokens {

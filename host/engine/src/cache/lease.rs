@@ -1,4 +1,4 @@
-//! Leases: a sequence's pages in the cache.
+//! Leases: a running sequence's hold on its pages in the cache.
 
 use super::boundaries::Route;
 use super::tree::NodeId;
@@ -6,42 +6,45 @@ use crate::TokenId;
 use crate::backend::{Load, PageId};
 use std::sync::Arc;
 
-/// The pages of a running sequence. Return it with [`PrefixCache::close`](super::PrefixCache::close) or
-/// [`PrefixCache::abandon`](super::PrefixCache::abandon): dropping it leaks the pages.
+/// The pages that a running sequence holds, so that they are not evicted. Return it with
+/// [`PrefixCache::close`](super::PrefixCache::close) or [`PrefixCache::abandon`](super::PrefixCache::abandon): dropping
+/// it leaks the pages.
 #[derive(Debug)]
 #[must_use = "a dropped lease leaks its pages"]
 pub struct Lease {
     pub(super) salt: Arc<str>,
-    /// The page table: `pages[p / page_tokens]` holds position `p`.
+    /// The page table: `pages[p / page_tokens]` holds the KV state of position `p`.
     pub(super) pages: Vec<PageId>,
-    /// The nodes of the leading pages, which are full and shared; the remaining pages are private to this lease.
+    /// The nodes of the prefix tree whose pages are the first ones of `pages`: full pages, shared with other sequences.
+    /// The remaining pages are private to this lease.
     pub(super) nodes: Vec<NodeId>,
     pub(super) route: Option<Route>,
-    /// Number of leading tokens of the sequence that may stay in the cache for others.
+    /// Number of leading tokens of the sequence whose pages may stay in the cache for other sequences.
     pub(super) kept_tokens: u32,
-    /// Mean cost of a token of the prompt that was not cached at opening: seconds, or 1 if no cost is configured.
+    /// Mean cost per token of those tokens of the prompt that were not cached when the lease was opened: seconds, or 1
+    /// if no cost function is configured.
     pub(super) seconds_per_token: f64,
 }
 
 impl Lease {
-    /// Returns the page table: position `p` lives in `pages()[p / page_tokens]`.
+    /// Returns the page table: `pages()[p / page_tokens]` holds the KV state of position `p`.
     pub fn pages(&self) -> &[PageId] {
         &self.pages
     }
 }
 
-/// A sequence's use of the prefix cache.
+/// How a sequence may use the prefix cache: how many tokens it may read from it, and whether its own pages stay there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheUse {
-    /// Maximum number of tokens of a cached prefix that the sequence starts from.
+    /// Maximum number of leading tokens of the sequence that may be taken from the cache.
     pub reads: u32,
     /// True if the pages computed for the sequence stay in the cache, where later sequences can reuse them.
     pub keeps: bool,
 }
 
 impl CacheUse {
-    /// Returns the beginning of `tokens` to look up: one token more than [`CacheUse::reads`], because the last token of
-    /// a lookup is always computed.
+    /// Returns the beginning of `tokens` to look up in the cache: one token more than [`CacheUse::reads`], because a
+    /// lookup never matches the last token that it is given.
     pub fn readable(self, tokens: &[TokenId]) -> &[TokenId] {
         let most = (self.reads as usize).saturating_add(1);
         &tokens[..tokens.len().min(most)]
@@ -57,46 +60,49 @@ impl Default for CacheUse {
     }
 }
 
-/// The result of a prefix lookup, for planning. A lookup changes nothing in the cache.
+/// What the cache holds of a prompt, for planning. A lookup changes nothing in the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Match {
-    /// Number of tokens that need not be computed, at most all but the last.
+    /// Number of leading tokens that need not be computed, at most all but the last.
     pub tokens: u32,
-    /// The part of `tokens` that must be loaded from host memory.
+    /// Those of `tokens` that only host memory holds, so that they must be loaded onto the device.
     pub host_tokens: u32,
-    /// Tokens after `tokens` that could be [fetched](super::PrefixCache::fetch) from disk.
+    /// Number of tokens after the first `tokens` that could be [fetched](super::PrefixCache::fetch) from disk.
     pub disk_tokens: u32,
-    /// Full pages on the device that a lease would share, so that it needs no new ones for them.
+    /// Number of full pages on the device that the sequence would share, so that it needs no new ones for them.
     pub pages: u32,
-    /// The idle ones of `pages`, which count as available until a lease holds them.
+    /// Those of `pages` that no lease holds now; they count as available until one does.
     pub idle_pages: u32,
 }
 
-/// A new lease, with the part of the sequence that was found in the cache.
+/// A new lease, and the part of the sequence that was found in the cache.
 #[derive(Debug)]
 #[must_use = "a dropped lease leaks its pages"]
 pub struct Opening {
-    /// A lease with pages for all of the sequence's tokens.
+    /// A lease (hold on pages) with pages for all of the sequence's tokens.
     pub lease: Lease,
-    /// Tokens whose KV state the lease's pages hold, once `loads` have been carried out.
+    /// Number of leading tokens whose KV state the lease's pages hold, once `loads` have been carried out.
     pub cached_tokens: u32,
-    /// The part of `cached_tokens` that is loaded from host memory.
+    /// Those of `cached_tokens` that are loaded from host memory.
     pub host_tokens: u32,
-    /// Loads to carry out before the sequence is computed. The lease must stay open until then.
+    /// Copies of pages from host memory to the device, to be carried out before the sequence is computed. The lease
+    /// must stay open until then.
     pub loads: Vec<Load>,
-    /// A copy that, if carried out, adds further cached tokens.
+    /// A copy between pages on the device that, if carried out, adds further cached tokens; `None` if there is none to
+    /// make.
     pub copy: Option<SlotCopy>,
 }
 
-/// Copies the first `tokens` slots of page `from` to page `to`. Carried out before any later work of the cache, it
-/// gives the sequence that many more cached tokens. If it is left undone, those tokens must be computed.
+/// A copy of the KV state of the first `tokens` tokens of page `from` to page `to`. Carried out before any later work
+/// of the cache, it gives the sequence that many more cached tokens. If it is left undone, those tokens must be
+/// computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotCopy {
-    /// A page of the tree, to read.
+    /// The page to read, which belongs to the cache's prefix tree.
     pub from: PageId,
-    /// The lease's first private page, to write.
+    /// The page to write: the first page that is private to the sequence.
     pub to: PageId,
-    /// Number of slots to copy, at least one.
+    /// Number of tokens whose KV state is copied, at least one.
     pub tokens: u32,
 }
 

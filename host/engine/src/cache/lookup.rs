@@ -10,23 +10,24 @@ use super::tree::NodeId;
 use crate::TokenId;
 use std::sync::Arc;
 
-/// The result of a lookup, with the state of the tree for which it is valid.
+/// The result of a cache lookup, with what is needed to tell whether it is still valid.
 #[derive(Clone, Debug)]
 pub struct CachedLookup {
-    /// Tokens that need not be computed, at most all but the last.
+    /// Number of leading tokens that need not be computed, at most all but the last.
     pub tokens: u32,
-    /// The part of `tokens` that must be loaded from host memory.
+    /// Those of `tokens` that only host memory holds, so that they must be loaded onto the device.
     pub host_tokens: u32,
     salt: Arc<str>,
-    /// The last full page that was found, and the last full page that was found on the device.
+    /// The nodes of the prefix tree with the last full page that was found in any tier, and with the last one on the
+    /// device; `None` if there was no such page.
     ends: [Option<NodeId>; 2],
-    /// The tree's change counter at the lookup.
+    /// The prefix tree's change counter at the time of the lookup.
     seen: u64,
 }
 
 impl PrefixCache {
-    /// Looks up the cached prefix of `tokens` as [`PrefixCache::lookup`] does, but without the parts that cannot be
-    /// remembered: the holders of pages, and the pages on disk.
+    /// Looks up the cached prefix of `tokens` as [`PrefixCache::lookup`] does, in a form that can be kept and checked
+    /// for validity. Leaves out which pages other sequences hold, and which are on disk.
     pub fn remember_lookup(&self, salt: &Arc<str>, tokens: &[TokenId]) -> CachedLookup {
         let walk = self.tree.walk(salt, all_but_last(tokens));
         let near = self.on_device(&walk);
@@ -39,7 +40,7 @@ impl PrefixCache {
         }
     }
 
-    /// Returns false if another lookup might have a different result. Costs `O(1)`.
+    /// Returns false if repeating the lookup now might have a different result. Costs `O(1)`.
     pub fn is_current(&self, lookup: &CachedLookup) -> bool {
         let CachedLookup {
             salt, ends, seen, ..

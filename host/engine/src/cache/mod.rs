@@ -71,22 +71,24 @@ use tiers::residence::{Node, Residence};
 use tiers::transfers::InFlight;
 use tree::{Insertion, NodeId, Tree};
 
-/// The prefixes that a backend's page pools hold, in all tiers.
+/// A cache of the KV state of prefixes, in pages on the device, in host memory and on disk. It does the bookkeeping for
+/// a backend's pools of pages; the caller moves the data.
 pub struct PrefixCache {
     page_tokens: u32,
     pool: Pool,
     host_pool: HostPool,
     tree: Tree<Residence>,
-    /// Eviction order of the device: its leaves that no lease holds.
+    /// Eviction order of the device's pages: those that no lease (running sequence) holds and that no page on the
+    /// device follows.
     device: Queue,
-    /// Eviction order of host memory: its leaves, except replicas.
+    /// Eviction order of the pages in host memory that no page in host memory follows, except replicas.
     host: Queue,
-    /// Replicas, the least frequently used first.
+    /// Pages in host memory that are replicas of pages on the device, the least frequently used first.
     replicas: Queue,
     max_replicas: u32,
-    /// True if all pages of a document are evicted together.
+    /// True if all pages of a document are evicted together, as [`EvictionPolicy::PgdsfPaper`] does.
     evicts_documents: bool,
-    /// Maximum number of a prompt's documents whose pages are kept, see [`CacheConfig::max_documents`].
+    /// Number of a prompt's leading documents whose pages stay in the cache, see [`CacheConfig::max_documents`].
     max_documents: Option<u32>,
     history: History,
     cost: Option<Arc<Cost>>,
@@ -96,12 +98,13 @@ pub struct PrefixCache {
     transfers: Vec<Transfer>,
     in_flight: InFlight,
     events: EventLog,
-    /// Counts uses of pages, in place of a clock. An idle page was never used later than the idle page that it follows.
+    /// Counts uses of pages, in place of a clock. A page that no lease holds was never used later than such a page that
+    /// it follows.
     now: u64,
     counts: Counts,
 }
 
-/// Counters and gauges; [`CacheStats`] is their public form.
+/// The counters and gauges of a cache that it keeps itself, in pages; [`CacheStats`] is their public form.
 #[derive(Default)]
 struct Counts {
     device: u32,
@@ -112,37 +115,37 @@ struct Counts {
     fetched: u64,
 }
 
-/// Gauges and counters of a cache, in pages.
+/// Gauges and counters of one cache since it was created, in pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {
-    /// Pages in the device's pool.
+    /// Number of pages in the device's pool.
     pub pages: u32,
-    /// Device pages that leases hold now; a shared page counts once.
+    /// Device pages that leases of running sequences hold now; a shared page counts once.
     pub in_use: u32,
-    /// Device pages in the tree now, held or idle.
+    /// Device pages that hold cached prefixes now, whether or not a lease holds them.
     pub cached: u32,
     /// Pages evicted from the device so far.
     pub evicted: u64,
-    /// Pages in the host's pool.
+    /// Number of pages in the host's pool.
     pub host_pages: u32,
-    /// Pages in host memory now.
+    /// Pages in host memory that hold cached prefixes now.
     pub host_cached: u32,
-    /// Host pages that are replicas of pages on the device, kept in case the device loses its memory.
+    /// Pages in host memory now that are replicas: copies of pages on the device, kept in case it loses its memory.
     pub replicated: u32,
     /// Pages evicted from host memory so far.
     pub host_evicted: u64,
-    /// Pages in device or host memory that also have a copy on disk, so that a restarted process finds them.
+    /// Pages in device or host memory now that also have a copy on disk, so that a restarted process finds them.
     pub disk_replicas: u32,
-    /// Pages scheduled to be written to disk as replicas so far.
+    /// Writes of such copies to disk scheduled so far, in pages.
     pub disk_replicated: u64,
-    /// Pages read back from disk so far.
+    /// Pages read back from disk into host memory so far.
     pub fetched: u64,
-    /// Counters of the disk tier; all 0 without one.
+    /// Counters of the disk tier; all 0 if there is no disk tier.
     pub disk: DiskCounts,
 }
 
 impl PrefixCache {
-    /// Returns an empty cache for pools of these sizes.
+    /// Returns an empty cache for pools of the sizes `pages`.
     pub fn new(pages: Pages, config: &CacheConfig) -> Self {
         let page_tokens = pages.tokens.max(1);
         let share = config.replicated_share.clamp(0.0, 1.0);
@@ -178,8 +181,8 @@ impl PrefixCache {
         }
     }
 
-    /// Empties the cache and gives it pools of these sizes. Every lease is void: drop it, do not close it. Events that
-    /// were not taken yet stay, followed by [`CacheEvent::Cleared`].
+    /// Empties the cache and gives it pools of the sizes `pages`. Every open lease becomes void: drop it, do not close
+    /// it. Events that were not taken yet stay, followed by [`CacheEvent::Cleared`].
     pub fn start_over(&mut self, pages: Pages, config: &CacheConfig) {
         let mut events = std::mem::take(&mut self.events);
         events.push(CacheEvent::Cleared);
@@ -189,12 +192,12 @@ impl PrefixCache {
         };
     }
 
-    /// Returns and removes the events since the last call, oldest first.
+    /// Removes and returns the events since the last call, oldest first, see [`CacheEvent::Gap`].
     pub fn take_events(&mut self) -> Vec<CacheEvent> {
         self.events.take()
     }
 
-    /// Returns the number of device pages that are free or evictable: all that no lease holds.
+    /// Returns the number of device pages that are free or could be evicted: all that no lease holds.
     pub fn available(&self) -> u32 {
         self.pool.pages() - self.pool.in_use()
     }
@@ -221,16 +224,18 @@ impl PrefixCache {
         }
     }
 
-    /// Adds a private page to the lease. Returns `false` when leases hold all pages.
+    /// Adds a page to the end of the lease's page table, evicting another if none is free. Returns `false` if leases
+    /// hold all pages.
     pub fn grow(&mut self, lease: &mut Lease) -> bool {
         let page = self.take();
         lease.pages.extend(page);
         page.is_some()
     }
 
-    /// Reports that the first `computed` of the sequence's `tokens` have been computed, and that everything before that
-    /// has [landed](PrefixCache::landed). Pages that those tokens fill become visible to other sequences, unless the
-    /// lease keeps fewer tokens. Where another sequence committed the same page first, its page replaces this one's.
+    /// Reports that the first `computed` of the sequence's `tokens` have been computed, and that all data movements
+    /// before that have been carried out ([`PrefixCache::landed`]). Pages that those tokens fill become visible to
+    /// other sequences, except beyond the tokens that the lease may keep. Where another sequence committed the same
+    /// page first, the lease gets that page instead of its own.
     pub fn commit(&mut self, lease: &mut Lease, tokens: &[TokenId], computed: u32) {
         let computed = &tokens[..computed.min(lease.kept_tokens) as usize];
         let full = computed.chunks_exact(self.page_tokens as usize);
@@ -267,7 +272,7 @@ impl PrefixCache {
     }
 
     /// Ends the lease of the sequence `tokens`. The KV state of its first `computed` tokens stays cached for other
-    /// sequences, unless the lease keeps fewer tokens.
+    /// sequences, except beyond the tokens that the lease may keep.
     pub fn close(&mut self, mut lease: Lease, tokens: &[TokenId], computed: u32) {
         self.commit(&mut lease, tokens, computed);
         let shared = lease.nodes.len();
@@ -291,7 +296,7 @@ impl PrefixCache {
         self.abandon(lease);
     }
 
-    /// Ends a lease without keeping its private pages. Pages that it committed before stay cached.
+    /// Ends a lease without keeping the pages that are private to it. Pages that it committed before stay cached.
     pub fn abandon(&mut self, lease: Lease) {
         for (&node, &page) in lease.nodes.iter().zip(&lease.pages).rev() {
             self.pool.release(page);
@@ -302,8 +307,8 @@ impl PrefixCache {
         }
     }
 
-    /// Ends a lease whose pages cannot be trusted, including those that it committed. They leave the cache unless
-    /// another lease holds them or other prefixes continue them.
+    /// Ends a lease whose pages may have wrong content, including those that it committed. From the last page to the
+    /// first, they leave the cache and the disk, until one that another lease holds or that other cached pages follow.
     pub fn forget(&mut self, lease: Lease) {
         let nodes = lease.nodes.clone();
         self.abandon(lease);
@@ -322,7 +327,8 @@ impl PrefixCache {
         }
     }
 
-    /// Evicts every prefix that no lease holds, from every tier. Returns the number of device pages freed.
+    /// Evicts every prefix that no lease holds, from the device, host memory and disk. Returns the number of device
+    /// pages freed.
     pub fn clear(&mut self) -> u32 {
         let before = self.counts.device;
         let told = std::mem::take(&mut self.events);
@@ -352,13 +358,14 @@ impl PrefixCache {
         before - self.counts.device
     }
 
-    /// Returns the number of pages that `tokens` tokens need.
+    /// Returns the number of pages that the KV state of `tokens` tokens takes.
     fn pages_for(&self, tokens: usize) -> u32 {
         (tokens as u32).div_ceil(self.page_tokens)
     }
 
-    /// Records that a page was computed for a lease. A page within the same document as the page before it takes over
-    /// that page's frequency: both were needed equally often, and only the document's end was evicted.
+    /// Records that the page of `node` was computed for the sequence of `lease`. If the page begins within the same
+    /// document as the page before it, it takes over that page's count of uses: both were needed equally often, and
+    /// only the document's end was evicted.
     fn computed(&mut self, node: NodeId, lease: &Lease) {
         let index = lease.nodes.len() as u32;
         let route = lease.route.as_ref();
@@ -372,14 +379,16 @@ impl PrefixCache {
         self.touch(node);
     }
 
-    /// Restores the recorded usage of a new node's page, if there is any.
+    /// Restores the usage that was recorded when the page of this new node last left the cache, if it is still
+    /// recorded.
     fn recall(&mut self, node: NodeId) {
         if let Some(hash) = self.tree[node].hash {
             self.tree[node].at.usage = self.history.take(hash);
         }
     }
 
-    /// Adds the marks of the documents whose last full page the lease has reached.
+    /// Puts marks on the pages of the lease for the documents that its full pages have reached, and logs these
+    /// documents as cached.
     fn mark(&mut self, lease: &mut Lease) {
         let Some(route) = &mut lease.route else {
             return;
@@ -390,7 +399,8 @@ impl PrefixCache {
         }
     }
 
-    /// Releases the page of a partial node that has left the tree.
+    /// Releases the device page of a node with a partly filled page that has left the prefix tree, because a longer
+    /// page took its place. Does nothing for `None`.
     fn drop_superseded(&mut self, superseded: Option<Box<Node>>) {
         let Some(node) = superseded else { return };
         let Some(copy) = node.at.device else { return };
@@ -405,7 +415,8 @@ impl PrefixCache {
         }
     }
 
-    /// Removes a leaf that no lease holds from the tree.
+    /// Removes a node from all tiers and from the prefix tree. The node must have no children, and no lease may hold
+    /// it.
     fn drop_leaf(&mut self, id: NodeId) {
         self.leave_host(id);
         let page = self.leave_device(id);

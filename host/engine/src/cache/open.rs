@@ -1,4 +1,4 @@
-//! Looking up a prefix and opening a lease on it.
+//! Looking up the cached prefix of a prompt, and opening a lease (a sequence's hold on pages) that shares it.
 
 use super::boundaries::Route;
 use super::lease::{CacheUse, Lease, Match, Opening, SlotCopy, all_but_last};
@@ -9,8 +9,9 @@ use crate::backend::{Load, PageId};
 use std::sync::Arc;
 
 impl PrefixCache {
-    /// Finds the longest cached prefix of `tokens` among sequences with this salt. At least one token is left to
-    /// compute, because the last one's logits are needed. Costs `O(tokens + pages · log siblings)`.
+    /// Finds the longest cached prefix of `tokens` among sequences with this cache salt. At least one token is left to
+    /// compute, because the last one's logits are needed. Costs `O(tokens + pages · log siblings)`, where siblings are
+    /// cached pages that follow the same prefix.
     pub fn lookup(&self, salt: &str, tokens: &[TokenId]) -> Match {
         let walk = self.tree.walk(salt, all_but_last(tokens));
         let near = self.on_device(&walk);
@@ -29,9 +30,9 @@ impl PrefixCache {
         }
     }
 
-    /// Opens a lease with pages for all of `tokens`, sharing those of the longest cached prefix (see
-    /// [`PrefixCache::lookup`]). Returns `None` if there is no room; pages may then have been evicted, and the order of
-    /// eviction changed.
+    /// Opens a lease with pages for all of `tokens`, sharing the pages of the longest cached prefix (see
+    /// [`PrefixCache::lookup`]). Returns `None` if there are too few pages that no lease holds; pages may then have
+    /// been evicted, and the order of eviction changed.
     pub fn open(
         &mut self,
         salt: &Arc<str>,
@@ -41,8 +42,8 @@ impl PrefixCache {
         self.open_as(salt, tokens, documents, CacheUse::default())
     }
 
-    /// Opens a lease as [`PrefixCache::open`] does; `cache_use` may exclude the sequence from reading or filling the
-    /// cache.
+    /// Opens a lease as [`PrefixCache::open`] does. `cache_use` says how many tokens the sequence may read from the
+    /// cache, and whether its own pages stay there.
     pub fn open_as(
         &mut self,
         salt: &Arc<str>,
@@ -109,7 +110,8 @@ impl PrefixCache {
         Some(opening)
     }
 
-    /// Returns the number of leading tokens of a prompt with these documents that may stay cached; `u32::MAX` for all.
+    /// Returns the number of leading tokens of a prompt with these documents whose pages may stay cached; `u32::MAX`
+    /// for all.
     fn kept_tokens(&self, documents: Option<&DocumentPath>) -> u32 {
         let path = documents.map(|documents| &documents.documents[..]);
         match (self.max_documents, path) {
@@ -121,9 +123,9 @@ impl PrefixCache {
         }
     }
 
-    /// Adds the pages of the lease's nodes to the lease. The first `near` nodes are on the device. For each of the
-    /// others, takes a page from `free` and returns the load from host memory that fills it. The caller has protected
-    /// all nodes by [`PrefixCache::keep`].
+    /// Adds the pages of the lease's nodes to its page table. The first `near` nodes have pages on the device. For each
+    /// of the others, takes a page from `free` and returns the load from host memory that fills it. The caller has
+    /// protected all nodes from eviction by [`PrefixCache::keep`].
     fn share(
         &mut self,
         lease: &mut Lease,
@@ -147,8 +149,8 @@ impl PrefixCache {
         loads
     }
 
-    /// Makes the first `tokens` slots of a node's page available in page `to`: by a copy on the device, or by loading
-    /// the whole page from host memory, whose remaining slots the sequence overwrites.
+    /// Makes the first `tokens` tokens of a node's page available in page `to`, and records how in `opening`: a copy on
+    /// the device, or a load of the whole page from host memory, of which the sequence overwrites the rest.
     fn open_tail(&mut self, opening: &mut Opening, node: NodeId, to: PageId, tokens: u32) {
         let at = &self.tree[node].at;
         let from_host = at.device.is_none() || at.loading;
@@ -170,7 +172,8 @@ impl PrefixCache {
         }
     }
 
-    /// Protects a node from eviction in the nearest tier that has its page: the device, else host memory.
+    /// Protects the node's page from eviction in one tier: on the device if it is there, otherwise in host memory.
+    /// Calls count: each needs one [`PrefixCache::unkeep`].
     fn keep(&mut self, node: NodeId) {
         match self.tree[node].device_page() {
             Some(page) => self.pool.hold(page),
@@ -179,7 +182,7 @@ impl PrefixCache {
         self.refile(node);
     }
 
-    /// Undoes one [`PrefixCache::keep`].
+    /// Ends the protection from eviction that one call of [`PrefixCache::keep`] gave to the node's page.
     pub(super) fn unkeep(&mut self, node: NodeId) {
         match self.tree[node].device_page() {
             Some(page) => {
@@ -190,7 +193,7 @@ impl PrefixCache {
         self.refile(node);
     }
 
-    /// Returns the number of the walk's full pages that are on the device; they are the leading ones.
+    /// Returns the number of the full pages found by `walk` that are on the device; these are the leading ones.
     pub(super) fn on_device(&self, walk: &Walk) -> usize {
         walk.full
             .partition_point(|&node| self.tree[node].at.device.is_some())
@@ -200,8 +203,8 @@ impl PrefixCache {
         walk.full.len() as u32 * self.page_tokens + walk.tail.map_or(0, |(_, tokens)| tokens)
     }
 
-    /// Returns the number of the walk's tokens that only host memory holds. The first `near` full pages are on the
-    /// device.
+    /// Returns the number of the tokens found by `walk` that only host memory holds. `near` is the number of its full
+    /// pages that are on the device.
     pub(super) fn host_tokens_of(&self, walk: &Walk, near: usize) -> u32 {
         let tail = walk
             .tail

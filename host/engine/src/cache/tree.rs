@@ -28,20 +28,22 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::{Bound, Index, IndexMut};
 use std::sync::Arc;
 
-/// Identifies a node. The id is reused once its node has left the tree.
+/// Identifies a node of the prefix tree: one page of KV state after a certain prefix. The id is reused once its node
+/// has left the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct NodeId(u32);
 
 type Children = BTreeMap<Arc<[TokenId]>, NodeId>;
 
 pub(super) struct Node<At> {
-    /// Cache salt of the tenant.
+    /// Cache salt of the tenant that the page belongs to.
     pub(super) salt: Arc<str>,
-    /// The page's tokens: 1 to `page_tokens` of them. A node with fewer than `page_tokens` has no children.
+    /// The tokens whose KV state the page holds: 1 to `page_tokens` of them. A node with fewer than `page_tokens` has
+    /// no children.
     pub(super) tokens: Arc<[TokenId]>,
-    /// Hash by which a full page is found; a partial page has none.
+    /// Hash of the page's tokens and everything before them; `None` if the page is only partly filled.
     pub(super) hash: Option<PageHash>,
-    /// The full page that this one follows; `None` for the first page of a sequence.
+    /// The node of the page before this one, which is full; `None` for the first page of a sequence.
     pub(super) parent: Option<NodeId>,
     children: Children,
     pub(super) at: At,
@@ -49,8 +51,8 @@ pub(super) struct Node<At> {
 
 struct Slot<At> {
     node: Option<Node<At>>,
-    /// The tree's change counter when the node or one of its children was last inserted, removed or moved to another
-    /// tier.
+    /// The tree's change counter ([`Tree::changes`]) when this node or one of its children was last inserted, removed
+    /// or moved between device and host memory.
     changed: u64,
 }
 
@@ -62,35 +64,37 @@ struct Root {
 
 pub(super) struct Tree<At> {
     page_tokens: usize,
-    /// The model's identity, see [`PageHash::root`].
+    /// The model's identity, which is part of all page hashes, see [`PageHash::root`].
     identity: u64,
     slots: Vec<Slot<At>>,
     free: Vec<NodeId>,
-    /// First pages by salt; a salt without pages has no entry. Callers choose salts, hence the keyed default hasher.
+    /// The first pages of all sequences by cache salt; a salt without pages has no entry. Callers choose salts, hence
+    /// the keyed default hasher.
     roots: HashMap<Arc<str>, Root>,
     by_hash: FxHashMap<PageHash, NodeId>,
-    /// Counts all changes to the tree.
+    /// Counts all changes to the tree so far, including moves of pages between tiers.
     changes: u64,
 }
 
-/// The longest cached prefix of a sequence.
+/// The longest cached prefix of a sequence, as found in the prefix tree.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Walk {
-    /// The full pages that match, in order.
+    /// The nodes of the full pages that match, in order.
     pub(super) full: Vec<NodeId>,
-    /// The page that shares most leading tokens with the tokens after `full`, and the number of tokens shared (at least
-    /// one).
+    /// The node whose page shares most leading tokens with the tokens after `full`, and how many it shares (at least
+    /// one); `None` if no page shares any.
     pub(super) tail: Option<(NodeId, u32)>,
 }
 
-/// The outcome of an insertion.
+/// The outcome of inserting a page's tokens into the prefix tree.
 pub(super) enum Insertion<At> {
-    /// The tokens are now a node. A partial page that it made superfluous has left the tree.
+    /// The tokens are now a node of their own. If they begin with the tokens of a partly filled page, that node has
+    /// left the tree and is returned as `superseded`.
     Inserted {
         node: NodeId,
         superseded: Option<Box<Node<At>>>,
     },
-    /// This node already holds the tokens, and maybe more; the tree is unchanged.
+    /// This existing node has tokens that begin with the given ones; the tree is unchanged.
     Covered(NodeId),
 }
 
@@ -107,7 +111,7 @@ impl<At: Default> Tree<At> {
         }
     }
 
-    /// Finds the longest prefix of `tokens` in the tree.
+    /// Finds the longest prefix of `tokens` for which the tree has nodes, among sequences with this cache salt.
     pub(super) fn walk(&self, salt: &str, tokens: &[TokenId]) -> Walk {
         let mut walk = Walk::default();
         let mut children = self.roots.get(salt).map(|root| &root.children);
@@ -126,7 +130,8 @@ impl<At: Default> Tree<At> {
         walk
     }
 
-    /// Inserts `tokens` (1 to `page_tokens` of them) as a node after `parent`, a full page of the same salt.
+    /// Inserts `tokens` (1 to `page_tokens` of them) as a node after `parent`, which has a full page and the same salt;
+    /// `None` inserts the first page of a sequence.
     pub(super) fn insert(
         &mut self,
         salt: &Arc<str>,
@@ -193,7 +198,7 @@ impl<At: Default> Tree<At> {
         Insertion::Inserted { node, superseded }
     }
 
-    /// Removes a leaf from the tree and returns it.
+    /// Removes a node from the tree and returns it; `None` if there is no such node. Panics if it has children.
     pub(super) fn remove(&mut self, node: NodeId) -> Option<Node<At>> {
         let removed = self.slots[node.0 as usize].node.take()?;
         assert!(
@@ -222,12 +227,13 @@ impl<At: Default> Tree<At> {
         Some(removed)
     }
 
-    /// Returns the node of the full page with this hash; `None` if it is not in the tree.
+    /// Returns the node with the full page that has this hash; `None` if it is not in the tree.
     pub(super) fn find(&self, hash: PageHash) -> Option<NodeId> {
         self.by_hash.get(&hash).copied()
     }
 
-    /// Returns the hash of everything that precedes a page after `parent`.
+    /// Returns the hash of everything before a page that follows `parent`; for `None`, before the first page of a
+    /// sequence with this cache salt.
     pub(super) fn hash_before(&self, salt: &str, parent: Option<NodeId>) -> PageHash {
         let root = || match self.roots.get(salt) {
             Some(root) => root.hash,
@@ -240,23 +246,23 @@ impl<At: Default> Tree<At> {
         }
     }
 
-    /// Returns whether `node` has no children.
+    /// Returns whether no page of the tree follows the page of `node`.
     pub(super) fn is_leaf(&self, node: NodeId) -> bool {
         self[node].children.is_empty()
     }
 
-    /// Iterates over the children of `node`.
+    /// Iterates over the ids of the nodes whose pages directly follow the page of `node`.
     pub(super) fn children(&self, node: NodeId) -> impl Iterator<Item = NodeId> {
         self[node].children.values().copied()
     }
 
-    /// Iterates over all nodes, in no particular order.
+    /// Iterates over all nodes of the tree with their ids, in no particular order.
     pub(super) fn nodes(&self) -> impl Iterator<Item = (NodeId, &Node<At>)> {
         let slots = (0..).map(NodeId).zip(&self.slots);
         slots.filter_map(|(id, slot)| Some((id, slot.node.as_ref()?)))
     }
 
-    /// Returns all nodes, each after its descendants.
+    /// Returns the ids of all nodes, each after its descendants.
     pub(super) fn leaves_first(&self) -> Vec<NodeId> {
         let roots = self.roots.values();
         let mut order: Vec<NodeId> = roots
@@ -271,7 +277,7 @@ impl<At: Default> Tree<At> {
         order
     }
 
-    /// Returns the number of changes so far that could alter which pages a walk finds, or their tiers.
+    /// Returns the number of changes so far that could alter which pages a lookup finds, or in which tiers.
     pub(super) fn changes(&self) -> u64 {
         self.changes
     }
@@ -281,7 +287,8 @@ impl<At: Default> Tree<At> {
         self.slots[node.0 as usize].changed = self.changes;
     }
 
-    /// Records that `node` has moved between tiers, on the node and on its parent.
+    /// Records that the page of `node` has moved between device and host memory: counts as a change of the node and of
+    /// its parent.
     pub(super) fn note_move(&mut self, node: NodeId) {
         let (salt, parent) = (self[node].salt.clone(), self[node].parent);
         self.note_change(node);
@@ -300,8 +307,8 @@ impl<At: Default> Tree<At> {
         }
     }
 
-    /// Returns whether `node` (the root for `None`) is unchanged since [`Tree::changes`] returned `then`. Returns
-    /// `false` for a salt without a root.
+    /// Returns whether `node` (for `None`, the root of this cache salt) is unchanged since [`Tree::changes`] returned
+    /// `then`. Returns `false` for `None` if the salt has no pages.
     pub(super) fn unchanged_since(&self, then: u64, salt: &str, node: Option<NodeId>) -> bool {
         match node {
             Some(node) => self.slots[node.0 as usize].changed <= then,
@@ -312,7 +319,8 @@ impl<At: Default> Tree<At> {
         }
     }
 
-    /// Asserts that the links, the order and the prefix-freeness hold.
+    /// Asserts the tree's invariants: links in both directions, sorted siblings, and no page whose tokens begin another
+    /// sibling's.
     pub(super) fn check(&self) {
         let mut linked = 0;
         for (salt, root) in &self.roots {
@@ -385,8 +393,8 @@ impl<At> IndexMut<NodeId> for Tree<At> {
     }
 }
 
-/// Returns the sibling with the longest prefix in common with `tokens` and the length of that prefix, or `None` if none
-/// shares a token.
+/// Returns the one of `siblings` (nodes after the same page) whose tokens have the longest prefix in common with
+/// `tokens`, and the length of that prefix. Returns `None` if none shares a token.
 fn longest_common(siblings: &Children, tokens: &[TokenId]) -> Option<(NodeId, u32)> {
     [before(siblings, tokens), at_or_after(siblings, tokens)]
         .into_iter()
@@ -399,7 +407,7 @@ fn longest_common(siblings: &Children, tokens: &[TokenId]) -> Option<(NodeId, u3
         .max_by_key(|&(_, common)| common)
 }
 
-/// Returns the last sibling that sorts before `tokens`.
+/// Returns the last one of `siblings` (nodes after the same page) whose tokens sort before `tokens`.
 fn before<'a>(
     siblings: &'a Children,
     tokens: &[TokenId],
@@ -409,7 +417,7 @@ fn before<'a>(
         .next_back()
 }
 
-/// Returns the first sibling that equals `tokens` or sorts after them.
+/// Returns the first one of `siblings` (nodes after the same page) whose tokens equal `tokens` or sort after them.
 fn at_or_after<'a>(
     siblings: &'a Children,
     tokens: &[TokenId],

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(super) struct Admission {
-    /// Consistent after each line that changes it, so a panic under the lock does no harm.
+    /// The counts of waiting requests. They are consistent after each line that changes them, so a panic under the lock
+    /// does no harm.
     counts: Mutex<WaitingCounts>,
     max_waiting: u32,
     max_waiting_per_tenant: u32,
@@ -21,27 +22,27 @@ pub(super) struct Admission {
 #[derive(Default)]
 struct WaitingCounts {
     waiting: u32,
-    /// Number of waiting requests by tenant; tenants without any have no entry.
+    /// Number of waiting requests by tenant; a tenant with none has no entry.
     tenants: HashMap<Arc<str>, u32>,
-    /// Speculative requests refused so far because too many waited.
+    /// Number of speculative requests ([`Kind::Prefill`]) refused so far because too many requests waited.
     refused_guesses: u64,
-    /// Times at which the most recent requests began to run, oldest first; at most [`PACE`] entries.
+    /// Times at which the most recent requests began to run, oldest first; at most [`PACE`] of them.
     left: VecDeque<Instant>,
 }
 
-/// A place among the waiting requests that the limits count; freed when dropped.
+/// A request's place among the waiting requests whose number is limited; freed when dropped.
 pub(super) struct WaitingSlot {
     admission: Arc<Admission>,
     tenant: Arc<str>,
 }
 
-/// Number of recent starts of requests from which the queue's rate is estimated.
+/// Number of recent starts of requests from which the rate at which waiting requests begin to run is estimated.
 const PACE: usize = 32;
 
-/// Suggested wait of a refused client before any request has begun to run.
+/// Time after which a refused client is told to retry, if no request of this engine has begun to run yet.
 const UNKNOWN_WAIT: Duration = Duration::from_secs(1);
 
-/// Maximum suggested wait of a refused client; after a longer time, conditions have changed.
+/// Maximum time after which a refused client is told to retry; later, conditions have changed.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 impl Admission {
@@ -54,7 +55,7 @@ impl Admission {
         })
     }
 
-    /// Returns whether a [`Kind::Prefill`] would be accepted now. Each `false` counts as a refusal.
+    /// Returns whether a [`Kind::Prefill`] request would be accepted now. Each `false` counts as a refusal.
     pub(super) fn takes_guesses(&self) -> bool {
         let mut counts = self.counts.lock();
         let takes = counts.waiting < self.max_prefill_batch;
@@ -62,16 +63,16 @@ impl Admission {
         takes
     }
 
-    /// Returns the maximum number of requests of one tenant that can wait at once.
+    /// Returns the maximum number of requests that one tenant can have waiting at once, by both limits.
     pub(super) fn most_waiting(&self) -> u32 {
         self.max_waiting.min(self.max_waiting_per_tenant)
     }
 
-    /// Takes a place for a request of `tenant`.
+    /// Takes a place among the waiting requests for a request of `tenant`, which arrives at `now`.
     ///
     /// # Errors
-    /// Fails when `max_waiting` requests wait, or `max_waiting_per_tenant` of the tenant, or, for a [`Kind::Prefill`],
-    /// `max_prefill_batch` requests.
+    /// Fails when `max_waiting` requests of all tenants wait, or `max_waiting_per_tenant` of this tenant, or, for a
+    /// [`Kind::Prefill`], `max_prefill_batch` requests of all tenants.
     pub(super) fn enter(
         self: &Arc<Self>,
         tenant: &Arc<str>,
@@ -106,15 +107,15 @@ impl Admission {
         })
     }
 
-    /// Returns the number of speculative requests refused so far because too many requests waited.
+    /// Returns the number of speculative requests ([`Kind::Prefill`]) refused so far because too many requests waited.
     pub(super) fn refused_guesses(&self) -> u64 {
         self.counts.lock().refused_guesses
     }
 }
 
 impl WaitingCounts {
-    /// Returns the expected time until half of a full queue has left, at the recent pace. If it were the time until the
-    /// first place is free, all refused clients would return for that one place.
+    /// Returns the expected time until half of `full` waiting requests have begun to run, at the recent pace. If it
+    /// were the time until the first has, all refused clients would return for that one place.
     fn wait(&self, full: u32, now: Instant) -> Duration {
         let Some(oldest) = self.left.front() else {
             return UNKNOWN_WAIT;
@@ -125,7 +126,7 @@ impl WaitingCounts {
 }
 
 impl WaitingSlot {
-    /// Records that the request began to run at `now`, and frees its place.
+    /// Records that the request began to run at `now`, and frees its place among the waiting requests.
     pub(super) fn leave(self, now: Instant) {
         let mut counts = self.admission.counts.lock();
         if counts.left.len() == PACE {

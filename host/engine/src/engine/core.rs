@@ -34,41 +34,42 @@ mod tiers;
 pub(super) struct Core {
     cache: PrefixCache,
     cache_config: CacheConfig,
-    /// Requests whose pages are on their way from disk; they are queued once those have arrived.
+    /// Requests that wait for pages from disk; they enter the queue once these have arrived.
     fetching: Vec<Fetching>,
     replication: Replication,
     limits: Limits,
-    /// Maximum number of tokens of a step in which no sequence decodes and no request is a [`Kind::Prefill`].
+    /// Maximum number of tokens of a step in which no sequence generates tokens and no request is a [`Kind::Prefill`].
     max_prefill_step_tokens: u32,
     bounds: Bounds,
-    /// Maximum number of tokens of a step's scored segments, see [`max_scored_tokens`].
+    /// Maximum number of tokens of a step whose logits are needed to score prompts, see [`max_scored_tokens`].
     pub(super) max_scored_tokens: u32,
-    /// The configured [`EngineConfig::max_retries`].
+    /// How often a request is computed again after device failures, see [`EngineConfig::max_retries`].
     max_retries: u32,
     /// True if requests may use the prefix cache, as [`EngineConfig::prefix_caching`] says.
     prefix_caching: bool,
     rule: Rule,
     waiting: Queue<Sequence>,
-    /// A lower bound of all waiting requests' deadlines; `None` if no waiting request has a deadline.
+    /// A time not later than any waiting request's deadline; `None` if no waiting request has a deadline.
     next_deadline: Option<Instant>,
-    /// Running sequences in the order of their admission.
+    /// Running sequences, with their pages, in the order of their admission.
     running: Vec<Active>,
-    /// Speculative prefills whose prompts are computed and whose pages wait for the anticipated request.
+    /// Speculative prefills whose prompts are computed, and whose pages are kept for the request that they anticipate.
     held: Vec<HeldPrefill>,
-    /// Counts the generations that callers have dropped before their end; shared with all generations.
+    /// Number of generations that callers have dropped before their end (cancelled); shared with all [`Generation`]s,
+    /// which increment it.
     bell: Arc<AtomicU64>,
-    /// The value of `bell` at the last search for cancelled requests.
+    /// The value of `bell` at the last search for cancelled requests; if it differs from `bell`, there are new ones.
     rung: u64,
-    /// Events that have not been sent yet.
+    /// Events that have not been sent to their requests' callers yet, each with its channel.
     outbox: Vec<(mpsc::Sender<Event>, Event)>,
     totals: Stats,
 }
 
-/// An accepted request and its tokens so far.
+/// An accepted request, waiting or running, and its tokens so far.
 pub(super) struct Sequence {
     /// The prompt, followed by the generated tokens.
     pub(super) tokens: Vec<TokenId>,
-    /// Number of tokens at which the sequence ends: more than the prompt has, unless only the prompt is to be computed
+    /// Number of tokens at which the sequence ends: more than the prompt has, unless the prompt is only to be computed
     /// or scored.
     pub(super) end: u32,
     pub(super) kind: Kind,
@@ -76,38 +77,40 @@ pub(super) struct Sequence {
     pub(super) deadline: Option<Instant>,
     pub(super) speculation: Option<SpeculationId>,
     pub(super) sampler: Sampler,
-    /// The log-probabilities of the prompt, if they are asked for and have not been reported.
+    /// Log-probabilities of the prompt's tokens computed so far; `None` if they were not requested or have been
+    /// reported.
     pub(super) scores: Option<PromptScores>,
     pub(super) salt: Arc<str>,
     pub(super) documents: Option<Arc<DocumentPath>>,
     pub(super) cache_use: CacheUse,
-    /// Channel with room for all of the request's events; closed when the caller has dropped its generation.
+    /// Channel to the caller, with room for all of the request's events; closed when the caller has dropped its
+    /// generation.
     pub(super) events: mpsc::Sender<Event>,
-    /// True if the sequence has ever run.
+    /// True if the sequence has run at least once, so that its prompt has been counted and reported.
     pub(super) started: bool,
-    /// Number of device failures while the sequence was being computed.
+    /// Number of times that the device failed while it was computing this sequence.
     pub(super) faults: u32,
-    /// The sequence's place among the waiting requests; `None` once it has run.
+    /// The request's place among the waiting requests; `None` once it has run.
     pub(super) place: Option<WaitingSlot>,
-    /// The result of the sequence's last cache lookup.
+    /// The result of the last cache lookup of the sequence while it waited; `None` if there was none.
     pub(super) lookup: Option<CachedLookup>,
 }
 
 struct Active {
     sequence: Sequence,
     lease: Lease,
-    /// Tokens whose KV state the lease's pages hold; fewer than the sequence has.
+    /// Number of leading tokens whose KV state the lease's pages hold; fewer than the sequence has.
     computed: u32,
-    /// Number of this sequence's tokens in the prepared work.
+    /// Number of this sequence's tokens in the work that was prepared last.
     share: u32,
-    /// True if a failure of the prepared work may leave this sequence's pages undefined: the work writes to them, or
-    /// the sequence was admitted with it and may share pages that the work loads.
+    /// True if a failure of the work that was prepared last may leave this sequence's pages undefined: the work writes
+    /// to them, or the sequence was admitted with it and may share pages that the work loads.
     touched: bool,
 }
 
 impl Core {
-    /// Returns a core for a device with the dimensions of `backend`. It searches for cancelled requests whenever `bell`
-    /// has changed.
+    /// Returns a core without requests, for a device with the dimensions of `backend`. It searches for cancelled
+    /// requests whenever the counter `bell` has changed.
     pub(super) fn new(backend: &dyn Backend, config: &EngineConfig, bell: Arc<AtomicU64>) -> Self {
         Self {
             cache: PrefixCache::new(pools(backend), &config.cache),
@@ -166,7 +169,7 @@ impl Core {
         }
     }
 
-    /// Adds a sequence to the waiting requests.
+    /// Adds a sequence to the queue of waiting requests.
     fn queue(&mut self, sequence: Sequence) {
         self.next_deadline = earlier(self.next_deadline, sequence.deadline);
         self.waiting.push(sequence.entry(), sequence);
@@ -180,7 +183,7 @@ impl Core {
     }
 
     /// Returns whether computed speculative prefills hold pages. Their callers may cancel them while the engine is
-    /// idle.
+    /// idle, so that it must look for that.
     pub(super) fn holds_guesses(&self) -> bool {
         !self.held.is_empty()
     }
@@ -211,12 +214,12 @@ impl Core {
         self.cache.clear()
     }
 
-    /// Returns and removes the cache's events since the last call.
+    /// Removes and returns the cache's events since the last call, oldest first.
     pub(super) fn take_cache_events(&mut self) -> Vec<CacheEvent> {
         self.cache.take_events()
     }
 
-    /// Sends the accumulated events to their callers, in order.
+    /// Sends the accumulated events to the callers of their requests, in order.
     pub(super) fn send_events(&mut self) {
         for (receiver, event) in self.outbox.drain(..) {
             // The channel has room. If the caller has dropped its end, the next step notices.
@@ -224,8 +227,8 @@ impl Core {
         }
     }
 
-    /// Decides what is computed next. Carry the work out and pass its outcome to [`Core::complete`] before the next
-    /// call.
+    /// Decides what the device computes in the next step, at time `now`, and returns it. Carry the work out and pass
+    /// its outcome to [`Core::complete`] before the next call.
     pub(super) fn prepare(&mut self, now: Instant) -> Work {
         self.replicate(now);
         self.queue_fetched(now);
@@ -265,7 +268,8 @@ impl Core {
         work
     }
 
-    /// Processes the outcome of the prepared `work`: its answers, or the error that prevented them.
+    /// Processes the outcome of the work that was prepared last: its results, or the error that prevented them.
+    /// Continues or ends the sequences that it computed.
     pub(super) fn complete(&mut self, work: &Work, outcome: Result<&mut Answers, BackendError>) {
         if work.is_empty() {
             return;
@@ -329,7 +333,8 @@ impl Core {
         }
     }
 
-    /// Returns the state to plan with, and the tickets of the waiting requests in it.
+    /// Returns the input of the scheduler: counts of running and of the next waiting requests. Also returns a ticket
+    /// for each of these waiting requests, in the same order.
     fn state(&mut self) -> (SchedulerState, Vec<Ticket>) {
         let running = self.running.iter().map(|active| Running {
             tokens: active.sequence.length(),
@@ -386,7 +391,8 @@ impl Core {
         (state, tickets)
     }
 
-    /// Checks for some waiting requests whether their last cache lookup is current, and repeats it if it is not.
+    /// Checks for some waiting requests whether their last cache lookup is current, and looks up again if it is not.
+    /// Their rank in the queue depends on it.
     fn refresh(&mut self) {
         if self.rule == Rule::Arrival {
             return;
@@ -406,7 +412,8 @@ impl Core {
         });
     }
 
-    /// Ends the requests whose callers have dropped their generations. What was computed for them stays cached.
+    /// Ends the requests whose callers have dropped their generations (cancelled them). What was computed for them
+    /// stays cached.
     fn drop_cancelled(&mut self) {
         self.release_held(|sequence| sequence.events.is_closed());
         let rung = self.bell.load(Ordering::Acquire);
@@ -429,7 +436,7 @@ impl Core {
         self.totals.speculations_cancelled += guesses.count() as u64;
     }
 
-    /// Ends the requests whose deadline has passed.
+    /// Ends the requests whose deadline is at or before `now`.
     fn drop_expired(&mut self, now: Instant) {
         let expired = |deadline: Option<Instant>| deadline.is_some_and(|deadline| deadline <= now);
         if expired(self.next_deadline) {
@@ -452,7 +459,8 @@ impl Core {
         }
     }
 
-    /// Preempts a running sequence: releases its pages and puts it at the head of the queue.
+    /// Preempts the running sequence with index `index` in `running`: releases its pages and puts it at the head of the
+    /// queue.
     fn preempt(&mut self, index: usize) {
         let active = self.running.remove(index);
         let sequence = self.close(active);
@@ -460,20 +468,21 @@ impl Core {
         self.totals.preemptions += 1;
     }
 
-    /// Puts a sequence that has run before at the head of the queue.
+    /// Puts a sequence that has run before at the head of the queue of waiting requests.
     fn put_back(&mut self, sequence: Sequence) {
         self.next_deadline = earlier(self.next_deadline, sequence.deadline);
         self.waiting.put_back(sequence);
     }
 
-    /// Closes the lease of a running sequence. What was computed stays cached.
+    /// Ends the lease (hold on pages) of a running sequence and returns the sequence. What was computed stays cached.
     fn close(&mut self, active: Active) -> Sequence {
         self.cache
             .close(active.lease, &active.sequence.tokens, active.computed);
         active.sequence
     }
 
-    /// Admits a waiting sequence. Returns `false` if there are too few pages or the sequence has left the queue.
+    /// Admits the waiting sequence of `ticket`: opens a lease on pages for it, adds the loads and copies that fill them
+    /// to `work`, and makes it run. Returns `false` if there are too few pages or the sequence has left the queue.
     fn admit(&mut self, ticket: &Ticket, work: &mut Work, now: Instant) -> bool {
         let Some(sequence) = self.waiting.get(ticket) else {
             return false;
@@ -515,7 +524,8 @@ impl Core {
         true
     }
 
-    /// Counts a prompt that was admitted with `cached` tokens served from the cache, and reports it to the caller.
+    /// Counts a prompt that was admitted for the first time, with `cached` tokens served from the cache, and reports it
+    /// to the caller.
     fn count_prompt(&mut self, sequence: &Sequence, cached: u32) {
         self.totals.prompt_tokens += u64::from(sequence.length());
         self.totals.cached_tokens += u64::from(cached);
@@ -535,8 +545,8 @@ impl Core {
         );
     }
 
-    /// Adds `share` tokens of a running sequence to the step, or fewer if the step would yield too many logits. If
-    /// there is no page for them, the sequence is not part of this step.
+    /// Adds `share` tokens of the running sequence with index `index` to the step in `work`, or fewer if the step would
+    /// yield too many logits for scoring prompts. If there is no page for them, the sequence is not part of this step.
     fn schedule(&mut self, index: usize, share: u32, work: &mut Work) {
         let Active {
             sequence,
@@ -596,7 +606,7 @@ impl Core {
         }
     }
 
-    /// Samples a sequence's next token from the logits of its last one, and continues or ends the sequence.
+    /// Samples a sequence's next token from `logits`, the row of its last token, and continues or ends the sequence.
     fn advance(&mut self, mut active: Active, logits: Option<&mut [f32]>) {
         // Every segment that asks for logits has a row.
         let logits = logits.unwrap_or_default();
@@ -606,7 +616,8 @@ impl Core {
         self.apply_choice(active, choice);
     }
 
-    /// Continues a sequence with its next token, which the device sampled.
+    /// Continues a sequence with the next token that the device sampled, or ends it if sampling failed or the token
+    /// ends it.
     fn follow(&mut self, mut active: Active, drawn: Option<Result<TokenId, SamplingError>>) {
         // Every segment that asks for a token has one.
         let tokens = self.bounds.vocabulary;
@@ -615,7 +626,7 @@ impl Core {
         self.apply_choice(active, choice);
     }
 
-    /// Continues a sequence whose next token was chosen, or ends it.
+    /// Continues a sequence with the outcome of choosing its next token, or ends it, and reports to the caller.
     fn apply_choice(&mut self, mut active: Active, choice: Result<NextToken, SamplingError>) {
         let sequence = &mut active.sequence;
         match choice {
@@ -648,14 +659,16 @@ impl Core {
         }
     }
 
-    /// Puts a sequence back among the running ones and makes its full, computed pages available to other sequences.
+    /// Puts a sequence back among the running ones, and makes the pages that its computed tokens fill available to
+    /// other sequences.
     fn keep(&mut self, mut active: Active) {
         self.cache
             .commit(&mut active.lease, &active.sequence.tokens, active.computed);
         self.running.push(active);
     }
 
-    /// Ends a sequence. The KV state that was computed for it stays cached.
+    /// Ends a running sequence for `reason` and reports it to the caller. The KV state that was computed for it stays
+    /// cached.
     fn finish(&mut self, active: Active, reason: FinishReason) {
         let sequence = self.close(active);
         self.end(&sequence, Event::Finished(reason));
@@ -670,7 +683,7 @@ impl Core {
         self.outbox.push((sequence.events.clone(), event));
     }
 
-    /// Asserts every invariant of the core.
+    /// Asserts every invariant of the engine's state; for tests.
     pub(super) fn check(&self) {
         let held = self.held.iter().map(|held| &held.active);
         self.cache
@@ -698,12 +711,12 @@ impl Sequence {
         self.tokens.len() as u32
     }
 
-    /// Returns the beginning of the tokens to look up in the cache.
+    /// Returns the leading tokens that may be looked up in the cache for this request.
     fn readable(&self) -> &[TokenId] {
         self.cache_use.readable(&self.tokens)
     }
 
-    /// Returns whether the sequence is as long as it may become.
+    /// Returns whether the sequence has all the tokens that it may have, so that no further one is generated.
     fn is_full(&self) -> bool {
         self.length() == self.end
     }
@@ -718,7 +731,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// Returns the sequence's entry for the queue: its tenant, its length and its documents.
+    /// Returns the properties by which the queue ranks this request: its tenant, its length and its documents.
     fn entry(&self) -> Entry {
         let documents = self.documents.iter().flat_map(|path| {
             // The same documents after a different scope share nothing. Mixing the scope into the first fingerprint
@@ -737,11 +750,12 @@ impl Sequence {
     }
 }
 
-/// Maximum number of waiting requests whose recorded lookup is checked in one step.
+/// Maximum number of waiting requests for which [`Core::refresh`] checks in one step whether their last cache lookup is
+/// current.
 const SWEPT: usize = 64;
 
-/// Maximum number of waiting requests that are looked up again in one step; a lookup follows a prompt's pages through
-/// memory.
+/// Maximum number of waiting requests that [`Core::refresh`] looks up again in one step; a lookup follows a prompt's
+/// pages through memory.
 const LOOKS: u32 = 8;
 
 fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {

@@ -56,33 +56,34 @@ use tokio::sync::mpsc;
 /// Configuration of an engine. A `max_…` field of 0 counts as 1 unless its documentation says otherwise.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Maximum number of waiting requests; one more is refused with [`SubmitError::QueueFull`].
+    /// Maximum number of waiting requests of all tenants; one more is refused with [`SubmitError::QueueFull`].
     pub max_waiting: u32,
     /// Maximum number of waiting requests of one tenant; one more is refused with [`SubmitError::TenantQueueFull`].
     pub max_waiting_per_tenant: u32,
-    /// The order in which a tenant's waiting requests are admitted.
+    /// The rule that orders a tenant's waiting requests for admission.
     pub order: Rule,
     /// Maximum number of sequences that run (hold pages and are computed) at the same time.
     pub max_running: u32,
-    /// Maximum number of tokens computed in one step, over all its segments; longer prompts are prefilled in chunks.
+    /// Maximum number of tokens computed in one step, over all its sequences; longer prompts are prefilled in chunks.
     /// With fewer than `max_running`, the youngest sequences wait while the others decode.
     pub max_step_tokens: u32,
-    /// Limit that replaces `max_step_tokens`, if it is larger, in steps in which no sequence decodes and no request is
-    /// a [`Kind::Prefill`]. Such a step delays no decoding sequence, and fewer steps read the weights less often.
+    /// Maximum number of tokens of a step, in place of `max_step_tokens` if it is larger, in steps in which no sequence
+    /// decodes and no request is a [`Kind::Prefill`]; `None` for the same limit. Such a step delays no decoding
+    /// sequence, and fewer steps read the weights less often.
     pub max_prefill_step_tokens: Option<u32>,
-    /// Maximum number of retries of a request after device failures; the next failure ends the request. 0 allows no
-    /// retry.
+    /// Maximum number of times that a request is computed again after device failures; the next failure ends it. With
+    /// 0, the first failure does.
     pub max_retries: u32,
-    /// A [`Kind::Prefill`] is accepted only while fewer requests than this wait (RAGCache, algorithm 2). 0 accepts
-    /// none.
+    /// A [`Kind::Prefill`] is accepted only while fewer requests than this wait, of all tenants and kinds (RAGCache,
+    /// algorithm 2). With 0, none is accepted.
     pub max_prefill_batch: u32,
-    /// The time that a step may take before the device counts as stuck; `None` sets no limit. Choose it longer than the
-    /// longest step of a working device.
+    /// Maximum time that the device may take for a step before it counts as stuck; `None` sets no limit. Choose it
+    /// longer than the longest step of a working device.
     pub watchdog: Option<Duration>,
     /// True if requests start from cached prefixes and leave their own prefixes in the cache. If false, every prompt is
     /// computed in full.
     pub prefix_caching: bool,
-    /// Configuration of the prefix cache: eviction policy, host memory and disk.
+    /// Configuration of the prefix cache: eviction policy, replicas and disk.
     pub cache: CacheConfig,
 }
 
@@ -106,54 +107,63 @@ impl Default for EngineConfig {
     }
 }
 
-/// One generation to run. The default is an answer to an empty prompt, which is refused.
+/// A request to generate an answer to a prompt, or to compute a prompt only. The default has an empty prompt, which is
+/// refused.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
     /// The purpose of the request: to generate an answer, or only to prefill the cache.
     pub kind: Kind,
     /// The prompt, at least one token.
     pub prompt: Vec<TokenId>,
-    /// Maximum number of tokens to generate, at least one unless `prompt_logprobs` is set; ignored for
+    /// Maximum number of tokens to generate: at least one, unless `prompt_logprobs` is set; ignored for
     /// [`Kind::Prefill`].
     pub max_tokens: u32,
     /// Sampling parameters, such as temperature, top-p and seed.
     pub sampling: Sampling,
-    /// Tokens that end the generation; they are not reported.
+    /// Tokens that end the generation when they are chosen; they are not reported.
     pub stop_tokens: Vec<TokenId>,
     /// Grammar that the answer must follow; `None` allows any text.
     pub constraint: Option<Constraint>,
-    /// Number of alternatives whose log-probabilities are reported with each token; `None` for no log-probabilities.
+    /// Number of most likely tokens whose log-probabilities are reported with each generated token; `None` reports no
+    /// log-probabilities at all.
     pub top_logprobs: Option<u32>,
-    /// Number of alternatives whose log-probabilities are reported with each token of the prompt; `None` for no
-    /// log-probabilities. If set, all positions that score a token are computed, and `speculation` is ignored.
+    /// Number of most likely tokens whose log-probabilities are reported with each token of the prompt; `None` reports
+    /// no log-probabilities of the prompt. If set, all positions that score a token are computed, even if they are
+    /// cached, and `speculation` is ignored.
     pub prompt_logprobs: Option<u32>,
-    /// Number of the prompt's last tokens that `prompt_logprobs` applies to; `None` for the whole prompt.
+    /// Number of the prompt's last tokens whose log-probabilities are reported, if `prompt_logprobs` is set; `None` for
+    /// the whole prompt.
     pub scored_tokens: Option<u32>,
-    /// Isolates tenants: requests with different salts share no KV state. At most [`MAX_SALT_BYTES`] bytes.
+    /// Name that isolates tenants in the prefix cache: requests with different salts share no KV state. At most
+    /// [`MAX_SALT_BYTES`] bytes.
     pub cache_salt: String,
-    /// The prompt's documents and the positions at which they end; `None` if unknown.
+    /// The prompt's documents and the token indices at which they end; `None` if unknown.
     pub documents: Option<DocumentPath>,
-    /// The request's use of the prefix cache.
+    /// How the request may use the prefix cache; ignored if [`EngineConfig::prefix_caching`] is false.
     pub caching: PrefixCaching,
-    /// The unit of fairness: all tenants with waiting requests get equal shares of the device.
+    /// Name of the tenant. All tenants with waiting requests get equal shares of the device, and their waiting requests
+    /// are limited.
     pub tenant: Arc<str>,
     /// Time at which the answer becomes useless: the request then ends with [`Failure::Expired`], waiting or running.
+    /// `None` for no deadline.
     pub deadline: Option<Instant>,
     /// Links speculative prefills to the request that they anticipate: they carry the same id and `cache_salt`. Only
     /// the newest request with an id is computed. If its prompt equals the previous one's, it takes over that request's
-    /// progress; otherwise it supersedes that request once the current step is done.
+    /// progress; otherwise it supersedes that request once the current step is done. `None` for a request without
+    /// speculation.
     pub speculation: Option<SpeculationId>,
 }
 
-/// A request's use of the prefix cache. By default it starts from a cached prefix, and its own pages stay cached. The
-/// fields follow `GenerateParams` in ADR-011 of the repository ruvnet/RuVector.
+/// How a request may use the prefix cache. By default it starts from a cached prefix, and its own pages stay cached.
+/// The fields follow `GenerateParams` in ADR-011 of the repository ruvnet/RuVector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefixCaching {
-    /// True if the request starts from a cached prefix.
+    /// True if the request may start from a cached prefix of its prompt.
     pub reads: bool,
     /// True if later requests may reuse the pages that this request computes.
     pub keeps: bool,
-    /// The pages of a prompt with fewer tokens do not stay in the cache, even if `keeps` is true.
+    /// Minimum number of tokens of a prompt whose pages stay in the cache; those of shorter prompts do not, even if
+    /// `keeps` is true.
     pub min_tokens: u32,
 }
 
@@ -184,36 +194,38 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpeculationId(pub u64);
 
-/// An event of a generation. They come in this order: `Started`, `Prompt`, `Token`s, then `Finished` or `Failed`.
+/// An event of a request that runs. Events come in this order: `Started`, `Prompt`, `Token`s, then `Finished` or
+/// `Failed`.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// The prompt was admitted; cached tokens of it are not computed again.
+    /// The prompt was admitted, and its computation begins.
     Started {
-        /// Prompt tokens served from the cache, at most the prompt's length less one.
+        /// Number of the prompt's leading tokens that were served from the cache, at most the prompt's length less one.
         cached_tokens: u32,
     },
-    /// The log-probabilities of the prompt's tokens, one entry for each except the first, or for the last
-    /// [`Request::scored_tokens`], if [`Request::prompt_logprobs`] is set.
+    /// Log-probabilities of the prompt's tokens, if [`Request::prompt_logprobs`] is set: one entry for each token
+    /// except the first, or for the last [`Request::scored_tokens`].
     Prompt(Vec<Logprobs>),
-    /// The next token was generated.
+    /// The next token of the answer was generated.
     Token {
         /// The generated token.
         id: TokenId,
-        /// Log-probabilities, if [`Request::top_logprobs`] asked for them.
+        /// Log-probabilities of the token and of alternatives; `None` unless [`Request::top_logprobs`] is set.
         logprobs: Option<Box<Logprobs>>,
     },
-    /// The generation is complete.
+    /// The request is complete, for this reason.
     Finished(FinishReason),
-    /// The engine could not complete the request.
+    /// The engine could not complete the request, for this reason.
     Failed(Failure),
 }
 
 /// The reason that a generation ended without a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// A stop token was chosen, or the constraint allows no further token.
+    /// A stop token was chosen, or the grammar that the answer must follow allows no further token.
     Stop,
-    /// `max_tokens` were generated, or the sequence is as long as the model's positions or the page pool allow.
+    /// [`Request::max_tokens`] were generated, or the sequence is as long as the model's positions or the page pool
+    /// allow.
     Length,
     /// The prompt was computed, and no answer was requested.
     Prefilled,
@@ -222,37 +234,42 @@ pub enum FinishReason {
 /// The reason that a request was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum SubmitError {
-    /// Too many requests wait; try again later.
+    /// Too many requests of all tenants wait; try again later.
     #[error("the queue is full: {limit} requests are waiting")]
     QueueFull {
-        /// The configured [`EngineConfig::max_waiting`].
+        /// The configured [`EngineConfig::max_waiting`]: how many requests may wait.
         limit: u32,
-        /// Suggested wait: the time in which half of these places become free at the recent pace, at most 60 s.
+        /// Suggested wait: the time in which half of `limit` waiting requests begin to run at the recent pace, at most
+        /// 60 s.
         retry_after: Duration,
     },
     /// Too many requests of this tenant wait; try again later.
     #[error("the tenant's share of the queue is full: {limit} of its requests are waiting")]
     TenantQueueFull {
-        /// The configured [`EngineConfig::max_waiting_per_tenant`].
+        /// The configured [`EngineConfig::max_waiting_per_tenant`]: how many requests of one tenant may wait.
         limit: u32,
-        /// Suggested wait: the time in which half of these places become free at the recent pace, at most 60 s.
+        /// Suggested wait: the time in which half of `limit` waiting requests begin to run at the recent pace, at most
+        /// 60 s.
         retry_after: Duration,
     },
-    /// A [`Kind::Prefill`] was refused because too many requests wait. The anticipated request can still be submitted.
+    /// A [`Kind::Prefill`] was refused because too many requests wait. The request that it anticipates can still be
+    /// submitted.
     #[error("too busy for speculative work: {limit} requests or more are waiting")]
     Busy {
-        /// The configured [`EngineConfig::max_prefill_batch`].
+        /// The configured [`EngineConfig::max_prefill_batch`]: how many requests may wait for a prefill to be accepted,
+        /// plus one.
         limit: u32,
     },
-    /// The prompt is too long to be served at any time.
+    /// The prompt is too long: it could not be served at any time.
     #[error("the prompt has {tokens} tokens, more than the {limit} that fit")]
     TooLong {
-        /// Tokens in the prompt.
+        /// Number of tokens in the prompt.
         tokens: u32,
-        /// The smaller of the model's positions and the tokens that the page pool holds, less one for the answer.
+        /// Maximum number of tokens in a prompt: the smaller of the model's positions and the tokens that the page pool
+        /// holds, less one for the answer.
         limit: u32,
     },
-    /// A field has an invalid value; the message names it.
+    /// A field of the request has an invalid value; the message says which and why.
     #[error("{0}")]
     Invalid(String),
     /// The engine is stopping or has stopped.
@@ -260,7 +277,7 @@ pub enum SubmitError {
     Stopped,
 }
 
-/// Gauges and counters of an engine, as `/metrics` reports them.
+/// Gauges and counters of one engine since its start, as `/metrics` reports them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stats {
     /// Requests finished, failed or cancelled so far.
@@ -269,76 +286,77 @@ pub struct Stats {
     pub waiting: u32,
     /// Number of requests that are running now.
     pub running: u32,
-    /// Tokens of admitted prompts so far.
+    /// Tokens of prompts so far, counted when a request is first admitted.
     pub prompt_tokens: u64,
-    /// The part of `prompt_tokens` that was served from the cache.
+    /// Those of `prompt_tokens` that were served from the cache.
     pub cached_tokens: u64,
-    /// The part of `cached_tokens` that was loaded from host memory, possibly after a read from disk.
+    /// Those of `cached_tokens` that were loaded from host memory, possibly after a read from disk.
     pub host_tokens: u64,
     /// Tokens generated so far.
     pub generated_tokens: u64,
-    /// Prefix lookups so far, one per admitted request. `partial_hits` and `full_hits` count those that matched; the
-    /// others matched nothing.
+    /// Prefix lookups so far, one per request at its first admission. `partial_hits` and `full_hits` count those that
+    /// matched something; the others matched nothing.
     pub lookups: u64,
-    /// Lookups that matched a part of the prompt.
+    /// Lookups so far that matched a part of the prompt.
     pub partial_hits: u64,
-    /// Lookups that matched all of the prompt but its last token.
+    /// Lookups that matched all tokens of the prompt but the last, which is never looked up.
     pub full_hits: u64,
-    /// Pages evicted from the device so far.
+    /// Pages evicted from the device's memory so far.
     pub evicted_pages: u64,
-    /// Pages in the device's pool.
+    /// Number of pages in the device's pool.
     pub pages: u32,
     /// Device pages held now by running requests and by computed speculative prefills; shared ones count once.
     pub pages_in_use: u32,
     /// Device pages that hold cached prefixes now, in use or not.
     pub pages_cached: u32,
-    /// Pages in the host's pool.
+    /// Number of pages in the host's pool.
     pub host_pages: u32,
-    /// Host pages that hold cached prefixes now.
+    /// Host pages that hold cached prefixes now, including replicas of device pages.
     pub host_pages_cached: u32,
     /// Pages evicted from host memory so far.
     pub host_evicted_pages: u64,
-    /// Pages read back from disk so far.
+    /// Pages read back from disk into host memory so far.
     pub fetched_pages: u64,
     /// Pages in device or host memory that also have a copy on disk now, so that a restarted process finds them.
     pub disk_replicas: u32,
-    /// Writes of such copies scheduled so far, in pages.
+    /// Copies of such pages to disk scheduled so far, in pages.
     pub disk_replicated_pages: u64,
-    /// Counters of the disk tier; all 0 without one.
+    /// Counters of the disk tier; all 0 if there is no disk tier.
     pub disk: DiskCounts,
     /// True if prefixes are cached at all, see [`EngineConfig::prefix_caching`].
     pub prefix_caching: bool,
     /// Steps computed so far, without those that failed.
     pub steps: u64,
-    /// Histogram of the number of sequences in each computed step.
+    /// Histogram of the number of sequences in each step that was computed so far.
     pub step_sizes: StepSizes,
-    /// Preemptions so far: a running request lost its pages and was queued again.
+    /// Number of times so far that a running request lost its pages to others and was queued again.
     pub preemptions: u64,
-    /// Retries so far: a request was queued again because the device failed under it.
+    /// Number of times so far that a request was queued again because the device failed while it ran.
     pub retries: u64,
-    /// Number of times that all pages on the device were lost: it lost its memory, or was replaced.
+    /// Number of times so far that all pages on the device were lost: it lost its memory, or was replaced.
     pub devices_lost: u64,
     /// Requests whose deadline passed before they were complete, so far.
     pub expired: u64,
-    /// [`Kind::Prefill`] requests accepted so far, except those that joined an earlier request.
+    /// [`Kind::Prefill`] requests accepted so far, except those that took over the progress of an earlier request.
     pub speculations_started: u64,
-    /// [`Kind::Prefill`] requests refused so far because too many requests waited, including negative answers of
-    /// [`Engine::takes_speculations`].
+    /// [`Kind::Prefill`] requests refused so far because too many requests waited, including the times that
+    /// [`Engine::takes_speculations`] returned false.
     pub speculations_refused: u64,
-    /// Requests that took over the progress of an earlier one with the same [`SpeculationId`] and prompt, so far.
+    /// Requests so far that took over the progress of an earlier one with the same [`SpeculationId`] and prompt.
     pub speculations_joined: u64,
-    /// Unfinished requests superseded by a later one with the same [`SpeculationId`] and another prompt, so far.
+    /// Unfinished requests so far that a later one with the same [`SpeculationId`] and another prompt superseded.
     pub speculations_superseded: u64,
     /// Unfinished [`Kind::Prefill`] requests that their callers cancelled, so far.
     pub speculations_cancelled: u64,
 }
 
-/// Histogram of steps by their number of sequences, over powers of two.
+/// Histogram of computed steps by their number of sequences, with buckets that end at powers of two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepSizes {
-    /// Steps of 1 sequence, of 2, of 3 to 4, of 5 to 8, and so on; the last bucket counts all larger ones.
+    /// Number of steps with 1 sequence, with 2, with 3 to 4, with 5 to 8, and so on; the last bucket counts all larger
+    /// ones.
     pub counts: [u64; 14],
-    /// Sum of the numbers of sequences over all computed steps.
+    /// Sum of the numbers of sequences over all steps that were computed so far.
     pub sequences: u64,
 }
 
@@ -364,13 +382,13 @@ struct Handle {
     shared: Arc<Shared>,
 }
 
-/// The bounds that a request is validated against.
+/// The model's and device's bounds that a request is validated against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Bounds {
     vocabulary: u32,
-    /// Maximum number of tokens in a sequence.
+    /// Maximum number of tokens in a sequence, prompt and answer together.
     capacity: u32,
-    /// True if the device can sample tokens.
+    /// True if the device can sample tokens, so that no logits are transferred.
     draws: bool,
 }
 
@@ -386,14 +404,14 @@ impl Bounds {
 }
 
 impl Engine {
-    /// Starts the engine's thread on `backend`. If the system cannot create the thread, every request is refused with
-    /// [`SubmitError::Stopped`].
+    /// Starts an engine with its own thread on `backend`. If the system cannot create the thread, every request is
+    /// refused with [`SubmitError::Stopped`].
     pub fn start(backend: Box<dyn Backend>, config: EngineConfig) -> Self {
         Self::launch(backend, None, &config, Arc::new(Instant::now))
     }
 
-    /// Starts an engine as [`Engine::start`] does, with a `factory` of replacement devices. When the watchdog of
-    /// `config` finds a step stuck, or the device is lost twice without a computed step in between, the engine
+    /// Starts an engine as [`Engine::start`] does, with a `factory` of replacement devices. When a step takes longer
+    /// than [`EngineConfig::watchdog`], or the device is lost twice without a computed step in between, the engine
     /// continues on a fresh device. Waiting requests keep waiting, and running ones are computed again from the tokens
     /// that they have. A stuck thread keeps its device and is abandoned.
     pub fn guarded(
@@ -427,7 +445,7 @@ impl Engine {
         }
     }
 
-    /// Queues a request.
+    /// Queues a request and returns its [`Generation`], which receives the events.
     ///
     /// # Errors
     /// A [`SubmitError`] says why the request was refused; it is not queued.
@@ -446,29 +464,30 @@ impl Engine {
         self.handle.shared.most_waiting()
     }
 
-    /// Returns the engine's state, for health checks.
+    /// Returns whether the engine serves requests, for health checks.
     pub fn health(&self) -> Health {
         self.handle.shared.health()
     }
 
-    /// Returns the engine's counters now.
+    /// Returns the engine's gauges and counters as of its last step.
     pub fn stats(&self) -> Stats {
         self.handle.shared.stats()
     }
 
-    /// Returns the feed of the engine's cache events. When an event of a generation has been received, the feed already
-    /// contains the cache events that led to it.
+    /// Returns the feed of the events of the engine's prefix cache. When an event of a generation has been received,
+    /// the feed already contains the cache events that led to it.
     pub fn feed(&self) -> &Arc<Feed> {
         self.handle.shared.feed()
     }
 
-    /// Evicts every cached prefix that no running request uses, from every tier, and returns the number of device pages
-    /// freed. Waits for the step in progress. Returns 0 when the engine is stopping or has stopped.
+    /// Evicts every cached prefix that no running request uses, from the device, host memory and disk, and returns the
+    /// number of device pages freed. Waits for the step in progress. Returns 0 when the engine is stopping or has
+    /// stopped.
     pub fn clear_cache(&self) -> u32 {
         self.handle.shared.clear_cache()
     }
 
-    /// Refuses further requests, finishes the queued and running ones, and returns once the thread has ended.
+    /// Refuses further requests, finishes the queued and running ones, and returns once the engine's thread has ended.
     pub fn shutdown(&self) {
         self.handle.shared.stop();
         self.handle.shared.join();
@@ -482,7 +501,8 @@ impl Drop for Handle {
 }
 
 impl Request {
-    /// Validates the request, which arrives at `now`, and takes a place in `admission` for it.
+    /// Validates the request, which arrives at `now`, takes a place among the waiting requests in `admission` for it,
+    /// and splits it as [`Request::accept`] does.
     fn admit(
         self,
         admission: &Arc<Admission>,
@@ -495,7 +515,8 @@ impl Request {
         Ok((sequence, generation))
     }
 
-    /// Validates the request and splits it into the engine's sequence and the caller's generation.
+    /// Validates the request against `bounds` and splits it into the engine's part, a [`Sequence`], and the caller's
+    /// part, a [`Generation`]. `bell` counts cancelled generations.
     fn accept(
         self,
         bounds: Bounds,
@@ -587,11 +608,12 @@ impl Request {
     }
 }
 
-/// The receiving end of one generation. Dropping it cancels the generation.
+/// The receiving end of one request's events. Dropping it cancels the request.
 pub struct Generation {
     events: mpsc::Receiver<Event>,
     ended: bool,
-    /// Counts the generations that were dropped before their end; shared with the core.
+    /// Number of generations that callers have dropped before their end; shared with the engine, which looks for them
+    /// when it changes.
     bell: Arc<AtomicU64>,
 }
 
@@ -606,7 +628,8 @@ impl Drop for Generation {
 }
 
 impl Generation {
-    /// Waits for the next event; `None` after the last one, which can take long for a speculative [`Kind::Prefill`].
+    /// Waits for the next event; returns `None` after the last one. For a speculative [`Kind::Prefill`], that `None`
+    /// can take long.
     pub async fn next(&mut self) -> Option<Event> {
         let event = self.events.recv().await;
         self.note(event)
@@ -617,7 +640,7 @@ impl Generation {
         self.events.poll_recv(context).map(|event| self.note(event))
     }
 
-    /// Returns the next event if it has already arrived. Returns `None` if not, and after the last.
+    /// Returns the next event if it has already arrived. Returns `None` if it has not, and after the last event.
     pub fn try_next(&mut self) -> Option<Event> {
         match self.events.try_recv() {
             Err(mpsc::error::TryRecvError::Empty) => None,
@@ -634,7 +657,8 @@ impl Generation {
         self.note(event)
     }
 
-    /// Ensures that the last event is `Finished` or `Failed`, even if the engine's thread died.
+    /// Passes `event` on, but replaces a channel's end with [`Failure::Stopped`] if no `Finished` or `Failed` came
+    /// before it, because the engine's thread died.
     fn note(&mut self, event: Option<Event>) -> Option<Event> {
         match event {
             Some(Event::Finished(_) | Event::Failed(_)) => self.ended = true,

@@ -1,4 +1,5 @@
-//! The place where the engine's thread leaves the core while the device computes, and the rules for taking it from there.
+//! The place where the engine's thread leaves the engine's state (the core) while the device computes, and the rules
+//! for taking it from there.
 //!
 //! ```text
 //!   thread    park ──────────────▶ take back            only the core that it parked itself
@@ -12,7 +13,8 @@
 use super::Failure;
 use std::time::{Duration, Instant};
 
-/// A place for the engine's core while the device of the owner that parked it computes.
+/// The place for the engine's state (`Core`) while the device of the thread that left it there (`Owner`) computes;
+/// empty if no thread has left it.
 #[derive(Debug)]
 pub(super) struct Parking<Core, Owner>(Option<Parked<Core, Owner>>);
 
@@ -24,9 +26,10 @@ struct Parked<Core, Owner> {
 
 #[derive(Debug)]
 enum State<Owner> {
-    /// The owner's device has been computing since `since`; only the owner may take the core back.
+    /// The owner's device has been computing since `since`. The owner may take the core back; others only once the
+    /// owner has been computing for too long.
     Computing { owner: Owner, since: Instant },
-    /// The owner has abandoned its device and does not return.
+    /// The owner has abandoned its device for this reason, and does not come back for the core.
     GivenUp(Failure),
 }
 
@@ -37,27 +40,27 @@ impl<Core, Owner> Default for Parking<Core, Owner> {
 }
 
 impl<Core, Owner: PartialEq> Parking<Core, Owner> {
-    /// Stores the core while the owner's device computes.
+    /// Stores the core while the device of `owner` computes, from time `since` on.
     pub(super) fn park(&mut self, core: Core, owner: Owner, since: Instant) {
         let state = State::Computing { owner, since };
         self.0 = Some(Parked { core, state });
     }
 
-    /// Parks a core whose owner has abandoned its device, for the watchdog to take.
+    /// Stores a core whose owner has abandoned its device because of `failure`, for the watchdog to take.
     pub(super) fn give_up(&mut self, core: Core, failure: Failure) {
         let state = State::GivenUp(failure);
         self.0 = Some(Parked { core, state });
     }
 
-    /// Returns the core that this owner parked; `None` if it was taken meanwhile, even if another owner has parked it
-    /// since.
+    /// Takes back the core that the owner `own` stored. Returns `None` if it was taken meanwhile, even if another owner
+    /// has stored it since.
     pub(super) fn take_back(&mut self, own: &Owner) -> Option<Core> {
         let is_own = |parked: &mut Parked<Core, Owner>| matches!(&parked.state, State::Computing { owner, .. } if owner == own);
         self.0.take_if(is_own).map(|parked| parked.core)
     }
 
-    /// Takes the core if its owner has abandoned its device or has been computing for longer than `patience`. Returns it
-    /// with the reason.
+    /// Takes the core if its owner has abandoned its device, or has been computing for longer than `patience` (`None`:
+    /// for no limit). Returns it with the reason; otherwise returns `None`.
     pub(super) fn take_given_up(
         &mut self,
         now: Instant,
@@ -106,8 +109,8 @@ mod tests {
     }
 
     /// Runs `model`, whose panic the test expects, without printing the panic. A modelled thread has a small stack:
-    /// printing a backtrace there overflows it, and the locks of the printing thread, which all tests share, stay locked
-    /// for ever.
+    /// printing a backtrace there overflows it, and the locks of the printing thread, which all tests share, stay
+    /// locked for ever.
     fn quietly(model: impl FnOnce()) {
         static HOOK: Once = Once::new();
         HOOK.call_once(|| {

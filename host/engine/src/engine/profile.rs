@@ -21,51 +21,52 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Options of a measurement.
+/// Options of a measurement of the backend's prefill cost.
 #[derive(Clone, Copy, Debug)]
 pub struct ProfileOptions {
-    /// Time to spend. It can be exceeded if a cost was underestimated, and two points are always measured.
+    /// Time to spend on the measurement. It can be exceeded if a cost was underestimated, and two points of the table
+    /// are always measured.
     pub budget: Duration,
-    /// Maximum number of tokens computed in one step.
+    /// Maximum number of tokens computed in one step; longer prompts are measured in chunks of this.
     pub max_step_tokens: u32,
 }
 
-/// The model and machine that a stored profile is valid for.
+/// What a stored profile of prefill costs is valid for: the model and the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProfileKey {
-    /// Hash of the model, the backend and the page size; the disk tier uses the same one.
+    /// Hash of the model, the backend and the page size; the disk tier uses the same hash.
     pub identity: u128,
-    /// Description of the machine: kind of backend, threads, sizes of steps.
+    /// Description of the machine, such as kind of backend, threads and sizes of steps; compared as a whole.
     pub machine: String,
 }
 
-/// The origin of a profile: loaded from a file, or measured.
+/// Where a profile of prefill costs came from: a file, or a measurement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProfileOrigin {
     /// The profile was loaded from the file.
     Loaded,
     /// The profile was measured now, because there was no file or the file was unusable.
     Measured {
-        /// The reason that an existing file was not used; `None` if there was no file.
+        /// The reason that the existing file was not used; `None` if there was no file.
         discarded: Option<String>,
     },
 }
 
-/// The reason that no profile could be loaded or measured.
+/// The reason that no profile of prefill costs could be loaded or measured.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
     /// The file could not be read or written.
     #[error("{}: {source}", path.display())]
     Io {
-        /// The path of the file.
+        /// The path of the file that could not be read or written.
         path: PathBuf,
-        /// The system's error.
+        /// The operating system's error.
         source: io::Error,
     },
     /// The backend failed during the measurement.
     #[error("cannot measure the backend: {0}")]
     Backend(#[from] BackendError),
-    /// The measurements do not form a valid profile.
+    /// The measured times do not form a valid profile.
     #[error(transparent)]
     Cost(#[from] CostError),
 }
@@ -96,7 +97,8 @@ pub fn load_or_measure(
     Ok((profile, ProfileOrigin::Measured { discarded }))
 }
 
-/// Measures the seconds that `backend` takes for prefills, by `now`, a monotonic clock. Overwrites the backend's pages.
+/// Measures the seconds that `backend` takes for prefills, by `now`, a monotonic clock. Overwrites the backend's pages
+/// of KV state.
 ///
 /// # Errors
 /// [`ProfileError`] when the backend fails or the measurements are unusable.
@@ -160,8 +162,8 @@ pub fn measure(
     Ok(CostProfile::new(cached, new, table.concat())?)
 }
 
-/// Returns the points of an axis, ascending: `start`, then `from`, `4 * from`, `16 * from` and so on below `end`, then
-/// `end`. The first point is included even if it is above `end`.
+/// Returns the numbers of tokens at which to measure along one axis, ascending: `start`, then `from`, `4 * from`, `16 *
+/// from` and so on below `end`, then `end`. The first number of `start` is included even if it is not below `end`.
 fn axis(start: &[u32], from: u32, end: u32) -> Vec<u32> {
     let powers = std::iter::successors(Some(from), |value| value.checked_mul(4));
     let mut axis: Vec<u32> = start.iter().copied().chain(powers.take(16)).collect();
@@ -184,7 +186,8 @@ impl Bench<'_> {
         new.iter().map(|&new| self.seconds(cached, new)).collect()
     }
 
-    /// Returns the seconds to compute `new` tokens after `cached` ones, whose pages hold whatever was there before.
+    /// Measures the seconds to compute `new` tokens after `cached` ones. The pages of the cached tokens are not filled
+    /// first; they hold whatever was there before.
     fn seconds(&mut self, cached: u32, new: u32) -> Result<f64, BackendError> {
         let vocabulary = self.backend.shape().vocabulary.max(1);
         let page_tokens = self.backend.shape().page_tokens.max(1);
@@ -220,14 +223,14 @@ impl Bench<'_> {
     }
 }
 
-/// A profile as stored in its file.
+/// A profile of prefill costs as stored in its file, with what it was measured for.
 #[derive(Serialize, Deserialize)]
 struct Stored {
-    /// Version of the file format, [`FORMAT`].
+    /// Version of the file format; the present one is [`FORMAT`].
     format: u32,
-    /// The [`ProfileKey::identity`] in hexadecimal digits.
+    /// The [`ProfileKey::identity`] that the profile was measured for, in hexadecimal digits.
     identity: String,
-    /// The [`ProfileKey::machine`] of the measurement.
+    /// The [`ProfileKey::machine`] that the profile was measured on.
     machine: String,
     profile: CostProfile,
 }
@@ -270,7 +273,8 @@ fn load(path: &Path, key: &ProfileKey) -> Result<StoredProfile, ProfileError> {
     Ok(StoredProfile::Profile(stored.profile))
 }
 
-/// A profile's file under a temporary name, until it is complete and renamed to `path`. Dropping it removes the file.
+/// The file of a profile under a temporary name, until it is complete and renamed to `path`. Dropping it removes the
+/// file that has the temporary name.
 struct Unfinished<'p> {
     path: &'p Path,
     /// The temporary name: `path` followed by this process's id.
@@ -287,7 +291,7 @@ impl<'p> Unfinished<'p> {
         Ok(file)
     }
 
-    /// Writes the profile and renames the file to `path`.
+    /// Writes the profile to the temporary file and renames it to `path`.
     fn finish(self, key: &ProfileKey, profile: &CostProfile) -> Result<(), ProfileError> {
         let stored = Stored {
             format: FORMAT,

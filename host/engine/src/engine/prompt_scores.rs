@@ -16,31 +16,33 @@ use crate::sampling::{Logprobs, SamplingError};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// The log-probabilities of a sequence's prompt that have been computed so far.
+/// The log-probabilities of one prompt's tokens that have been computed so far, and those still to compute.
 pub(super) struct PromptScores {
-    /// Number of alternatives for each token.
+    /// Number of most likely tokens whose log-probabilities are reported with each token.
     top: u32,
-    /// Tokens in the prompt.
+    /// Number of tokens in the prompt.
     tokens: u32,
-    /// Number of leading positions whose rows score no token.
+    /// Number of leading positions of the prompt whose rows of logits are not needed, because the tokens after them are
+    /// not scored.
     unscored: u32,
-    /// Log-probabilities of the tokens behind the first `unscored + 1`.
+    /// Log-probabilities of the scored tokens so far; the first is that of the token with index `unscored + 1`.
     found: Vec<Logprobs>,
 }
 
-/// The rows of one segment that score tokens.
+/// Which rows of logits of one segment score tokens of the prompt, and which tokens they score.
 #[derive(Debug)]
 pub(super) struct ScoredRows {
-    /// Rows of the segment before the first one that scores a token.
+    /// Number of rows of the segment before the first one that scores a token.
     skipped: usize,
-    /// The tokens that the rows score, one a row.
+    /// The tokens that the rows after these score, one for each row.
     targets: Vec<TokenId>,
     top: u32,
 }
 
 impl PromptScores {
-    /// Returns empty scores of the last `last` tokens of a prompt of `tokens` tokens. The first token of the prompt is
-    /// never scored, because no row precedes it.
+    /// Returns scores, none computed yet, for the last `last` tokens of a prompt of `tokens` tokens. The prompt's first
+    /// token is never scored, because no row of logits precedes it. With each token, `top` most likely ones are
+    /// reported.
     pub(super) fn new(top: u32, tokens: u32, last: u32) -> Self {
         Self {
             top,
@@ -50,8 +52,8 @@ impl PromptScores {
         }
     }
 
-    /// Returns the rows that computing `positions` must yield, or `None` if it yields none. After a preemption,
-    /// positions that have been scored are computed again but not scored again.
+    /// Returns which rows of logits score tokens when the positions `positions` are computed, or `None` if none does.
+    /// After a preemption, positions whose rows were used before are computed again, but not used again.
     pub(super) fn rows(&self, tokens: &[TokenId], positions: Range<u32>) -> Option<ScoredRows> {
         let first = positions.start.max(self.unscored + self.found.len() as u32);
         let end = positions.end.min(self.tokens - 1);
@@ -66,19 +68,19 @@ impl PromptScores {
         self.found.extend(found);
     }
 
-    /// Returns the number of leading positions that may be cached, and of which no logits are needed.
+    /// Returns the number of leading positions that may come from the cache, because their logits are not needed.
     pub(super) fn unscored(&self) -> u32 {
         self.unscored
     }
 
-    /// Returns one entry for each token that is scored.
+    /// Returns the log-probabilities, one entry for each scored token, in order.
     pub(super) fn into_found(self) -> Vec<Logprobs> {
         self.found
     }
 }
 
 impl ScoredRows {
-    /// Reduces the segment's rows `[tokens, vocabulary]` to log-probabilities.
+    /// Computes the log-probabilities of the tokens to score from the segment's rows of logits `[tokens, vocabulary]`.
     ///
     /// # Errors
     /// Returns a [`SamplingError`] if a row contains NaN or plus infinity, or only minus infinity.
@@ -95,10 +97,10 @@ impl ScoredRows {
     }
 }
 
-/// Maximum number of logits that the scored segments of a step yield: 32 MiB.
+/// Maximum number of logits that one step computes for scoring prompts: 32 MiB of f32.
 const MAX_SCORED_LOGITS: u32 = 1 << 23;
 
-/// Returns the maximum number of tokens that the scored segments of a step may have.
+/// Returns the maximum number of tokens that one step may compute for scoring prompts, given the vocabulary's size.
 pub(super) fn max_scored_tokens(vocabulary: u32) -> u32 {
     (MAX_SCORED_LOGITS / vocabulary.max(1)).max(1)
 }

@@ -21,7 +21,7 @@ pub struct Stepper {
 }
 
 impl Stepper {
-    /// Returns an idle engine on `backend`.
+    /// Returns an engine without requests on `backend`.
     pub fn new(backend: Box<dyn Backend>, config: &EngineConfig) -> Self {
         let bell = Arc::new(AtomicU64::new(0));
         Self {
@@ -45,7 +45,8 @@ impl Stepper {
         Ok(generation)
     }
 
-    /// Plans and computes one step at `now`. The events that it causes can be received afterwards.
+    /// Decides what to compute at time `now`, and computes one step. The events that it causes can be received
+    /// afterwards.
     pub fn step(&mut self, now: Instant) {
         let work = self.core.prepare(now);
         self.core.send_events();
@@ -57,12 +58,12 @@ impl Stepper {
         let _ = self.core.take_cache_events();
     }
 
-    /// Returns whether no request waits or runs.
+    /// Returns whether the engine has no request, neither waiting nor running.
     pub fn is_idle(&self) -> bool {
         self.core.is_idle()
     }
 
-    /// Returns the gauges and counters now.
+    /// Returns the engine's gauges and counters now.
     pub fn stats(&self) -> Stats {
         Stats {
             speculations_refused: self.admission.refused_guesses(),
@@ -70,7 +71,7 @@ impl Stepper {
         }
     }
 
-    /// Asserts every invariant of the engine's state. The cost is proportional to the size of the pool.
+    /// Asserts every invariant of the engine's state. The cost is proportional to the number of pages in the pools.
     ///
     /// # Panics
     /// Panics when an invariant does not hold.

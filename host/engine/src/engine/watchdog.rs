@@ -21,15 +21,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Returns a replacement device with the same dimensions, or a message that says why there is none. The memory of a
-/// stuck device is still allocated when this is called.
+/// A function that returns a replacement device with the same dimensions, or a message that says why there is none. A
+/// stuck device still has its memory when this is called.
 pub type BackendFactory = Box<dyn FnMut() -> Result<Box<dyn Backend>, String> + Send>;
 
-/// Maximum number of consecutive restarts without a computed step between them; at the next one the engine ends. Every
-/// stuck device still holds memory.
+/// Maximum number of replacement devices in a row without a computed step between them; at the next failure the engine
+/// ends. Every stuck device still holds memory.
 const MAX_RESTARTS: u32 = 3;
 
-/// Starts the watchdog, which looks for stuck steps if there is a `patience`. If it cannot start, the engine ends.
+/// Starts the watchdog's thread, which replaces a device that was given up. A step counts as stuck after `patience`,
+/// never for `None`. If the thread cannot start, the engine ends.
 pub(super) fn start(
     shared: &Arc<Shared>,
     patience: Option<Duration>,
@@ -56,9 +57,9 @@ struct Watchdog {
     shared: Arc<Shared>,
     patience: Option<Duration>,
     factory: Option<BackendFactory>,
-    /// Restarts since the last computed step.
+    /// Number of replacement devices since the last computed step.
     restarts: u32,
-    /// [`Stats::steps`](super::Stats::steps) at the last restart.
+    /// Number of computed steps ([`Stats::steps`](super::Stats::steps)) when the last replacement was made.
     steps: u64,
 }
 

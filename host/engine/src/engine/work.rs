@@ -10,28 +10,29 @@ use crate::sampling::{Logprobs, SamplingError};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// The results of a step; reused to keep its allocations.
+/// The results of a step; the memory is reused for the next one.
 #[derive(Default)]
 pub(super) struct Answers {
-    /// Logits `[rows, vocabulary] f32`: the rows of each segment that asks for logits, in order.
+    /// Logits `[rows, vocabulary] f32`: the rows of each segment that wants logits, in the order of the segments.
     pub(super) logits: Vec<f32>,
-    /// Sampled tokens, one for each segment that asks for a token.
+    /// Sampled tokens or errors, one for each segment with [`Output::Token`], in order.
     pub(super) drawn: Vec<Result<TokenId, SamplingError>>,
-    /// Log-probabilities of prompts' tokens, for each segment that asks for all its logits.
+    /// Log-probabilities of prompt tokens, or an error, for each segment with [`Output::All`], in order.
     pub(super) scores: Vec<Result<Vec<Logprobs>, SamplingError>>,
 }
 
-/// One unit of work. It is carried out in this order: transfers, copies, then the step.
+/// What the device has to do next, decided by the engine: moves of pages between tiers, copies within the device, and a
+/// step. Carried out in this order.
 #[derive(Default)]
 pub(super) struct Work {
-    /// Transfers to and from host pages.
+    /// Copies between device pages, host pages and disk.
     pub(super) transfers: Vec<Transfer>,
-    /// The disk tier that the transfers save pages to, if any do.
+    /// The disk tier to which transfers write pages; `None` if there are no transfers or no disk.
     pub(super) disk: Option<Arc<dyn DiskTier>>,
     pub(super) copies: Vec<SlotCopy>,
-    /// The step, with a segment for each running sequence with a share, in order.
+    /// The step to compute, with a segment for each running sequence that gets tokens in it, in their order.
     pub(super) step: Step,
-    /// The tokens to score in each segment with [`Output::All`], in the order of these segments.
+    /// For each segment with [`Output::All`], in order, the prompt tokens that its logits score.
     pub(super) scored: Vec<ScoredRows>,
 }
 
@@ -44,9 +45,9 @@ impl Work {
         self.step.segments.is_empty() && self.step.loads.is_empty()
     }
 
-    /// Carries out the work and replaces `answers` with the results of its step; see [`Backend::run`]. A panic of the
-    /// backend counts as an error, because it has the same effect as a failed device: undefined pages, which return to
-    /// the pool.
+    /// Carries out the work on `backend` and replaces `answers` with the results of its step; see [`Backend::run`]. A
+    /// panic of the backend counts as an error, because it has the same effect as a failed device: undefined pages,
+    /// which return to the pool.
     ///
     /// # Errors
     /// Returns the backend's error. Only pages that the work writes are affected, unless the device is lost.
@@ -81,7 +82,7 @@ impl Work {
         Ok(())
     }
 
-    /// Reduces the logits of scored segments to log-probabilities.
+    /// Computes log-probabilities from the logits of segments with [`Output::All`] and adds them to `answers`.
     fn score(&self, answers: &mut Answers, vocabulary: usize) {
         let mut logits = answers.logits.as_slice();
         let mut scored = self.scored.iter();
@@ -96,7 +97,7 @@ impl Work {
         }
     }
 
-    /// Carries out the transfers in order. Consecutive stores are passed to the backend together.
+    /// Carries out the transfers in order. Consecutive copies to host memory are passed to the backend in one call.
     fn transfer(&self, backend: &mut dyn Backend) -> Result<(), BackendError> {
         let mut stores: Vec<Store> = Vec::new();
         for transfer in &self.transfers {
@@ -131,7 +132,8 @@ impl Work {
         backend.store(&stores)
     }
 
-    /// Checks that there are as many answers as the work asks for.
+    /// Checks that the backend returned as many logits and sampled tokens as the step wants; otherwise returns an
+    /// error.
     fn checked(&self, answers: &Answers, vocabulary: u32) -> Result<(), BackendError> {
         let segments = self.step.segments.iter();
         let rows: usize = segments.clone().map(rows).sum();
@@ -152,7 +154,7 @@ impl Work {
     }
 }
 
-/// Returns the number of rows of logits that a segment yields.
+/// Returns the number of rows of logits that a segment wants.
 pub(super) fn rows(segment: &Segment) -> usize {
     match segment.output {
         Output::None | Output::Token(_) => 0,

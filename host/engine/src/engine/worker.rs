@@ -26,30 +26,31 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::{JoinHandle, ThreadId};
 use std::time::{Duration, Instant};
 
-/// A source of the present time.
+/// A function that returns the present time; tests replace it.
 pub(super) type Clock = Arc<dyn Fn() -> Instant + Send + Sync>;
 
-/// The state of an engine, as health checks report it.
+/// Whether an engine serves requests, as health checks report it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
     /// The engine serves requests.
     Good,
-    /// The device is stuck or lost, and a fresh one is being made. Requests are accepted and wait.
+    /// The device is stuck or lost, and a replacement is being made. Requests are accepted and wait.
     Recovering,
-    /// The engine has stopped serving.
+    /// The engine has ended: it refuses all requests.
     Ended {
         /// The reason that the engine ended, as a message.
         reason: String,
     },
 }
 
-/// State that handles, thread and watchdog share.
+/// State that an engine's handles, its thread and its watchdog share.
 pub(super) struct Shared {
-    /// Consistent after each line that changes it, so a panic under the lock does no harm.
+    /// Submitted requests, published counters and the parked core. Consistent after each line that changes it, so a
+    /// panic under the lock does no harm.
     inbox: Mutex<Inbox>,
-    /// Signalled when the inbox has something for the thread.
+    /// Signalled when the engine's thread may have something to do.
     wake: Condvar,
-    /// Signalled when the engine ends, and when a device is given up.
+    /// Signalled when the engine ends, and when a thread gives up its device.
     ended: Condvar,
     admission: Arc<Admission>,
     bell: Arc<AtomicU64>,
@@ -59,31 +60,32 @@ pub(super) struct Shared {
 }
 
 struct Inbox {
-    /// Submitted requests, bounded by the waiting room, see [`Shared::submit`].
+    /// Submitted requests that the engine's thread has not received yet. [`Shared::submit`] bounds their number.
     submitted: VecDeque<Sequence>,
-    /// Channels for the number of freed pages, one for each request to clear the cache.
+    /// One channel for each unanswered request to clear the cache; the number of freed device pages is sent to it.
     clears: Vec<SyncSender<u32>>,
-    /// True if further requests are refused.
+    /// True if the engine is to stop: further requests are refused.
     stopping: bool,
-    /// The core's counters as last published.
+    /// The engine's gauges and counters as of the last step.
     stats: Stats,
-    /// The core, parked here while the device computes.
+    /// The place of the engine's state, the core, while the device computes, so that the watchdog can take it.
     parking: Parking<Box<Core>, ThreadId>,
     health: Health,
-    /// The thread that the engine runs on now.
+    /// The thread on which the engine runs now; `None` while there is none or it has been abandoned.
     thread: Option<JoinHandle<()>>,
 }
 
-/// Consecutive device losses after which the thread abandons the device, because it does not recover.
+/// Number of consecutive device losses after which the thread gives the device up, because it does not recover.
 const MAX_LOSSES: u32 = 2;
 
-/// Interval in which an idle engine checks whether callers have dropped their computed speculative prefills.
+/// Interval at which an idle engine checks whether callers have dropped speculative prefills that are computed and hold
+/// pages.
 const HELD_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Polling interval of a thread whose work cannot run yet.
+/// Time after which an engine's thread looks for work again, if requests wait but nothing can be computed yet.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Polling interval of a watchdog without a time limit, which is notified anyway.
+/// Interval at which a watchdog without a time limit for steps checks for devices given up; it is notified anyway.
 const IDLE_WATCHDOG_INTERVAL: Duration = Duration::from_secs(60);
 
 impl Shared {
@@ -130,7 +132,7 @@ impl Shared {
         Ok(generation)
     }
 
-    /// Returns whether a speculative prefill would be accepted now, as [`Admission::takes_guesses`] does.
+    /// Returns whether a speculative prefill would be accepted now. Each `false` counts as a refusal.
     pub(super) fn takes_guesses(&self) -> bool {
         self.admission.takes_guesses()
     }
@@ -177,7 +179,7 @@ impl Shared {
         receiver.recv().unwrap_or(0)
     }
 
-    /// Wakes the thread to look for work again.
+    /// Wakes the engine's thread if it waits, so that it looks for work.
     pub(super) fn wake(&self) {
         self.wake.notify_one();
     }
@@ -187,7 +189,7 @@ impl Shared {
         self.wake.notify_one();
     }
 
-    /// Waits until the engine has ended.
+    /// Waits until the engine has ended and its thread has exited.
     pub(super) fn join(&self) {
         let mut inbox = self.inbox.lock();
         while !matches!(inbox.health, Health::Ended { .. }) {
@@ -201,8 +203,8 @@ impl Shared {
         }
     }
 
-    /// Waits until a device is given up, by its own thread or because a step took longer than `patience`. Takes the
-    /// core and returns it with the reason, or returns `None` when the engine has ended.
+    /// Waits until a thread gives up its device, or its step takes longer than `patience` (`None`: no limit). Takes the
+    /// core, the engine's state, and returns it with the reason. Returns `None` when the engine has ended.
     pub(super) fn take_given_up(&self, patience: Option<Duration>) -> Option<(Box<Core>, Failure)> {
         let mut inbox = self.inbox.lock();
         loop {
@@ -223,7 +225,7 @@ impl Shared {
         }
     }
 
-    /// Publishes the core's counters, then its cache events, then its generations' events.
+    /// Publishes the core's counters, then the events of its cache, then the events of its requests.
     pub(super) fn publish(&self, core: &mut Core) {
         self.inbox.lock().stats = core.stats();
         self.feed.publish(core.take_cache_events());
@@ -236,7 +238,7 @@ impl Shared {
         self.inbox.lock().parking.park(core, own, since);
     }
 
-    /// Leaves the core to the watchdog.
+    /// Leaves the core, the engine's state, to the watchdog, because the device is given up for the reason `failure`.
     fn give_up(&self, core: Box<Core>, failure: Failure) {
         self.inbox.lock().parking.give_up(core, failure);
         self.ended.notify_all();
@@ -247,15 +249,16 @@ impl Shared {
         self.inbox.lock().parking.take_back(&own)
     }
 
-    /// Refuses further requests, and returns those that the thread has not received yet.
+    /// Refuses further requests from now on, and returns the submitted ones that the engine's thread has not received
+    /// yet.
     pub(super) fn close(&self) -> VecDeque<Sequence> {
         let mut inbox = self.inbox.lock();
         inbox.stopping = true;
         std::mem::take(&mut inbox.submitted)
     }
 
-    /// Ends the engine, also after a panic, and wakes all threads that wait for it. Requests that the thread had not
-    /// received are dropped; their callers receive [`Failure::Stopped`].
+    /// Ends the engine, also after a panic, and wakes all threads that wait for it. Submitted requests that the
+    /// engine's thread had not received are dropped; their callers receive [`Failure::Stopped`].
     pub(super) fn end(&self, reason: &str) {
         let mut inbox = self.inbox.lock();
         inbox.stopping = true;
@@ -268,7 +271,8 @@ impl Shared {
     }
 }
 
-/// Starts a thread for this core and this device. The engine ends if the system cannot create one.
+/// Starts an engine thread that owns the core (the engine's state) and the device. The engine ends if the system cannot
+/// create the thread.
 pub(super) fn start(shared: &Arc<Shared>, core: Box<Core>, backend: Box<dyn Backend>) {
     let mut inbox = shared.inbox.lock();
     inbox.health = Health::Good;
@@ -290,7 +294,8 @@ pub(super) fn start(shared: &Arc<Shared>, core: Box<Core>, backend: Box<dyn Back
     }
 }
 
-/// Runs until the engine is stopping and idle, or the core is taken away or given up.
+/// The engine's thread: runs until the engine is to stop and has no requests left, until the watchdog has taken the
+/// core, or until it gives up a device that is lost.
 fn run(shared: &Shared, mut core: Box<Core>, mut backend: Box<dyn Backend>) {
     let mut guard = EndOnExit(Some(shared));
     // Reused across steps for its allocation.
@@ -344,8 +349,8 @@ fn run(shared: &Shared, mut core: Box<Core>, mut backend: Box<dyn Backend>) {
     core.save_all(&mut *backend);
 }
 
-/// Waits for work and receives new requests. Returns the requests to clear the cache, or `None` when the engine is
-/// stopping and idle.
+/// Moves submitted requests to the core, and waits until there is something to do. Returns the channels of requests to
+/// clear the cache, or `None` when the engine is to stop and has no requests left.
 fn receive(shared: &Shared, core: &mut Core) -> Option<Vec<SyncSender<u32>>> {
     let mut inbox = shared.inbox.lock();
     loop {
@@ -370,7 +375,7 @@ fn receive(shared: &Shared, core: &mut Core) -> Option<Vec<SyncSender<u32>>> {
 }
 
 impl Shared {
-    /// Waits for at most [`RETRY_INTERVAL`] if the core has work that cannot run yet.
+    /// Waits for at most [`RETRY_INTERVAL`] if the core has requests of which nothing can be computed yet.
     fn rest(&self, core: &Core) {
         let mut inbox = self.inbox.lock();
         if !core.is_idle() && inbox.submitted.is_empty() && inbox.clears.is_empty() {
@@ -379,7 +384,7 @@ impl Shared {
     }
 }
 
-/// Ends the engine when its thread ends, unless the thread has been given up.
+/// Ends the engine when its thread ends, for instance by a panic, unless the thread has given up the core.
 struct EndOnExit<'a>(Option<&'a Shared>);
 
 impl Drop for EndOnExit<'_> {

@@ -13,27 +13,28 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
 
-/// The tensors of a decoder layer. A matrix is `[outputs, inputs]`; its bias, if any, follows as an `Option`.
+/// The tensors of a decoder layer. A matrix is `[outputs, inputs]`; its bias, `None` if the model has none, follows it.
 pub(crate) struct LayerWeights<'a> {
     pub(crate) input_norm: Tensor<'a>,
-    /// Query, key and value matrices.
+    /// Matrices of the query, key and value projections.
     pub(crate) qkv: [Tensor<'a>; 3],
     pub(crate) qkv_bias: Option<[Tensor<'a>; 3]>,
-    /// Norm weights of a query head and of a key head.
+    /// Weights of the norms of a query head and of a key head; `None` if the model does not norm them.
     pub(crate) qk_norm: Option<[Tensor<'a>; 2]>,
     pub(crate) output: Tensor<'a>,
     pub(crate) output_bias: Option<Tensor<'a>>,
-    /// Weights of the norms of the outputs of attention and of the feed-forward layer, before the residual addition.
+    /// Weights of the norms of the outputs of attention and of the feed-forward layer, applied before these are added
+    /// to the residual stream; `None` if the model has no such norms.
     pub(crate) post_norms: Option<[Tensor<'a>; 2]>,
     pub(crate) mlp_norm: Tensor<'a>,
-    /// Gate and up matrices.
+    /// Gate and up matrices of the feed-forward layer.
     pub(crate) gate_up: [Tensor<'a>; 2],
     pub(crate) gate_up_bias: Option<[Tensor<'a>; 2]>,
     pub(crate) down: Tensor<'a>,
     pub(crate) down_bias: Option<Tensor<'a>>,
 }
 
-/// A model's configuration and weights, not yet laid out for a backend.
+/// A model's configuration and weights, as stored in files or random, not yet laid out for a backend.
 pub struct Checkpoint {
     config: ModelConfig,
     source: Source,
@@ -46,7 +47,8 @@ enum Source {
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint in a folder, or a GGUF file: reads its configuration and maps its weights.
+    /// Opens the checkpoint at `path`, a folder or a GGUF file: reads its configuration and maps its weights into
+    /// memory.
     ///
     /// # Errors
     /// Returns a [`CheckpointError`] when a file is missing, malformed or of an unsupported architecture.
@@ -64,8 +66,9 @@ impl Checkpoint {
         })
     }
 
-    /// Returns random weights of the shape of `config`, as a pure function of `seed`. A matrix has a standard deviation
-    /// of one over the square root of its inputs, so that activations keep their scale through any number of layers.
+    /// Returns a checkpoint with random weights of number type `element`, of the shape that `config` describes. They
+    /// depend on `seed` alone. A matrix has a standard deviation of one over the square root of its inputs, so that
+    /// activations keep their scale through any number of layers.
     pub fn random(config: ModelConfig, element: Element, seed: u64) -> Self {
         Self {
             config,
@@ -73,13 +76,13 @@ impl Checkpoint {
         }
     }
 
-    /// Returns the model's architecture.
+    /// Returns the configuration that describes the model's architecture.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// Returns a hash of the model's architecture and of samples of each tensor, which distinguishes this model from
-    /// others.
+    /// Returns a hash of the model's architecture and of samples of each tensor, by which stored KV state of this model
+    /// is told apart from that of others.
     pub fn fingerprint(&self) -> u128 {
         let mut hash = Xxh3::new();
         hash.update(format!("{:?}", self.config).as_bytes());
@@ -93,7 +96,7 @@ impl Checkpoint {
         hash.digest128()
     }
 
-    /// Returns the tensors of decoder layer `index`.
+    /// Returns the tensors of the decoder layer with index `index`, checked for presence, type and shape.
     pub(crate) fn layer(&self, index: usize) -> Result<LayerWeights<'_>, CheckpointError> {
         let c = &self.config;
         let (queries, keys) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
@@ -151,7 +154,8 @@ impl Checkpoint {
         })
     }
 
-    /// Returns the number type of the first layer's key projection, taken as that of all operands of attention.
+    /// Returns the number type of the key projection in the first layer, which stands for the type in which attention
+    /// may be computed.
     pub(crate) fn attention_element(&self) -> Result<Element, CheckpointError> {
         let (c, name) = (&self.config, "model.layers.0.self_attn.k_proj.weight");
         match &self.source {
@@ -176,7 +180,7 @@ impl Checkpoint {
         self.norm("model.norm.weight", self.config.hidden)
     }
 
-    /// Returns the weights of a norm, `[length]`; adds 1 if the files store them less one.
+    /// Returns the weights of the norm called `name`, `[length]`. Adds 1 to each if the files store them minus one.
     fn norm(&self, name: &str, length: usize) -> Result<Tensor<'_>, CheckpointError> {
         let tensor = self.tensor(name, &[length])?;
         let is_less_one = self.config.norms_less_one && matches!(self.source, Source::Files(..));
@@ -215,14 +219,14 @@ impl Checkpoint {
     }
 }
 
-/// A folder's tensors by name, for models that are not decoders.
+/// The tensors of a folder's safetensors files by name, for models that are not decoders.
 pub struct Tensors {
     folder: PathBuf,
     files: TensorFiles,
 }
 
 impl Tensors {
-    /// Maps the safetensors files in `folder`.
+    /// Maps the safetensors files in `folder` into memory.
     ///
     /// # Errors
     /// Returns a [`CheckpointError`] when the files are missing or malformed.
@@ -233,7 +237,7 @@ impl Tensors {
         })
     }
 
-    /// Returns the values of a tensor that must have this shape, widened to f32.
+    /// Returns the values of the tensor called `name`, converted to f32. The tensor must have the shape `shape`.
     ///
     /// # Errors
     /// Returns a [`CheckpointError`] when the tensor is missing or has another shape or an unsupported type.
@@ -249,7 +253,8 @@ impl Tensors {
         self.in_blocks(name, shape, None)
     }
 
-    /// Returns a tensor as [`Self::tensor`] does; FP8 numbers of a `block` share a scale.
+    /// Returns the tensor called `name`, which must have the shape `shape`. FP8 numbers are converted to bf16; if
+    /// `block` is given, those of each block of that size share a scale.
     pub(super) fn in_blocks(
         &self,
         name: &str,
@@ -261,9 +266,9 @@ impl Tensors {
 }
 
 impl TensorFiles {
-    /// Returns the tensor called `name` of the files in `folder`, checked for shape and type. FP8 numbers are widened;
-    /// those of a `block` share a scale, unless the shape of the scales says that there is one for each row or one for
-    /// the tensor.
+    /// Returns the tensor called `name` of the files in `folder`, checked for shape and type. FP8 numbers are converted
+    /// to bf16; those of each `block` share a scale, unless the shape of the scales says that there is one for each row
+    /// or one for the tensor.
     fn tensor(
         &self,
         folder: &Path,
@@ -313,8 +318,8 @@ impl TensorFiles {
         })
     }
 
-    /// Returns the scales of the FP8 tensor called `name`, row-major, and the numbers of rows and columns that share
-    /// one.
+    /// Returns two things for the FP8 tensor called `name`: the size of the blocks (rows, columns) that share a scale,
+    /// and the scales, row-major.
     fn scales(
         &self,
         name: &str,
@@ -356,11 +361,11 @@ impl TensorFiles {
     }
 }
 
-/// `dtype` of a tensor of FP8 numbers.
+/// Name of the number type FP8 (E4M3) in a safetensors header.
 const FP8: &str = "F8_E4M3";
 
-/// Returns the number type of a tensor that needs no scales. `also` is appended to the list of supported types in the
-/// error.
+/// Returns the number type of a tensor that needs no scales, or an error with the supported types, to which `also` is
+/// appended.
 fn element(entry: &Entry, also: &str) -> Result<Element, String> {
     match entry.dtype.as_str() {
         "F32" => Ok(Element::F32),
@@ -377,7 +382,8 @@ fn when<T>(
     if wanted { make().map(Some) } else { Ok(None) }
 }
 
-/// Returns random values: norms around one, everything else around zero. The stream depends on name and seed.
+/// Returns a tensor of random values: norms around one, everything else around zero. The values depend on name and seed
+/// alone.
 fn random(name: &str, shape: &[usize], element: Element, seed: u64) -> Tensor<'static> {
     let (rows, columns) = rows_and_columns(shape);
     // FNV-1a, so that a tensor's values do not depend on which others are drawn.
@@ -441,7 +447,7 @@ fn random(name: &str, shape: &[usize], element: Element, seed: u64) -> Tensor<'s
     }
 }
 
-/// Writes a random block whose values have mean zero, or nearly so, and this standard deviation.
+/// Fills the packed block `to` with random numbers of mean zero, or nearly so, and the standard deviation `deviation`.
 fn random_block(packing: Packing, deviation: f32, to: &mut [u8], seed: u64) {
     for (at, bytes) in to.chunks_mut(8).enumerate() {
         bytes.copy_from_slice(&random_bits(seed, at).to_le_bytes()[..bytes.len()]);
@@ -465,8 +471,8 @@ fn random_block(packing: Packing, deviation: f32, to: &mut [u8], seed: u64) {
     }
 }
 
-/// Returns element `index` of a stream of random bits: SplitMix64, whose states form a progression, so that any stretch
-/// of the stream can be computed independently.
+/// Returns element `index` of the stream of random bits that begins at `start`: SplitMix64, whose states form a
+/// progression, so that any part of the stream can be computed independently.
 fn random_bits(start: u64, index: usize) -> u64 {
     let steps = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let state = start.wrapping_add(steps);
@@ -475,5 +481,5 @@ fn random_bits(start: u64, index: usize) -> u64 {
     bits
 }
 
-/// Number of random values that a thread draws at once.
+/// Number of random values of a tensor that a thread computes at once.
 const STRETCH: usize = 1 << 14;

@@ -36,9 +36,9 @@ pub struct ModelConfig {
     pub eos_tokens: Vec<u32>,
     /// Number of positions that the model supports.
     pub max_positions: u32,
-    /// True if the checkpoint has a vision tower. Only its text model is loaded.
+    /// True if the checkpoint has a vision tower, which is ignored: only its text model is loaded.
     pub ignores_vision: bool,
-    /// Width of the residual stream.
+    /// Width of the residual stream (hidden size), in elements.
     pub(crate) hidden: usize,
     /// Number of decoder layers.
     pub(crate) layers: usize,
@@ -46,23 +46,23 @@ pub struct ModelConfig {
     pub(crate) heads: usize,
     /// Number of key and value heads.
     pub(crate) kv_heads: usize,
-    /// Width of a head, even.
+    /// Width of an attention head in elements; even.
     pub(crate) head_dim: usize,
-    /// Width of the feed-forward layer.
+    /// Width of the feed-forward layer between its two projections, in elements.
     pub(crate) intermediate: usize,
     /// Number of tokens in the vocabulary.
     pub(crate) vocabulary: usize,
-    /// Constant that every norm adds to the mean square.
+    /// Constant that is added to the mean square of the values in every norm, `eps`.
     pub(crate) norm_eps: f32,
-    /// The rotary embedding of the layers that attend to all positions.
+    /// The rotary embedding of the layers without a sliding window.
     pub(crate) rope: Rope,
-    /// The layers with a sliding window; `None` if every layer attends to all positions.
+    /// The sliding window and the layers that have it; `None` if every layer attends to all positions.
     pub(crate) sliding: Option<Sliding>,
     /// Number whose square root divides the scores of attention: the width of a head, except in Gemma 3.
     pub(crate) query_scalar: f32,
-    /// True if queries, keys and values have biases.
+    /// True if the projections of queries, keys and values have biases.
     pub(crate) qkv_bias: bool,
-    /// True if the attention's output has a bias.
+    /// True if the output projection of attention has a bias.
     pub(crate) output_bias: bool,
     /// True if the feed-forward layer has biases.
     pub(crate) mlp_bias: bool,
@@ -73,27 +73,29 @@ pub struct ModelConfig {
     pub(crate) post_norms: bool,
     /// True if safetensors files store the weights of norms minus one; GGUF files store them as they are.
     pub(crate) norms_less_one: bool,
-    /// True if token embeddings are multiplied by the square root of the hidden size.
+    /// True if token embeddings are multiplied by the square root of the hidden size before the first layer.
     pub(crate) scaled_embedding: bool,
     /// Activation function of the feed-forward layer's gate.
     pub(crate) activation: Activation,
-    /// True if the output layer is the token embedding.
+    /// True if the token embedding also serves as the output layer.
     pub(crate) tied: bool,
-    /// Rows and columns of FP8 weights that share a scale, where the configuration names a block.
+    /// Numbers of rows and columns of a block of FP8 weights that shares a scale; `None` if the configuration names no
+    /// block.
     pub(crate) fp8_block: Option<fp8::Block>,
 }
 
 /// Activation function of a feed-forward layer's gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Activation {
-    /// `x / (1 + e^-x)`.
+    /// SiLU: `x / (1 + e^-x)`.
     Silu,
     /// GELU by its approximation with tanh.
     Gelu,
 }
 
 impl ModelConfig {
-    /// Reads `config.json` and, if present, `generation_config.json` in `folder`, or their equivalent in a GGUF file.
+    /// Reads the architecture from `config.json` and, if present, `generation_config.json` in `folder`, or from the
+    /// metadata if `folder` is a GGUF file.
     ///
     /// # Errors
     /// Returns a [`CheckpointError`] when a file cannot be read or the architecture is unsupported.
@@ -125,7 +127,7 @@ impl ModelConfig {
         Ok(config)
     }
 
-    /// Reads the architecture in a GGUF file's metadata.
+    /// Reads the architecture from a GGUF file's metadata, and checks that all tensors of its layers are supported.
     pub(super) fn of_gguf(file: &Gguf) -> Result<Self, CheckpointError> {
         let config = file.config()?.to_string();
         let mut config = Self::parse(&config).map_err(|error| file.wrong(error.reason))?;
@@ -138,7 +140,7 @@ impl ModelConfig {
         Ok(config)
     }
 
-    /// Returns whether a layer has the tensor with this name in GGUF, without the layer's `blk.N.`.
+    /// Returns whether this model has the layer tensor that GGUF calls `role`, without the layer's prefix `blk.N.`.
     fn has_in_gguf(&self, role: &str) -> bool {
         match role {
             "attn_norm.weight" | "attn_q.weight" | "attn_k.weight" | "attn_v.weight"
@@ -153,7 +155,7 @@ impl ModelConfig {
         }
     }
 
-    /// Reads the text of a `config.json`.
+    /// Reads the architecture from the text of a `config.json`.
     ///
     /// # Errors
     /// Returns a [`CheckpointError`] with `config.json` as its file.
@@ -165,8 +167,8 @@ impl ModelConfig {
             .map_err(|reason| CheckpointError::new(file, reason))
     }
 
-    /// Returns the number of floating-point operations that matrices and attention need to compute `new` tokens after
-    /// `cached` ones, and the logits of `logits` of them. A multiplication and an addition count as two.
+    /// Returns the number of floating-point operations that matrix products and attention need to compute `new` tokens
+    /// after `cached` ones, and the logits of `logits` of them. A multiplication and an addition count as two.
     pub fn flops(&self, cached: u64, new: u64, logits: u64) -> f64 {
         // Each token attends to all tokens before it and to itself, or to as many as a window has.
         let seen = |window: u64| {
@@ -182,7 +184,7 @@ impl ModelConfig {
     }
 
     /// Returns the number of bytes that are read to decode one token of each of `sequences` sequences with `context`
-    /// tokens each: every bf16 weight once, and the keys and values of each sequence that its layers attend to.
+    /// tokens each: all weights once, in bf16, and the keys and values that each sequence's layers attend to.
     pub fn decode_bytes(&self, sequences: u64, context: u64) -> u64 {
         let weights = self.layer_matrices() + self.vocabulary * self.hidden;
         let token = 2 * self.kv_heads * self.head_dim;
@@ -191,7 +193,8 @@ impl ModelConfig {
         2 * (weights as u64 + sequences * positions * token as u64)
     }
 
-    /// Returns the number of layers that attend to all positions, of those with a sliding window, and the window.
+    /// Returns three numbers: of layers that attend to all positions, of layers with a sliding window, and of positions
+    /// in the window (0 if no layer has one).
     fn layer_kinds(&self) -> (u64, u64, u64) {
         let Some(sliding) = &self.sliding else {
             return (self.layers as u64, 0, 0);
@@ -204,7 +207,7 @@ impl ModelConfig {
         )
     }
 
-    /// Returns the number of elements in the matrices of all layers.
+    /// Returns the number of elements in the matrices of all layers together.
     fn layer_matrices(&self) -> usize {
         let attention = 2 * (self.heads + self.kv_heads) * self.head_dim * self.hidden;
         self.layers * (attention + 3 * self.intermediate * self.hidden)
@@ -215,8 +218,9 @@ impl ModelConfig {
         self.heads / self.kv_heads
     }
 
-    /// Returns the factor on token embeddings: the square root of their width, rounded to the type that they are stored
-    /// in, because the model was trained with that. Returns `None` for a model that does not scale them.
+    /// Returns the factor by which token embeddings are multiplied: the square root of their width, rounded to the type
+    /// that they are `stored` in, because the model was trained with that. Returns `None` for a model that does not
+    /// scale them.
     pub(crate) fn embedding_scale(&self, stored: Element) -> Option<f32> {
         let scale = (self.hidden as f32).sqrt();
         self.scaled_embedding.then(|| match stored {
@@ -226,27 +230,29 @@ impl ModelConfig {
         })
     }
 
-    /// Returns the sliding window of layer `index`, if it has one.
+    /// Returns the sliding window of the layer with index `index`, or `None` if it attends to all positions.
     pub(crate) fn sliding(&self, index: usize) -> Option<&Sliding> {
         let sliding = self.sliding.as_ref()?;
         sliding.layers.get(index)?.then_some(sliding)
     }
 }
 
-/// The only value that is read from `generation_config.json`.
+/// The part of `generation_config.json` that is read.
 #[derive(Deserialize)]
 struct RawGeneration {
     eos_token_id: Option<Value>,
 }
 
-/// The rules that a `model_type` implies.
+/// What the `model_type` of a `config.json` implies for a family of models.
 struct Family {
     model_type: &'static str,
     architecture: &'static str,
-    /// True if queries, keys and values have biases; `None` if `attention_bias` decides, for the output too.
+    /// True if queries, keys and values have biases; `None` if `attention_bias` in the file decides, also for the bias
+    /// of the output projection.
     qkv_bias: Option<bool>,
     qk_norm: bool,
-    /// Width of a head if the file does not state it; `None` for hidden size divided by heads.
+    /// Width of an attention head if the file does not state it; `None` for the hidden size divided by the number of
+    /// heads.
     head_dim: Option<u64>,
     /// True if `sliding_window` has an effect only where `use_sliding_window` is true.
     window_is_opt_in: bool,
@@ -299,7 +305,7 @@ const FAMILIES: [Family; 6] = [
     GEMMA,
 ];
 
-/// Gemma 3 with a vision tower.
+/// The family Gemma 3 with a vision tower.
 const GEMMA: Family = Family {
     model_type: "gemma3",
     architecture: "Gemma3ForConditionalGeneration",
@@ -310,9 +316,11 @@ const GEMMA: Family = Family {
     is_gemma: true,
 };
 
-/// Largest size in a configuration: far above real models, and far below an overflow of a product of three.
+/// Largest size (such as a width or a number of layers) that a configuration may state: far above real models, and far
+/// below an overflow of a product of three sizes.
 const MAX_SIZE: u64 = 1 << 20;
-/// Maximum width of a head in elements, because the backends hold a head in fixed registers and scratch memory.
+/// Maximum width of an attention head in elements, because the backends hold a head in fixed registers and scratch
+/// memory.
 const MAX_HEAD_DIM: u64 = 256;
 
 impl Raw {
@@ -476,7 +484,8 @@ impl Raw {
         Ok(family)
     }
 
-    /// Refuses a sliding window that is in use, unless it covers every position and so equals full attention.
+    /// Returns an error for a sliding window that is in use, unless it covers all of the model's `positions` and so
+    /// equals full attention.
     fn check_window(&self, family: &Family, positions: u64) -> Result<(), String> {
         let used = self.use_sliding_window.unwrap_or(!family.window_is_opt_in);
         let covers = self.sliding_window.is_none_or(|window| window >= positions);
@@ -501,7 +510,7 @@ impl Raw {
     }
 }
 
-/// Reads one token or a list of tokens.
+/// Reads the value of `eos_token_id`: one token, a list of tokens, or null for none.
 fn eos_tokens(value: &Value) -> Result<Vec<u32>, String> {
     let one = |value: &Value| {
         value

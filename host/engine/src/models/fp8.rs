@@ -16,13 +16,14 @@ use rayon::prelude::*;
 use serde_json::Value;
 use std::borrow::Cow;
 
-/// Rows and columns of a matrix that share a scale.
+/// Numbers of rows and columns of the part of a matrix that shares a scale.
 pub(crate) type Block = [usize; 2];
 
-/// Maximum number of rows or of columns of a block.
+/// Maximum number of rows, and of columns, of a block of weights that shares a scale.
 const MAX_SIDE: u64 = 1 << 20;
 
-/// Returns the block whose numbers share a scale, if `config`, a `quantization_config`, names one.
+/// Reads `config`, the `quantization_config` of a model, and returns the size of the blocks of weights that share a
+/// scale; `None` if it names none.
 ///
 /// # Errors
 /// Returns the reason if the configuration names anything but weights in FP8.
@@ -70,8 +71,9 @@ pub(super) fn resolve(config: &Value) -> Result<Option<Block>, String> {
     }
 }
 
-/// Returns the block of a group of `compressed-tensors`, if its scales are by block. `weights` is null for a group that
-/// quantises activations only.
+/// Returns the size of the blocks of weights that share a scale in the group called `name` of a `compressed-tensors`
+/// configuration; `None` if its scales are by row or by tensor. `weights` is null for a group that quantises
+/// activations only.
 fn of_group(name: &str, weights: &Value) -> Result<Option<Block>, String> {
     if weights.is_null() {
         return Ok(None);
@@ -97,7 +99,7 @@ fn of_group(name: &str, weights: &Value) -> Result<Option<Block>, String> {
     }
 }
 
-/// Reads `[rows, columns]`, or the text `"128x128"` that older files have.
+/// Reads the size of a block, `[rows, columns]` or the text `"128x128"` that older files have.
 fn block(name: &str, value: &Value) -> Result<Block, String> {
     let side = |side: &Value| side.as_u64().filter(|side| (1..=MAX_SIDE).contains(side));
     let sides = match value {
@@ -119,8 +121,8 @@ fn unsupported<T>(name: &str, value: &Value, supported: &str) -> Result<T, Strin
     ))
 }
 
-/// Returns the numbers that share a scale in a matrix `[rows, columns]` whose scales have this `shape`, or `None` if
-/// they do not fit together.
+/// Returns the size of the blocks (rows, columns) that share a scale, in a matrix `[rows, columns]` whose scales have
+/// the shape `shape`. Returns `None` if the shapes do not fit together.
 pub(super) fn shared(
     shape: &[u64],
     rows: usize,
@@ -137,7 +139,7 @@ pub(super) fn shared(
     }
 }
 
-/// Returns a matrix in bf16: each of its FP8 numbers times the scale of its block, rounded to nearest even.
+/// Returns a matrix in bf16: each FP8 number times the scale of its block, rounded to nearest, ties to even.
 pub(super) fn widened(
     numbers: &[u8],
     rows: usize,
@@ -166,7 +168,7 @@ pub(super) fn widened(
     }
 }
 
-/// Returns the value of an E4M3 number ("FN": no infinities, and one NaN of each sign).
+/// Returns the value of a number in FP8 E4M3 ("FN": no infinities, and one NaN of each sign).
 fn value(bits: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(bits >> 3 & 15), f32::from(bits & 7));
     let size = match (exponent, mantissa) {

@@ -13,19 +13,20 @@ use super::raw_config::{MAX_POSITIONS, Raw, size};
 use super::rope::Rope;
 use serde_json::Value;
 
-/// The layers that attend to recent positions only.
+/// The sliding window of a model, and which of its layers have it: those attend to recent positions only.
 #[derive(Clone, Debug)]
 pub(crate) struct Sliding {
     /// Number of positions that a token attends to, including its own.
     pub(crate) window: usize,
-    /// The rotary embedding of these layers.
+    /// The rotary embedding of the layers that have the sliding window.
     pub(crate) rope: Rope,
-    /// For each layer of the model, true if it has the sliding window.
+    /// For each layer of the model, true if it has the sliding window, false if it attends to all positions.
     pub(crate) layers: Vec<bool>,
 }
 
 impl Sliding {
-    /// Reads the size of the window, and finds which of `layers` layers have it.
+    /// Reads the size of the window from `raw`, and finds which of the model's `layers` layers have it. `rope` is the
+    /// rotary embedding of these layers.
     pub(super) fn resolve(raw: &Raw, layers: usize, rope: Rope) -> Result<Self, String> {
         let slides = |name: &String| match name.as_str() {
             "sliding_attention" => Ok(true),
@@ -57,7 +58,7 @@ impl Sliding {
 }
 
 impl Raw {
-    /// Extracts the text model's configuration from the configuration of a model with a vision tower.
+    /// Returns the text model's configuration, which the configuration of a model with a vision tower contains.
     pub(super) fn into_text(self) -> Result<Self, String> {
         let text = self.text_config.unwrap_or(Value::Null);
         let mut text: Self =
@@ -77,7 +78,8 @@ impl Raw {
         Ok(text)
     }
 
-    /// Fills in what a Gemma 3 configuration may leave out. Refuses options that change the arithmetic.
+    /// Fills in the fields that a Gemma 3 configuration may leave out. Returns an error for options that would change
+    /// the arithmetic and are not supported.
     pub(super) fn with_gemma_defaults(mut self) -> Result<Self, String> {
         for (field, default) in [
             (&mut self.vocab_size, 262_208),
@@ -105,7 +107,7 @@ impl Raw {
     }
 }
 
-/// The `model_type` of a text model.
+/// The `model_type` of a Gemma 3 model without a vision tower.
 pub(super) const TEXT: &str = "gemma3_text";
 
 #[cfg(test)]

@@ -21,15 +21,15 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
 
-/// Maximum number of metadata fields, and of tensors. Each takes at least 12 bytes of the file, so memory is bounded by
-/// its size too.
+/// Maximum number of metadata fields of a file, and of its tensors. Each takes at least 12 bytes of the file, so memory
+/// is bounded by the file's size too.
 const MAX_ENTRIES: u64 = 1 << 16;
-/// Maximum length of the name of a field or a tensor, in bytes.
+/// Maximum length of the name of a metadata field or a tensor, in bytes.
 const MAX_NAME: usize = 1 << 12;
-/// Maximum number of tokens in a vocabulary. Bounds every other array of the metadata, too.
+/// Maximum number of tokens in a file's vocabulary, and of elements of every other array in the metadata.
 const MAX_TOKENS: usize = 1 << 21;
 
-/// A GGUF file, mapped into memory, with its metadata and the places of its tensors.
+/// A GGUF file, mapped into memory, with the places of its metadata fields and tensors.
 pub(crate) struct Gguf {
     path: PathBuf,
     map: Mmap,
@@ -37,23 +37,23 @@ pub(crate) struct Gguf {
     tensors: HashMap<String, Info>,
 }
 
-/// The place of a metadata value in the file.
+/// Where in the file a metadata value is, and its kind.
 #[derive(Clone, Copy)]
 struct Field {
     kind: u32,
-    /// Kind of an array's elements, and their number.
+    /// For an array, the kind of its elements and their number; zeroes for other values.
     elements: (u32, u64),
     at: usize,
 }
 
 struct Info {
     element: Element,
-    /// Sizes of the tensor's dimensions, the innermost last.
+    /// Sizes of the tensor's dimensions, the innermost last (GGUF states it first).
     shape: Vec<u64>,
     bytes: Range<usize>,
 }
 
-/// Returns whether a model's path names a GGUF file.
+/// Returns whether `path`, a model's path, names a GGUF file: a file with the extension `gguf`.
 pub(crate) fn is_gguf(path: &Path) -> bool {
     path.extension()
         .is_some_and(|extension| extension == "gguf")
@@ -61,7 +61,7 @@ pub(crate) fn is_gguf(path: &Path) -> bool {
 }
 
 impl Gguf {
-    /// Maps a file and reads its metadata.
+    /// Maps a GGUF file into memory and reads its metadata and the places of its tensors.
     pub(crate) fn open(path: &Path) -> Result<Self, CheckpointError> {
         let map = mapped(path)?;
         let (fields, tensors) = read(&map).map_err(|reason| CheckpointError::new(path, reason))?;
@@ -73,7 +73,7 @@ impl Gguf {
         })
     }
 
-    /// Returns the architecture in the form of a `config.json`.
+    /// Returns the model's architecture in the form of a Hugging Face `config.json`.
     pub(crate) fn config(&self) -> Result<Json, CheckpointError> {
         let architecture = self.architecture()?;
         let field = |name: &str| format!("{architecture}.{name}");
@@ -128,8 +128,8 @@ impl Gguf {
         Ok(config)
     }
 
-    /// Checks that the loader uses all that the file has for its layers; otherwise the model would answer slightly
-    /// wrong. `is_loaded` returns whether a tensor is used, given its name without `blk.N.`.
+    /// Checks that the loader uses every tensor that the file has for its layers; otherwise the model would answer
+    /// slightly wrong. `is_loaded` returns whether a tensor is used, given its name without `blk.N.`.
     ///
     /// # Errors
     /// Returns an error if rotary embedding covers only a part of each head, if a tensor of a layer (a bias, say) is
@@ -164,8 +164,8 @@ impl Gguf {
         }
     }
 
-    /// Returns the fields that only Gemma 3 has, and its `model_type`. An omitted value gets llama.cpp's default, or,
-    /// if converters always write it, transformers'.
+    /// Returns the fields of a `config.json` that only Gemma 3 has, and its `model_type`. A value that the file omits
+    /// gets llama.cpp's default, or, if converters always write it, transformers'.
     fn gemma(&self) -> Result<Json, CheckpointError> {
         let number = |name: &str| self.number(&format!("{GEMMA}.{name}"));
         let window = number("attention.sliding_window");
@@ -198,8 +198,8 @@ impl Gguf {
         }))
     }
 
-    /// Returns the factors that the rotary frequencies of `pairs` pairs are divided by, if the file has them. Files of
-    /// Llama 3.1 and later state their rope scaling in this form alone.
+    /// Returns the factors by which the rotary frequencies of the `pairs` pairs of a head are divided; `None` if the
+    /// file has none. Files of Llama 3.1 and later state their rope scaling in this form alone.
     pub(super) fn rope_factors(&self, pairs: usize) -> Result<Option<Vec<f32>>, CheckpointError> {
         if !self.tensors.contains_key(ROPE_FACTORS) {
             return Ok(None);
@@ -221,7 +221,7 @@ impl Gguf {
         }
     }
 
-    /// Returns the tokenizer in the form of a `tokenizer.json`.
+    /// Returns the tokenizer in the form of a Hugging Face `tokenizer.json`.
     pub(crate) fn tokenizer(&self) -> Result<Json, CheckpointError> {
         let model = self.text("tokenizer.ggml.model").unwrap_or_default();
         let has_scores = match model {
@@ -272,12 +272,12 @@ impl Gguf {
         Ok(file)
     }
 
-    /// Returns whether the tokenizer is that of Llama 3.
+    /// Returns whether the tokenizer splits texts by the rules of Llama 3.
     fn is_llama_3(&self) -> bool {
         matches!(self.text(PRE), Some("llama-bpe" | "llama3" | "llama-v3"))
     }
 
-    /// Returns the parts of a tokenizer of the GPT-2 kind, without its vocabulary.
+    /// Returns the `tokenizer.json` of a tokenizer of the GPT-2 kind (byte-level BPE), without its vocabulary.
     fn byte_level(&self) -> Result<Json, CheckpointError> {
         let merges = self.texts("tokenizer.ggml.merges")?;
         const SUPPORTED: &str = "supported: smollm, gpt-2, qwen2, llama-bpe";
@@ -314,7 +314,8 @@ impl Gguf {
         }))
     }
 
-    /// Returns the parts of a tokenizer of the SentencePiece kind, without its vocabulary.
+    /// Returns the `tokenizer.json` of a tokenizer of the SentencePiece kind, without its vocabulary. `is_joined`
+    /// returns whether the token with an index is the result of merges.
     fn sentencepiece(
         &self,
         tokens: &[&str],
@@ -346,7 +347,7 @@ impl Gguf {
         }))
     }
 
-    /// Returns the special tokens' names and the chat template in the form of a `tokenizer_config.json`.
+    /// Returns the special tokens' names and the chat template in the form of a Hugging Face `tokenizer_config.json`.
     pub(crate) fn tokenizer_config(&self) -> Json {
         let mut config = serde_json::Map::new();
         for (field, name) in [
@@ -364,7 +365,7 @@ impl Gguf {
         config.into()
     }
 
-    /// Returns the tensor with the Hugging Face name `name`, checked for shape.
+    /// Returns the tensor that Hugging Face calls `name`, checked for the shape `shape`.
     pub(super) fn tensor(
         &self,
         name: &str,
@@ -416,7 +417,7 @@ impl Gguf {
         Ok(tensor)
     }
 
-    /// Adds to `hash` samples that distinguish this file from others.
+    /// Adds samples of all tensors to `hash`, by which this file is told apart from others.
     pub(super) fn sample(&self, hash: &mut Xxh3) {
         let mut names: Vec<_> = self.tensors.keys().collect();
         names.sort_unstable();
@@ -430,7 +431,7 @@ impl Gguf {
         }
     }
 
-    /// Returns an error with `reason`, found in this file.
+    /// Returns an error that names this file, with `reason`.
     pub(super) fn wrong(&self, reason: impl std::fmt::Display) -> CheckpointError {
         CheckpointError::new(&self.path, reason)
     }
@@ -440,8 +441,8 @@ impl Gguf {
             .ok_or_else(|| self.wrong("general.architecture is missing"))
     }
 
-    /// Returns the tokens that end an answer: those of the metadata, and special tokens named as in [`ENDINGS`],
-    /// because many files do not say which token ends a turn (Gemma's name only `<eos>`).
+    /// Returns the ids of the tokens that end an answer: those that the metadata names, and special tokens whose names
+    /// are in [`ENDINGS`], because many files do not say which token ends a turn (Gemma's name only `<eos>`).
     fn endings(&self) -> Vec<u64> {
         let fields = ["eos", "eot", "eom"].map(|name| format!("tokenizer.ggml.{name}_token_id"));
         let ids = fields.iter().filter_map(|field| self.number(field));
@@ -458,7 +459,8 @@ impl Gguf {
         ids
     }
 
-    /// Returns the id and the name of a special token, such as `bos`.
+    /// Returns the id and the name of the special token that the metadata calls `field`, such as `bos`; `None` if it
+    /// names none.
     fn special(&self, field: &str) -> Option<(u64, &str)> {
         let id = self.number(&format!("tokenizer.ggml.{field}_token_id"))? as u64;
         let (mut reader, kind, count) = self.array("tokenizer.ggml.tokens").ok()?;
@@ -520,7 +522,7 @@ impl Gguf {
 /// by the expression for a run of digits, in which the two differ.
 const WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|{digits}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// Metadata field with the name of the rules by which a text is split before byte pairs are merged.
+/// Name of the metadata field that says by which rules a text is split before byte pairs are merged.
 const PRE: &str = "tokenizer.ggml.pre";
 
 /// Names of tokens that end a turn or a text, as llama.cpp knows them.
@@ -534,23 +536,24 @@ const ENDINGS: [&str; 7] = [
     "<|end_of_text|>",
 ];
 
-/// Tensor of the factors that rotary frequencies are divided by.
+/// Name of the tensor with the factors by which rotary frequencies are divided.
 const ROPE_FACTORS: &str = "rope_freqs.weight";
 
-/// Architecture of Gemma 3, whose tensors and fields differ from those of the others.
+/// GGUF's name of the architecture of Gemma 3, whose tensors and fields differ from those of the others.
 const GEMMA: &str = "gemma3";
 
-/// Kinds of tokens (`llama_token_type`).
+/// Kinds of tokens in the metadata (`llama_token_type`): this one, and the three below.
 const NORMAL: u64 = 1;
 const UNKNOWN: u64 = 2;
 const CONTROL: u64 = 3;
 const USER_DEFINED: u64 = 4;
 
-/// Kinds of metadata values that are not numbers.
+/// Kinds of metadata values that are not numbers: strings, and, below, arrays.
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 
-/// Returns GGUF's name of the tensor with the Hugging Face name `name`, in Gemma 3 or in another family.
+/// Returns GGUF's name of the tensor that Hugging Face calls `name`, in Gemma 3 if `is_gemma`, otherwise in the other
+/// families. Returns `None` if no supported model has the tensor.
 fn own_name(name: &str, is_gemma: bool) -> Option<String> {
     Some(match name {
         "model.embed_tokens.weight" => "token_embd.weight".to_owned(),
@@ -581,7 +584,8 @@ fn own_name(name: &str, is_gemma: bool) -> Option<String> {
     })
 }
 
-/// Returns the matrix with each head's rows reordered: the even ones before the odd ones.
+/// Returns the bytes of a matrix of `rows` rows, `width` bytes each, with the rows of each of the `heads` heads
+/// reordered: those with even index within the head before those with odd index.
 fn halves_apart(data: &[u8], rows: usize, width: usize, heads: usize) -> Vec<u8> {
     let each = rows / heads.max(1);
     let from = |row: usize| {
@@ -603,7 +607,7 @@ fn halves_apart(data: &[u8], rows: usize, width: usize, heads: usize) -> Vec<u8>
     apart
 }
 
-/// Returns the storage format with this number (`ggml_type`), or `None` if it is not supported.
+/// Returns the number type that GGUF numbers `kind` (`ggml_type`), or `None` if it is not supported.
 fn element(kind: u32) -> Option<Element> {
     Some(match kind {
         0 => Element::F32,
@@ -621,10 +625,10 @@ fn element(kind: u32) -> Option<Element> {
     })
 }
 
-/// Fields and tensors of a file by name.
+/// Metadata fields by name, and tensors by name, of a GGUF file.
 type Contents = (HashMap<String, Field>, HashMap<String, Info>);
 
-/// Reads everything before the weights.
+/// Reads the metadata and the list of tensors, which precede the weights, from the file's `bytes`.
 fn read(bytes: &[u8]) -> Result<Contents, String> {
     let mut reader = Reader { bytes, at: 0 };
     if reader.take(4)? != b"GGUF" {
@@ -717,7 +721,7 @@ fn read(bytes: &[u8]) -> Result<Contents, String> {
     Ok((known, found))
 }
 
-/// Reads values one after another, within the file's bytes.
+/// Reads values one after another from the file's bytes, beginning at offset `at`; fails where the file ends.
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -775,7 +779,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Skips a value.
+    /// Skips a value of kind `kind`; if it is an array, with `count` elements of kind `element`.
     fn skip(&mut self, kind: u32, (element, count): (u32, u64)) -> Result<(), String> {
         let width = |kind: u32| match kind {
             0 | 1 | 7 => Some(1),

@@ -35,18 +35,18 @@ pub(crate) use tensor::Tensor;
 use std::fmt::Display;
 use std::path::Path;
 
-/// The reason that a checkpoint cannot be used.
+/// The reason that a checkpoint, the files of a model, cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("{file}: {reason}")]
 pub struct CheckpointError {
     /// Path of the file, or of the folder if a file in it is missing.
     pub file: String,
-    /// The fault in the file, with the value found and the values supported.
+    /// What is wrong in the file, with the value found and the values supported.
     pub reason: String,
 }
 
 impl CheckpointError {
-    /// Returns an error with `reason`, found in `file`.
+    /// Returns an error that names the path `file`, with `reason`.
     pub(crate) fn new(file: &Path, reason: impl Display) -> Self {
         Self {
             file: file.display().to_string(),

@@ -2,29 +2,29 @@
 
 use half::f16;
 
-/// A format in which a matrix row is stored as blocks of integers with scales.
+/// A format in which GGUF files store quantised weights: a matrix row is blocks of integers with scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
-    /// 32 numbers of 4 bits, and a scale.
+    /// Blocks of 32 integers of 4 bits, with a scale.
     Q4_0,
-    /// 32 numbers of 4 bits, a scale and an offset.
+    /// Blocks of 32 integers of 4 bits, with a scale and an offset.
     Q4_1,
-    /// 32 numbers of 5 bits, and a scale.
+    /// Blocks of 32 integers of 5 bits, with a scale.
     Q5_0,
-    /// 32 numbers of 5 bits, a scale and an offset.
+    /// Blocks of 32 integers of 5 bits, with a scale and an offset.
     Q5_1,
-    /// 32 numbers of 8 bits, and a scale.
+    /// Blocks of 32 integers of 8 bits, with a scale.
     Q8_0,
-    /// 256 numbers of 4 bits, with a scale and an offset for every 32.
+    /// Blocks of 256 integers of 4 bits, with a scale and an offset for every 32.
     Q4K,
-    /// 256 numbers of 5 bits, with a scale and an offset for every 32.
+    /// Blocks of 256 integers of 5 bits, with a scale and an offset for every 32.
     Q5K,
-    /// 256 numbers of 6 bits, with a scale for every 16.
+    /// Blocks of 256 integers of 6 bits, with a scale for every 16.
     Q6K,
 }
 
 impl Packing {
-    /// Returns the count of numbers in a block, and the block's size in bytes.
+    /// Returns the number of weights in a block, and the block's size in bytes.
     pub(crate) const fn block(self) -> (usize, usize) {
         match self {
             Self::Q4_0 => (32, 18),
@@ -38,7 +38,8 @@ impl Packing {
         }
     }
 
-    /// Returns the byte offset of a block's scale, an f16. In formats with offsets, the f16 of the offsets follows it.
+    /// Returns the byte offset, within a block, of the block's scale, an f16. In formats with offsets, the f16 that
+    /// scales the offsets follows it.
     pub(crate) const fn scale(self) -> usize {
         match self {
             Self::Q6K => 208,
@@ -46,7 +47,8 @@ impl Packing {
         }
     }
 
-    /// Returns the number of f16s from [`Packing::scale`] on: 2 in formats with offsets, 1 in the others.
+    /// Returns the number of f16 numbers from the byte offset [`Packing::scale`] on: 2 in formats with offsets, 1 in
+    /// the others.
     pub(crate) const fn f16s(self) -> usize {
         match self {
             Self::Q4_1 | Self::Q5_1 | Self::Q4K | Self::Q5K => 2,
@@ -54,7 +56,7 @@ impl Packing {
         }
     }
 
-    /// Returns the 6-bit scale and offset of the 32 numbers of group `group` in a block of [`Packing::Q4K`] or
+    /// Returns the 6-bit scale and the 6-bit offset of group `group` (32 numbers) in a block of [`Packing::Q4K`] or
     /// [`Packing::Q5K`].
     pub(crate) fn group_scales(block: &[u8], group: usize) -> [u8; 2] {
         let byte = |at: usize| block.get(at).copied().unwrap_or_default();
@@ -68,7 +70,7 @@ impl Packing {
         ]
     }
 
-    /// Returns the integer of number `at` of a block of a format of 5 bits, 0 to 31.
+    /// Returns the integer, 0 to 31, of the number with index `at` in a block; the format must be one of 5 bits.
     pub(crate) fn five_bits(self, block: &[u8], at: usize) -> u8 {
         let byte = |at: usize| block.get(at).copied().unwrap_or_default();
         // The byte with the fifth bit, the byte with the other four, whether these are its upper half, and the place of
@@ -86,7 +88,7 @@ impl Packing {
         low | (fifth >> bit & 1) << 4
     }
 
-    /// Returns the integer of number `at` of a block of [`Packing::Q6K`], -32 to 31.
+    /// Returns the integer, -32 to 31, of the number with index `at` in a block of [`Packing::Q6K`].
     pub(crate) fn q6k_integer(block: &[u8], at: usize) -> i8 {
         let byte = |at: usize| block.get(at).copied().unwrap_or_default();
         let (part, quarter, l) = (at / 128, at % 128 / 32, at % 32);
@@ -96,7 +98,7 @@ impl Packing {
         (low | high << 4).cast_signed() - 32
     }
 
-    /// Writes the numbers of one block to the beginning of `values`.
+    /// Converts the numbers of one block to f32 and writes them to the beginning of `values`.
     pub(crate) fn unpack(self, block: &[u8], values: &mut [f32; 256]) {
         let byte = |at: usize| block.get(at).copied().unwrap_or_default();
         let half = |at: usize| f16::from_le_bytes([byte(at), byte(at + 1)]).to_f32();

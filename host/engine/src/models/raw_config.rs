@@ -4,7 +4,7 @@ use super::rope::RawRope;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The contents of `config.json` before validation.
+/// The fields of a `config.json`, as written, before validation.
 #[derive(Deserialize)]
 pub(super) struct Raw {
     pub(super) model_type: Option<String>,
@@ -33,16 +33,16 @@ pub(super) struct Raw {
     pub(super) use_bidirectional_attention: Option<bool>,
     pub(super) attn_logit_softcapping: Option<f64>,
     pub(super) final_logit_softcapping: Option<f64>,
-    /// Configuration of the text model; only in the configuration of a model with a vision tower.
+    /// Configuration of the text model; only present in the configuration of a model with a vision tower.
     pub(super) text_config: Option<Value>,
     #[serde(flatten)]
     pub(super) rope: RawRope,
 }
 
-/// Maximum number of positions that is accepted.
+/// Maximum number of positions that a configuration may state.
 pub(super) const MAX_POSITIONS: u64 = 1 << 27;
 
-/// Returns a required size between 1 and `limit`.
+/// Returns the value of the field `name`, which must be present and between 1 and `limit`.
 pub(super) fn size(name: &str, value: Option<u64>, limit: u64) -> Result<usize, String> {
     match value {
         None => Err(format!("{name} is missing")),

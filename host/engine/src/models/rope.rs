@@ -11,33 +11,35 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::f64::consts::TAU;
 
-/// The rotary frequencies of a model, with the factor on sines and cosines.
+/// The rotary embedding of a model's layers: a frequency for each pair of a head's values, and a factor on sines and
+/// cosines.
 #[derive(Clone, Debug)]
 pub(crate) struct Rope {
-    /// Radians per position for each pair `(i, i + head_dim / 2)`; `head_dim / 2` values.
+    /// Radians per position by which each pair `(i, i + head_dim / 2)` of a head rotates; `head_dim / 2` values.
     pub(crate) frequencies: Vec<f64>,
-    /// Factor on sines and cosines (YaRN's attention temperature; 1 otherwise).
+    /// Factor by which cosines and sines are multiplied: YaRN's attention temperature; 1 for other scalings.
     pub(crate) magnitude: f64,
-    /// Number of positions that the scaling extends the model to, if it states one.
+    /// Number of positions to which the scaling extends the model; `None` if it states none.
     extended: Option<u64>,
 }
 
 impl Rope {
-    /// Returns the number of positions that the model supports, where `configured` is its `max_position_embeddings`.
+    /// Returns the number of positions that the model supports, given its `max_position_embeddings`: more if the
+    /// scaling extends it.
     pub(crate) fn max_positions(&self, configured: u64) -> u64 {
         self.extended
             .map_or(configured, |extended| extended.max(configured))
     }
 
-    /// Divides each frequency by its factor, as GGUF files state a scaling.
+    /// Divides each frequency by its factor: a rope scaling in the form in which GGUF files state it.
     pub(super) fn divide(&mut self, factors: &[f32]) {
         for (frequency, factor) in self.frequencies.iter_mut().zip(factors) {
             *frequency /= f64::from(*factor);
         }
     }
 
-    /// Returns cosines and sines of every position, `[positions][cosines: pairs, sines: pairs]`, computed in f64 and
-    /// rounded once.
+    /// Returns cosines and sines for the positions 0 to `positions - 1`, `[positions][cosines: pairs, sines: pairs]`,
+    /// computed in f64 and rounded once.
     pub(crate) fn table(&self, positions: u32) -> Vec<f32> {
         let mut table = Vec::with_capacity(positions as usize * self.frequencies.len() * 2);
         for position in 0..positions {
@@ -54,11 +56,11 @@ impl Rope {
     }
 }
 
-/// The keys of `config.json` about positions.
+/// The fields of `config.json` that describe the rotary embedding.
 #[derive(Default, Deserialize)]
 pub(super) struct RawRope {
     rope_theta: Option<f64>,
-    /// The base of Gemma 3's layers with a sliding window, in the older spelling.
+    /// The base of the frequencies in Gemma 3's layers with a sliding window, in the older spelling.
     rope_local_base_freq: Option<f64>,
     rope_scaling: Option<Map<String, Value>>,
     rope_parameters: Option<Map<String, Value>>,
@@ -113,8 +115,8 @@ impl RawRope {
         }
     }
 
-    /// Returns the rotary positions of layers that attend to all positions, and of those with a sliding window. Only
-    /// Gemma 3 distinguishes them.
+    /// Returns the rotary embedding of layers that attend to all positions, and that of layers with a sliding window.
+    /// Only for Gemma 3, which distinguishes them.
     pub(super) fn resolve_by_layer(
         &self,
         head_dim: usize,
@@ -159,7 +161,8 @@ impl RawRope {
     }
 }
 
-/// Llama 3's scaling: stretches long wavelengths by the factor, keeps short ones, and blends those between.
+/// Returns `plain` with Llama 3's scaling: divides low frequencies by the factor, keeps high ones, and blends those
+/// between.
 fn llama3(values: &Values<'_>, plain: Rope) -> Result<Rope, String> {
     let factor = values.factor()?;
     let low = values.positive("low_freq_factor")?;
@@ -182,7 +185,8 @@ fn llama3(values: &Values<'_>, plain: Rope) -> Result<Rope, String> {
     })
 }
 
-/// YaRN (Peng et al., arXiv 2309.00071, section 3): interpolation by parts, with an attention temperature.
+/// Returns `plain` with the scaling YaRN (Peng et al., arXiv 2309.00071, section 3): interpolation by parts, with an
+/// attention temperature.
 fn yarn(
     values: &Values<'_>,
     plain: Rope,
@@ -250,7 +254,7 @@ fn yarn(
     })
 }
 
-/// A scaling's values, with errors that name the object that contains them.
+/// The values of a rope scaling in `config.json`, with errors that name the object that contains them.
 struct Values<'a> {
     name: &'static str,
     map: Option<&'a Map<String, Value>>,

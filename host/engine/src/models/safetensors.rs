@@ -19,19 +19,19 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
 
-/// Maximum length of a header in bytes (the bound of the reference implementation).
+/// Maximum length of a file's header in bytes (the bound of the reference implementation).
 const MAX_HEADER: u64 = 100_000_000;
 
-/// Bytes sampled from a tensor, in each of three places.
+/// Number of bytes of a tensor that are sampled at its beginning, at its middle and at its end.
 const SAMPLE: usize = 4096;
 
-/// The tensors of a checkpoint's folder.
+/// The tensors of the safetensors files in a checkpoint's folder, mapped into memory.
 pub(super) struct TensorFiles {
     files: Vec<(PathBuf, Mmap)>,
     entries: HashMap<String, Entry>,
 }
 
-/// A tensor's type and shape, and the place of its bytes.
+/// A tensor's type and shape, and in which file and where its bytes are.
 pub(super) struct Entry {
     file: usize,
     bytes: Range<usize>,
@@ -52,7 +52,7 @@ struct Info {
 }
 
 impl TensorFiles {
-    /// Maps `model.safetensors`, or the shards that `model.safetensors.index.json` names.
+    /// Maps `model.safetensors` in `folder` into memory, or the files that `model.safetensors.index.json` names.
     pub(super) fn open(folder: &Path) -> Result<Self, CheckpointError> {
         let single = folder.join("model.safetensors");
         let index = folder.join("model.safetensors.index.json");
@@ -75,7 +75,7 @@ impl TensorFiles {
         Ok(this)
     }
 
-    /// Returns the tensor called `name`, with its file and its bytes.
+    /// Returns the tensor called `name`: the path of its file, its description, and its bytes. `None` if there is none.
     pub(super) fn get(&self, name: &str) -> Option<(&Path, &Entry, &[u8])> {
         let entry = self.entries.get(name)?;
         let (path, map) = self.files.get(entry.file)?;
@@ -121,7 +121,8 @@ impl TensorFiles {
     }
 }
 
-/// Removes from a tensor's name the prefix that text models have in checkpoints with a vision tower.
+/// Returns the name that a text model alone would have for a tensor, without the prefix that checkpoints with a vision
+/// tower add.
 fn text_name(name: String) -> String {
     let rest = ["language_model.model.", "model.language_model."];
     let rest = rest.iter().find_map(|prefix| name.strip_prefix(prefix));
@@ -140,7 +141,7 @@ pub(super) fn mapped(path: &Path) -> Result<Mmap, CheckpointError> {
     unsafe { Mmap::map(&file) }.map_err(|error| CheckpointError::new(path, error))
 }
 
-/// Adds the beginning, the middle and the end of a tensor's bytes to `hash`.
+/// Adds the bytes at the beginning, the middle and the end of a tensor to `hash`.
 pub(super) fn sample(bytes: &[u8], hash: &mut Xxh3) {
     let window = SAMPLE.min(bytes.len());
     let last = bytes.len() - window;
@@ -149,7 +150,7 @@ pub(super) fn sample(bytes: &[u8], hash: &mut Xxh3) {
     }
 }
 
-/// Returns the files of an index, sorted and without duplicates.
+/// Returns the names of the files that an index (`model.safetensors.index.json`) lists, sorted and without duplicates.
 fn shards(index: &Path) -> Result<Vec<String>, CheckpointError> {
     let wrong = |reason: String| CheckpointError::new(index, reason);
     let text = std::fs::read_to_string(index).map_err(|error| wrong(error.to_string()))?;
@@ -173,7 +174,8 @@ fn shards(index: &Path) -> Result<Vec<String>, CheckpointError> {
     Ok(files)
 }
 
-/// Parses the header and returns its tensors with the range of their bytes in `file`.
+/// Parses a file's header and returns its tensors: each one's name, its description, and the range of its bytes in
+/// `file`.
 fn parse(file: &[u8]) -> Result<Vec<(String, Info, Range<usize>)>, String> {
     let Some((length, rest)) = file.split_first_chunk::<8>() else {
         return Err(format!(

@@ -5,22 +5,22 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 use std::borrow::Cow;
 
-/// The number type of a stored tensor.
+/// The number type in which a tensor is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Element {
-    /// IEEE 754 binary32.
+    /// 32-bit floating point (IEEE 754 binary32).
     F32,
-    /// The upper half of an [`Element::F32`].
+    /// bfloat16: the upper half of the bits of an [`Element::F32`].
     Bf16,
-    /// IEEE 754 binary16.
+    /// 16-bit floating point (IEEE 754 binary16).
     F16,
-    /// Blocks of integers with scales.
+    /// Blocks of integers with scales, in one of the formats of GGUF files.
     Packed(Packing),
 }
 
 impl Element {
-    /// Returns the count of numbers in a block, and the block's size in bytes. A block of an unpacked type is one
-    /// number.
+    /// Returns the number of values in a block, and the block's size in bytes. In a type that is not packed, a block is
+    /// one value.
     pub(crate) const fn block(self) -> (usize, usize) {
         match self {
             Self::F32 => (1, 4),
@@ -30,17 +30,17 @@ impl Element {
     }
 }
 
-/// A matrix `[rows, columns]` or a vector `[1, columns]`, row-major, little-endian. A packed row is whole blocks.
+/// A matrix `[rows, columns]` or a vector `[1, columns]`, row-major, little-endian. If packed, a row is whole blocks.
 pub(crate) struct Tensor<'a> {
     pub(crate) element: Element,
     pub(crate) rows: usize,
     pub(crate) columns: usize,
-    /// The bytes of `rows * columns` elements.
+    /// The bytes of `rows * columns` values, in the number type `element`.
     pub(crate) data: Cow<'a, [u8]>,
 }
 
 impl Tensor<'_> {
-    /// Returns the values, widened to f32.
+    /// Returns all values, converted to f32.
     pub(crate) fn to_f32(&self) -> Vec<f32> {
         match self.element {
             Element::F32 => self.chunks().map(f32::from_le_bytes).collect(),
@@ -56,7 +56,8 @@ impl Tensor<'_> {
         }
     }
 
-    /// Returns the values in bf16, little-endian: unchanged if stored so, otherwise rounded to nearest even.
+    /// Returns the bytes of all values in bf16, little-endian: unchanged if stored so, otherwise rounded to nearest,
+    /// ties to even.
     pub(crate) fn to_bf16(&self) -> Cow<'_, [u8]> {
         let narrow = |value: f32| bf16::from_f32(value).to_le_bytes();
         match self.element {
@@ -79,7 +80,7 @@ impl Tensor<'_> {
         }
     }
 
-    /// Returns this tensor if it is not packed, otherwise one with its values rounded to bf16.
+    /// Returns this tensor if it is not packed, otherwise one with its values converted to bf16.
     pub(crate) fn unpacked(&self) -> Tensor<'_> {
         let (element, data) = match self.element {
             Element::Packed(_) => (Element::Bf16, self.to_bf16()),
@@ -92,7 +93,8 @@ impl Tensor<'_> {
         }
     }
 
-    /// Returns `map` of each value of a packed tensor, in order.
+    /// Returns the result of `map` for each value of this tensor, in order. The tensor must be packed in the format
+    /// `packing`.
     fn map_packed<T: Copy + Default + Send>(
         &self,
         packing: Packing,
@@ -116,7 +118,7 @@ impl Tensor<'_> {
     }
 }
 
-/// Returns a shape's rows and columns; a vector is one row.
+/// Returns the numbers of rows and columns of a tensor with this shape; a vector is one row.
 pub(super) fn rows_and_columns(shape: &[usize]) -> (usize, usize) {
     match *shape {
         [rows, columns] => (rows, columns),

@@ -9,7 +9,8 @@ use crate::TokenId;
 use llguidance::Matcher;
 use std::fmt;
 
-/// A grammar and a position in it. A clone continues from the same position independently.
+/// A grammar that an answer must follow, with the answer's position in it. A clone continues from the same position
+/// independently.
 #[derive(Clone)]
 pub struct Constraint(Matcher);
 
@@ -18,7 +19,8 @@ impl Constraint {
         Self(matcher)
     }
 
-    /// Excludes every token that the grammar does not allow next. Stop tokens are allowed only if the answer is complete.
+    /// Sets the logits of all tokens to minus infinity that the grammar does not allow next. Stop tokens are allowed if
+    /// and only if the answer is complete.
     pub(super) fn mask(
         &mut self,
         logits: &mut [f32],
@@ -41,7 +43,8 @@ impl Constraint {
         Ok(())
     }
 
-    /// Advances by `token`. Returns whether the answer is complete and no token can follow.
+    /// Advances the position in the grammar by `token`, which must be allowed. Returns true if the answer is complete
+    /// and no token can follow.
     pub(super) fn push(&mut self, token: TokenId) -> Result<bool, SamplingError> {
         self.0.consume_token(token).map_err(failed)?;
         Ok(self.0.is_stopped())

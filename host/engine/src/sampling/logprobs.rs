@@ -4,21 +4,21 @@ use super::{SamplingError, most_likely};
 use crate::TokenId;
 
 /// Log-probabilities that the model itself assigns to a token and its alternatives: natural logarithms of the softmax
-/// of its row, at temperature 1, before penalties, masks and cuts.
+/// of the row of logits, at temperature 1, before penalties, grammar, top-k and top-p change it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logprobs {
-    /// Log-probability of the chosen token.
+    /// Log-probability of the chosen token, or of the prompt's token that was scored.
     pub chosen: f32,
-    /// Number of tokens that are at least as likely as the chosen one, itself included: 1 for the likeliest.
+    /// Number of tokens of the vocabulary that are at least as likely as the chosen one, itself included: 1 for the
+    /// likeliest.
     pub rank: u32,
-    /// The most likely tokens, as many as were requested, the lower id first among equals. The chosen token need not be
-    /// among them.
+    /// The most likely tokens with their log-probabilities, as many as were requested, likeliest first, the lower id
+    /// first among equals. The chosen token need not be among them.
     pub top: Vec<(TokenId, f32)>,
 }
 
 impl Logprobs {
-    /// Computes log-probabilities as [`Logprobs::of`] does, after checking that the row of logits defines a
-    /// distribution.
+    /// Computes log-probabilities as [`Logprobs::of`] does, after checking that softmax is defined for the logits.
     ///
     /// # Errors
     /// Returns a [`SamplingError`] if a logit is NaN or plus infinity, or all are minus infinity.
@@ -31,8 +31,8 @@ impl Logprobs {
         Ok(Self::of(logits, token, count))
     }
 
-    /// Computes the log-probabilities of `token` and the `count` most likely tokens in `logits`, of which none may be
-    /// NaN or plus infinity, and one must be finite. Costs `O(vocabulary)`.
+    /// Computes the log-probabilities of `token` and of the `count` most likely tokens in a row of logits, of which
+    /// none may be NaN or plus infinity, and one must be finite. Costs `O(vocabulary)`.
     pub(super) fn of(logits: &[f32], token: TokenId, count: u32) -> Self {
         let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         // Relative to the largest, so that nothing overflows.
@@ -55,7 +55,7 @@ impl Logprobs {
     }
 }
 
-/// Returns the `count` most likely tokens, likeliest first, the lower id first among equals.
+/// Returns the `count` tokens with the highest logits, highest first, the lower id first among equals.
 fn likeliest(logits: &[f32], count: u32) -> Vec<TokenId> {
     if count == 0 {
         return Vec::new();

@@ -24,16 +24,16 @@ use crate::TokenId;
 use foreword_ordering::random::Random;
 use penalties::Penalties;
 
-/// The parameters of sampling, valid by construction in [`Sampling::new`].
+/// The parameters by which tokens are sampled. Their ranges are checked by [`Sampling::new`] and its companions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
-    /// Temperature; 0 for greedy sampling.
+    /// Temperature by which logits are divided; 0 always takes the most likely token.
     temperature: f32,
-    /// Probability mass to keep, above 0 and at most 1.
+    /// Top-p: sum of probabilities of the likeliest tokens that are considered, above 0 and at most 1.
     top_p: f32,
-    /// Maximum number of tokens to consider; 0 for no limit.
+    /// Top-k: maximum number of most likely tokens to consider; 0 for no limit.
     top_k: u32,
-    /// Minimum probability relative to the most likely token's, 0 to 1; 0 for no limit.
+    /// Min-p: minimum probability of a token as a fraction of the most likely token's, 0 to 1; 0 for no limit.
     min_p: f32,
     penalties: Penalties,
     seed: u64,
@@ -43,7 +43,7 @@ pub struct Sampling {
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("{name} is {value}, not {range}")]
 pub struct OutOfRange {
-    /// The parameter's name in a request.
+    /// The parameter's name in a request, such as `top_p`.
     pub name: &'static str,
     /// The value that was refused.
     pub value: f32,
@@ -52,7 +52,8 @@ pub struct OutOfRange {
 }
 
 impl OutOfRange {
-    /// Returns `value` if `within` is true, else an error that names the range.
+    /// Returns `value` if `within` is true, otherwise an error with the parameter's name, its value and the allowed
+    /// range.
     fn check(
         name: &'static str,
         value: f32,
@@ -63,7 +64,7 @@ impl OutOfRange {
     }
 }
 
-/// The reason that no token could be chosen.
+/// The reason that no token could be chosen from a row of logits.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SamplingError {
     /// A logit is NaN or plus infinity: the model overflowed, or its weights are damaged.
@@ -72,13 +73,14 @@ pub enum SamplingError {
         /// The first token whose logit is NaN or plus infinity.
         token: TokenId,
     },
-    /// Every logit is minus infinity, or the row is empty.
+    /// Every logit is minus infinity, or there are no logits.
     #[error("the model's logits exclude all {tokens} tokens")]
     NothingLeft {
-        /// Number of tokens in the row of logits.
+        /// Number of tokens in the vocabulary, to which the logits belong.
         tokens: u32,
     },
-    /// The grammar's parser failed, normally because the mask of this step exceeds the bound on a step's work.
+    /// The parser of the answer's grammar failed, normally because finding the allowed tokens exceeds the bound on the
+    /// work for one token.
     #[error("the answer's grammar failed: {reason}")]
     Constraint {
         /// The parser's own message, which contains nothing of the answer.
@@ -93,7 +95,7 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// Returns sampling that takes the most likely token; ties go to the lower id.
+    /// Returns sampling that always takes the most likely token; among equals the one with the lower id.
     pub fn greedy() -> Self {
         Self {
             temperature: 0.0,
@@ -105,8 +107,8 @@ impl Sampling {
         }
     }
 
-    /// Returns sampling with OpenAI's ranges: `temperature` 0 to 2 (0 is greedy), `top_p` above 0 to 1; `top_k` 0: no
-    /// limit.
+    /// Returns sampling with OpenAI's ranges: `temperature` 0 to 2 (0 always takes the most likely token), `top_p`
+    /// above 0 to 1, `top_k` any number (0 for no limit). Equal seeds give equal choices.
     ///
     /// # Errors
     /// Returns [`OutOfRange`] for the first parameter out of its range.
@@ -125,7 +127,8 @@ impl Sampling {
         })
     }
 
-    /// Also excludes tokens less likely than `min_p` times the most likely one; 0 excludes none.
+    /// Returns this sampling, but also excluding tokens less likely than `min_p` times the most likely one; 0 excludes
+    /// none.
     ///
     /// # Errors
     /// Returns [`OutOfRange`] if `min_p` is not within 0 to 1.
@@ -135,10 +138,10 @@ impl Sampling {
         Ok(Self { min_p, ..self })
     }
 
-    /// Also makes tokens less likely that already occur. `frequency` (-2 to 2) is subtracted from a logit for each time
-    /// that the token was generated, and `presence` (-2 to 2) once if it was, as OpenAI defines them. Before that,
-    /// `repetition` (above 0 to 2; 1 has no effect) divides positive logits and multiplies negative ones of all tokens
-    /// in the prompt or the answer, as Hugging Face and vLLM define it.
+    /// Returns this sampling, but making tokens less likely that already occur. `frequency` (-2 to 2) is subtracted
+    /// from a logit for each time that the token was generated, and `presence` (-2 to 2) once if it was, as OpenAI
+    /// defines them. Before that, `repetition` (above 0 to 2; 1 has no effect) divides positive logits and multiplies
+    /// negative ones of all tokens in the prompt or the answer, as Hugging Face and vLLM define it.
     ///
     /// # Errors
     /// Returns [`OutOfRange`] for the first penalty out of its range.
@@ -152,7 +155,8 @@ impl Sampling {
         Ok(Self { penalties, ..self })
     }
 
-    /// Returns the sampling for choice `index` of several answers to one prompt: the seed differs, except for index 0.
+    /// Returns the sampling for answer number `index` of several answers to one prompt: the seed differs, except for
+    /// index 0.
     #[must_use]
     pub fn for_choice(self, index: u32) -> Self {
         let seed = match index {
@@ -162,8 +166,8 @@ impl Sampling {
         Self { seed, ..self }
     }
 
-    /// Chooses the token at `position` of its sequence from `logits`, one per token of the vocabulary. Penalties and
-    /// masks must already have been applied.
+    /// Chooses the token at `position` of its sequence from `logits`, one for each token of the vocabulary. Penalties
+    /// and grammar must already have been applied to the logits.
     ///
     /// Applies top-k, then top-p to what is left, then min-p (the order of Hugging Face). Among equals the lower id is
     /// the likelier. Costs `O(vocabulary)`, plus sorting of as many tokens as top-k or top-p keep.
@@ -196,8 +200,8 @@ impl Sampling {
         Ok(pick(kept.into_iter(), point * total).unwrap_or(best))
     }
 
-    /// Returns the parameters that, with the logits, determine the token at `position`, for a device that samples as
-    /// [`Sampling::choose`] does. Penalties are not included.
+    /// Returns the parameters that, together with the logits, determine the token at `position` of a sequence, for a
+    /// device that samples as [`Sampling::choose`] does. Penalties are not included.
     pub fn draw(&self, position: u32) -> Draw {
         Draw {
             point: chance(self.seed, position).unit(),
@@ -208,7 +212,8 @@ impl Sampling {
         }
     }
 
-    /// Returns the tokens that top-k, top-p and min-p keep, with their weights, likeliest first.
+    /// Returns the tokens that top-k, top-p and min-p leave to choose from, likeliest first, each with its weight: the
+    /// result of `weight` for its logit.
     fn keep(&self, logits: &[f32], weight: impl Fn(f32) -> f64) -> Vec<(TokenId, f64)> {
         let mut ranked: Vec<(TokenId, f32)> = logits
             .iter()
@@ -259,25 +264,29 @@ impl Sampling {
     }
 }
 
-/// The parameters of one choice, as [`Sampling`] defines them. With the logits they determine the token.
+/// The parameters of one choice of a token, as [`Sampling`] defines them. Together with the logits they determine the
+/// token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Draw {
-    /// The point at which the token is selected, as a fraction of the sum of the kept tokens' weights, in `[0, 1)`.
+    /// The random point at which the token is selected, as a fraction, in `[0, 1)`, of the sum of the weights of all
+    /// tokens that top-k, top-p and min-p leave.
     pub point: f64,
-    /// Temperature; 0 for greedy sampling.
+    /// Temperature by which logits are divided; 0 always takes the most likely token.
     pub temperature: f32,
-    /// Probability mass to keep, above 0 and at most 1.
+    /// Top-p: sum of probabilities of the likeliest tokens that are considered, above 0 and at most 1.
     pub top_p: f32,
-    /// Maximum number of tokens to consider; 0 for no limit.
+    /// Top-k: maximum number of most likely tokens to consider; 0 for no limit.
     pub top_k: u32,
-    /// Minimum probability relative to the most likely token's, 0 to 1.
+    /// Min-p: minimum probability of a token as a fraction of the most likely token's, 0 to 1; 0 for no limit.
     pub min_p: f32,
 }
 
-/// Number of tokens that are sorted at first when top-p looks for its cut.
+/// Number of most likely tokens that are sorted at first to find where top-p ends; more are sorted if they do not
+/// suffice.
 const SORTED_HEAD: usize = 128;
 
-/// Returns the token with the highest logit, the lowest id among equals.
+/// Returns the token with the highest logit, the lowest id among equals. Returns an error if a logit is NaN or plus
+/// infinity, or all are minus infinity.
 fn most_likely(logits: &[f32]) -> Result<TokenId, SamplingError> {
     let mut best = (f32::NEG_INFINITY, None);
     for (id, &logit) in logits.iter().enumerate() {
@@ -297,8 +306,8 @@ fn most_likely(logits: &[f32]) -> Result<TokenId, SamplingError> {
     })
 }
 
-/// Returns the token in whose share of the cumulative weights `point` falls. If rounding carries `point` past the end,
-/// returns the last token of non-zero weight.
+/// Returns the token at which the running sum of `weights` exceeds `point`. If rounding carries `point` past the total,
+/// returns the last token of non-zero weight; `None` if there is none.
 fn pick(weights: impl Iterator<Item = (TokenId, f64)>, point: f64) -> Option<TokenId> {
     let mut sum = 0.0;
     let mut last = None;
@@ -312,7 +321,7 @@ fn pick(weights: impl Iterator<Item = (TokenId, f64)>, point: f64) -> Option<Tok
     last
 }
 
-/// Returns a random generator that depends on the seed and the position alone.
+/// Returns a random generator whose numbers depend on the seed and the position alone.
 fn chance(seed: u64, position: u32) -> Random {
     Random::new(Random::new(seed).bits() ^ u64::from(position))
 }

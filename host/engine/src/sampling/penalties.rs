@@ -4,7 +4,7 @@ use super::OutOfRange;
 use crate::TokenId;
 use fxhash::FxHashMap;
 
-/// The penalties of [`super::Sampling::with_penalties`], valid by construction.
+/// The penalties on tokens that already occur, see [`super::Sampling::with_penalties`]; within their ranges.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Penalties {
     frequency: f32,
@@ -22,8 +22,9 @@ impl Default for Penalties {
     }
 }
 
-/// The distinct tokens of a sequence that its penalties apply to, each with the number of times that it was
-/// *generated*. Updated token by token, so that a step costs the number of distinct tokens and not the length.
+/// The penalties of a sequence, and the distinct tokens that they apply to, each with the number of times that it was
+/// *generated* (0 for tokens of the prompt only). Updated token by token, so that a step costs the number of distinct
+/// tokens and not the length.
 #[derive(Clone, Debug)]
 pub(super) struct History {
     penalties: Penalties,
@@ -54,7 +55,7 @@ impl Penalties {
 }
 
 impl History {
-    /// Returns the history of a sequence that has only its prompt.
+    /// Returns the history of a sequence with this prompt, before its first generated token.
     pub(super) fn new(penalties: Penalties, prompt: &[TokenId]) -> Self {
         let mut generated = FxHashMap::default();
         if penalties.repetition != 1.0 {
@@ -66,7 +67,7 @@ impl History {
         }
     }
 
-    /// Returns whether [`History::penalise`] may change a row.
+    /// Returns whether [`History::penalise`] may change logits: false if all penalties are neutral.
     pub(super) fn is_active(&self) -> bool {
         !self.penalties.neutral()
     }

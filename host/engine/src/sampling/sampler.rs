@@ -5,35 +5,37 @@ use super::{Constraint, Draw, Logprobs, Sampling, SamplingError};
 use crate::TokenId;
 use smallvec::SmallVec;
 
-/// Chooses the tokens of one sequence.
+/// Chooses the tokens of one sequence, one after another, and keeps the state for it: penalties and grammar.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     sampling: Sampling,
     history: History,
     constraint: Option<Constraint>,
     stop_tokens: SmallVec<[TokenId; 4]>,
-    /// Number of alternatives with log-probabilities; `None` for no log-probabilities at all.
+    /// Number of most likely tokens whose log-probabilities are computed with each choice; `None` for no
+    /// log-probabilities at all.
     top_logprobs: Option<u32>,
 }
 
-/// The outcome of one choice.
+/// The outcome of choosing a sequence's next token.
 #[derive(Clone, Debug, PartialEq)]
 pub enum NextToken {
-    /// A token of the answer.
+    /// A token of the answer was chosen.
     Token {
         /// The chosen token.
         id: TokenId,
-        /// Log-probabilities, if they were requested.
+        /// Log-probabilities of the token and of alternatives; `None` if they were not requested.
         logprobs: Option<Box<Logprobs>>,
-        /// True if the constraint allows no further token.
+        /// True if the grammar that the answer must follow allows no further token.
         last: bool,
     },
-    /// The answer has ended before this position, with a stop token.
+    /// A stop token was chosen, which ends the answer and does not belong to it.
     Stop,
 }
 
 impl Sampler {
-    /// Returns a sampler for a sequence that has only its prompt.
+    /// Returns a sampler for a sequence with this prompt, before its first generated token. `constraint` is the grammar
+    /// that the answer must follow, if any.
     pub fn new(
         sampling: Sampling,
         prompt: &[TokenId],
@@ -50,14 +52,15 @@ impl Sampler {
         }
     }
 
-    /// Returns the parameters that choose the token at `position`, if they and its logits suffice. Returns `None` if the
-    /// host needs the row itself, for penalties, a constraint or log-probabilities.
+    /// Returns the parameters by which a device can choose the token at `position` from the logits alone. Returns
+    /// `None` if the logits themselves are needed here: for penalties, a grammar or log-probabilities.
     pub fn draw(&self, position: u32) -> Option<Draw> {
         let needs_row = self.history.is_active() || self.constraint.is_some();
         (!needs_row && self.top_logprobs.is_none()).then(|| self.sampling.draw(position))
     }
 
-    /// Accepts a token that the device chose with the parameters of [`Sampler::draw`].
+    /// Records a token that the device chose with the parameters of [`Sampler::draw`], and returns the outcome: a stop
+    /// token ends the answer.
     pub fn accept(&mut self, id: TokenId) -> NextToken {
         if self.stop_tokens.contains(&id) {
             return NextToken::Stop;
@@ -70,7 +73,7 @@ impl Sampler {
         }
     }
 
-    /// Chooses the token at `position` from its row of logits, which is overwritten. Must be called once for each
+    /// Chooses the token at `position` from its row of logits, and overwrites the logits. Must be called once for each
     /// position, in order.
     ///
     /// # Errors

@@ -3,26 +3,26 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// The numbers by which a waiting request is ranked.
+/// The numbers by which a waiting request is ranked among those of its tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Queued {
-    /// Tokens of the prompt that are cached.
+    /// Number of leading tokens of the prompt that are cached.
     pub(super) cached_tokens: u64,
-    /// Tokens of the prompt that must be computed.
+    /// Number of tokens of the prompt that must be computed.
     pub(super) computed_tokens: u64,
-    /// Number of other waiting requests that begin with the same documents, up to the first one that is not fully
-    /// cached for this request. They benefit if this one is served first.
+    /// Number of other waiting requests whose prompts begin with the same documents as this one's, up to the first
+    /// document that is not fully cached for this request. They benefit if this one is served first.
     pub(super) mates: u32,
     /// Number of later requests that were served before this one so far. The caller adds one for each, to every earlier
-    /// request that still waits, so the number never grows towards the end of the queue. Where it does, a request
+    /// request that still waits, so requests further back in the queue never have larger numbers. If one has, a request
     /// counts with the largest number of those behind it.
     pub(super) overtaken: u32,
 }
 
-/// The rule by which waiting requests are ordered.
+/// The rule by which the waiting requests of one tenant are ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rule {
-    /// First come, first served.
+    /// First come, first served, whatever is cached.
     Arrival,
     /// RAGBoost, section 5.2: requests that begin with the same documents run one after another, cached or not, so that
     /// the shared documents are computed once and used before they are evicted. The largest cached share is served
@@ -31,41 +31,42 @@ pub enum Rule {
     /// leaves this open; its code takes the largest group too), then first come, first served. While a group waits, it
     /// grows. Without a window the largest groups would starve the others. O(n log n).
     Grouped {
-        /// Maximum number of later requests that may overtake a request.
+        /// Maximum number of later requests of the tenant that may overtake a request.
         window: u32,
     },
     /// RAGCache, section 5.2: the largest ratio of cached to computed tokens first, among equals first come, first
     /// served. Cached shares are rounded down to sixteenths. Compared exactly, as in the paper, prompts that share only
     /// a short opening would be ordered by their length. O(n log n).
     CachedFirst {
-        /// Maximum number of later requests that may overtake a request. The paper's is [`Rule::WINDOW`]; 0 is first
-        /// come, first served.
+        /// Maximum number of later requests of the tenant that may overtake a request. The paper's is [`Rule::WINDOW`];
+        /// 0 is first come, first served.
         window: u32,
     },
     /// RAGCache, section 5.2, as written: as [`Rule::CachedFirst`], with exact ratios.
     ExactlyCachedFirst {
-        /// Maximum number of later requests that may overtake a request, as in [`Rule::CachedFirst`].
+        /// Maximum number of later requests of the tenant that may overtake a request, as in [`Rule::CachedFirst`].
         window: u32,
     },
 }
 
 impl Rule {
-    /// RAGCache's starvation window (section 7.3).
+    /// RAGCache's window against starvation (section 7.3): how many later requests may overtake a request.
     pub const WINDOW: u32 = 32;
-    /// The default window of [`Rule::Grouped`]. With 32, most requests of a long queue are served because they reach
-    /// the window, whatever their group. With 256 more is cached, and the 99th percentile of the time to the first
-    /// token is 3 % higher to 11 % lower (benches/results/cache.md).
+    /// The default window of [`Rule::Grouped`]: how many later requests may overtake a request. With 32, most requests
+    /// of a long queue are served because they reach the window, whatever their group. With 256 more is cached, and the
+    /// 99th percentile of the time to the first token is 3 % higher to 11 % lower (benches/results/cache.md).
     pub const GROUP_WINDOW: u32 = 256;
 }
 
-/// Returns the positions of `queue`, which is in order of arrival, in the order in which to serve them: a permutation
-/// of `0..queue.len()`.
+/// Returns the indices of all requests in `queue`, which is in order of arrival, in the order in which `rule` serves
+/// them.
 #[cfg(test)]
 pub(super) fn order(queue: &[Queued], rule: Rule) -> Vec<usize> {
     first(queue, rule, queue.len())
 }
 
-/// Returns the first `most` positions of `order`, for callers that admit a few requests at a time. O(n + most log n).
+/// Returns the indices of the `most` requests in `queue`, which is in order of arrival, that `rule` serves first, in
+/// the order in which it serves them. O(n + most log n).
 pub(super) fn first(queue: &[Queued], rule: Rule, most: usize) -> Vec<usize> {
     let most = most.min(queue.len());
     match rule {
@@ -78,27 +79,28 @@ pub(super) fn first(queue: &[Queued], rule: Rule, most: usize) -> Vec<usize> {
     }
 }
 
-/// Number of equal parts in which a prompt's cached share is counted.
+/// Number of equal parts in which the cached share of a prompt is counted for [`Rule::CachedFirst`] and
+/// [`Rule::Grouped`].
 const PARTS: u128 = 16;
 
 impl Queued {
-    /// Returns the cached share of the request's prompt in units of 1 / [`PARTS`], rounded down. A fully cached request
-    /// counts as one token computed.
+    /// Returns the cached share of the request's prompt in units of 1 / [`PARTS`], rounded down. For a request whose
+    /// prompt is fully cached, one further token counts as computed.
     fn cached_parts(&self) -> u128 {
         let cached = u128::from(self.cached_tokens);
         let computed = u128::from(self.computed_tokens.max(1));
         cached * PARTS / (cached + computed)
     }
 
-    /// Returns the ratio of cached to computed tokens as a fixed-point number. Ratios of fewer than 2^32 tokens compare
-    /// exactly: two different ones differ by more than 2^-64.
+    /// Returns the ratio of the prompt's cached to its computed tokens as a fixed-point number. Ratios of fewer than
+    /// 2^32 tokens compare exactly: two different ones differ by more than 2^-64.
     fn ratio(&self) -> u128 {
         (u128::from(self.cached_tokens) << 64) / u128::from(self.computed_tokens.max(1))
     }
 }
 
-/// Returns the first `most` positions by descending rank, among equals first come, first served. A request that was
-/// overtaken `window` times is served next.
+/// Returns the indices of the `most` requests of `queue` that are served first, by descending `rank`, among equals
+/// first come, first served. A request that was overtaken `window` times is served next.
 fn by_rank<R: Ord>(
     queue: &[Queued],
     window: u32,

@@ -19,69 +19,72 @@
 //!    into. Without that margin the newcomer would be preempted as soon as any page is full. The first request that
 //!    does not fit ends admission, because admitting smaller ones after it would starve it.
 
-/// The input of [`plan()`].
+/// The input of [`plan()`]: counts of the engine's running and waiting requests and of its pages.
 #[derive(Clone, Debug, Default)]
 pub struct SchedulerState {
-    /// Bounds of a step.
+    /// The bounds of the step that is planned.
     pub limits: Limits,
-    /// Pages that no sequence holds: free ones, and idle cached ones.
+    /// Number of device pages that no running sequence holds: free ones, and those that only cache prefixes.
     pub available_pages: u32,
-    /// Running sequences, oldest first.
+    /// Running sequences, in the order of their admission.
     pub running: Vec<Running>,
-    /// The head of the queue, next request first: at least as many as could be admitted in this step.
+    /// The first waiting requests in the order of admission: at least as many as could be admitted in this step.
     pub waiting: Vec<Waiting>,
 }
 
-/// The bounds of one step.
+/// The bounds of one step, and the page size.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Limits {
-    /// Maximum number of tokens computed in one step, prefill and decode together.
+    /// Maximum number of tokens computed in one step, over all sequences, prefill and decode together.
     pub max_step_tokens: u32,
     /// Maximum number of sequences that run at once.
     pub max_running: u32,
-    /// Tokens in a page, at least one.
+    /// Number of tokens in a page, at least one.
     pub page_tokens: u32,
 }
 
 /// Counts of a running sequence. It holds pages for its whole prompt from its admission on.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Running {
-    /// Tokens in the sequence: the prompt and what has been generated.
+    /// Number of tokens in the sequence: those of the prompt and those generated.
     pub tokens: u32,
-    /// Tokens of the sequence that are computed; at least one is not.
+    /// Number of leading tokens of the sequence that are computed; at least one token is not.
     pub computed: u32,
-    /// Pages in the sequence's page table.
+    /// Number of pages in the sequence's page table.
     pub pages: u32,
 }
 
-/// Counts of a waiting sequence and of what the cache holds of it.
+/// Counts of a waiting sequence, and of what the cache holds of its prefix.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Waiting {
-    /// Tokens in the sequence.
+    /// Number of tokens in the sequence.
     pub tokens: u32,
-    /// Tokens of the sequence that are cached; at least one is not.
+    /// Number of leading tokens of the sequence that are cached; at least one token is not.
     pub cached: u32,
-    /// Full cached pages on the device, which the sequence would share.
+    /// Number of full cached pages on the device that the sequence would share, so that it needs no new ones for them.
     pub shared_pages: u32,
-    /// The part of `shared_pages` that no lease holds, and that therefore counts as available now.
+    /// Those of `shared_pages` that no running sequence holds, and that therefore count as available now.
     pub idle_pages: u32,
 }
 
 /// The engine's next action: a preemption or a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// Release the pages of the running sequence with this index, put it at the head of the queue, and plan again.
+    /// Release the pages of the running sequence with this index, put it at the head of the queue, and call [`plan()`]
+    /// again.
     Preempt(usize),
-    /// Run one step of the model with these sequences.
+    /// Run one step of the model with these numbers of tokens for the sequences.
     Compute {
-        /// Tokens to compute for each running sequence; 0 for a sequence that is not part of the step.
+        /// Number of tokens to compute for each running sequence; 0 for a sequence that is not part of the step.
         running: Vec<u32>,
-        /// Tokens to compute for each admitted sequence, from the head of the queue; at least one each.
+        /// Number of tokens to compute for each newly admitted sequence, at least one: the first waiting ones, in
+        /// order. Its length is the number of sequences to admit.
         admitted: Vec<u32>,
     },
 }
 
-/// Decides what the engine does next. Deterministic; costs `O(running + waiting)`.
+/// Decides what the engine does next: preempt a sequence, or compute a step. Deterministic; costs `O(running +
+/// waiting)`.
 pub fn plan(state: &SchedulerState) -> Plan {
     let Limits {
         max_step_tokens,
@@ -135,14 +138,15 @@ pub fn plan(state: &SchedulerState) -> Plan {
 }
 
 impl Waiting {
-    /// Returns the number of available pages that the sequence would take if it were admitted.
+    /// Returns the number of available pages that the sequence would take if it were admitted, with pages of
+    /// `page_tokens` tokens.
     pub fn needed_pages(&self, page_tokens: u32) -> u32 {
         self.tokens.div_ceil(page_tokens) - self.shared_pages + self.idle_pages
     }
 }
 
 impl Running {
-    /// Returns whether all tokens but the newest are computed.
+    /// Returns whether all tokens but the newest are computed, so that the sequence needs one token in the next step.
     pub fn decodes(&self) -> bool {
         self.tokens - self.computed == 1
     }

@@ -31,19 +31,20 @@ use std::hash::{Hash, Hasher};
 use std::ops::Bound;
 use std::sync::Arc;
 
-/// The queue of waiting requests; each carries a `T` that the queue stores for its caller.
+/// The queue of waiting requests of all tenants, in two parts: requests that were put back, and newly arrived ones.
+/// With each request, the queue stores a `T` for its caller.
 pub struct Queue<T> {
     rule: Rule,
-    /// Requests that were put back, in the order in which they are admitted again.
+    /// Requests that were put back after they had run, in the order in which they are admitted again.
     returned: VecDeque<T>,
-    /// Waiting requests by tenant, each lane in order of arrival; no lane is empty.
+    /// Newly arrived requests by tenant: a lane for each tenant that has any, in order of arrival.
     lanes: BTreeMap<Arc<str>, Lane<T>>,
     shares: Shares,
-    /// Requests in all lanes together.
+    /// Number of newly arrived requests that wait now, of all tenants.
     arrived: usize,
-    /// Requests that ever arrived; the next one's arrival number follows from it.
+    /// Number of requests that ever arrived; each gets this as its arrival number.
     arrivals: u64,
-    /// The tenant and the arrival number after which the next sweep begins.
+    /// The tenant and the arrival number of the request that [`Queue::sweep`] looked at last.
     swept: (Arc<str>, u64),
 }
 
@@ -52,28 +53,29 @@ pub struct Queue<T> {
 pub struct Entry {
     /// The tenant that sent the request.
     pub tenant: Arc<str>,
-    /// Tokens in the request's prompt.
+    /// Number of tokens in the request's prompt, and in its answer so far.
     pub tokens: u32,
-    /// The documents that the prompt opens with, each with the token index after its last token.
+    /// The documents with which the prompt begins, in order, each with the token index after its last token.
     pub documents: Box<[(Fingerprint, u32)]>,
 }
 
-/// The waiting requests of one tenant.
+/// The waiting requests of one tenant that have newly arrived, in order of arrival.
 struct Lane<T> {
     waiting: VecDeque<Waiter<T>>,
-    /// Number of waiting requests that begin with each prefix of documents; used for [`Rule::Grouped`] only.
+    /// For each beginning of a list of documents, the number of waiting requests whose prompts begin with these
+    /// documents; used for [`Rule::Grouped`] only.
     opening_with: FxHashMap<PrefixHash, u32>,
     recent: RecentPrefixes,
 }
 
-/// The document prefixes of the most recently admitted requests. They are cached by now, or will be after this step,
-/// but most waiting requests were looked up before that. So a request that begins with one is ranked as if it were
-/// cached, until a lookup shows that it is not. Without this, a group's members would gain their rank only when
-/// [`Queue::sweep`] reaches them. Used for [`Rule::Grouped`] only.
+/// The lists of documents with which the most recently admitted requests of a tenant begin. They are cached by now, or
+/// will be after this step, but most waiting requests were looked up before that. So a request that begins with one is
+/// ranked as if it were cached, until a lookup shows that it is not. Without this, requests with the same documents
+/// would gain their rank only when [`Queue::sweep`] reaches them. Used for [`Rule::Grouped`] only.
 #[derive(Default)]
 struct RecentPrefixes {
     known: FxHashSet<PrefixHash>,
-    /// The prefixes in `known`, oldest first.
+    /// The hashes in `known`, oldest first.
     listed: VecDeque<PrefixHash>,
 }
 
@@ -89,14 +91,15 @@ impl RecentPrefixes {
         }
     }
 
-    /// Removes a prefix that is no longer cached.
+    /// Removes a list of documents that turned out not to be cached any more.
     fn forget(&mut self, prefix: PrefixHash) {
         if self.known.remove(&prefix) {
             self.listed.retain(|listed| *listed != prefix);
         }
     }
 
-    /// Returns the number of a request's tokens that are presumably cached: by its last lookup, or by a known prefix.
+    /// Returns the number of leading tokens of a request that are presumably cached: by its last lookup, or because it
+    /// begins with the documents of a recently admitted request.
     fn cached<T>(&self, waiter: &Waiter<T>) -> u32 {
         let mut prefixes = waiter.prefixes.iter().rev();
         let begun = prefixes.find(|(prefix, _)| self.known.contains(prefix));
@@ -105,24 +108,24 @@ impl RecentPrefixes {
     }
 }
 
-/// Maximum number of prefixes in [`RecentPrefixes`]: those of about a dozen requests. With 4,096, a small cache has evicted most
-/// of them, and the corrections use up the [`RANKINGS`] of a step.
+/// Maximum number of document lists in one [`RecentPrefixes`]: those of about a dozen requests. With 4,096, a small
+/// cache has evicted most of them, and the corrections use up the [`RANKINGS`] of a step.
 const MAX_RECENT_PREFIXES: usize = 64;
 
-/// Hash of the documents that a prompt begins with, in order, up to one of them. A collision leads to a wrong rank and
-/// has no other effect.
+/// Hash of the first documents of a prompt, in order. A collision leads to a wrong rank and has no other effect.
 type PrefixHash = u64;
 
 struct Waiter<T> {
     arrival: u64,
-    /// Boxed, so that a lane's entries are close together in memory: ranking reads all of them.
+    /// The caller's value. Boxed, so that the requests of a tenant are close together in memory: ranking reads all of
+    /// them.
     item: Box<T>,
     tokens: u32,
-    /// The prefixes of documents that the prompt begins with, each with the token index after it.
+    /// For each beginning of the prompt's list of documents, its hash and the token index after its last document.
     prefixes: Box<[(PrefixHash, u32)]>,
-    /// Tokens found in the cache by the last lookup.
+    /// Number of leading tokens found in the cache by the last lookup; 0 before the first.
     cached: u32,
-    /// Number of later requests of the same tenant that were taken before this one.
+    /// Number of later requests of the same tenant that were taken from the queue before this one.
     overtaken: u32,
 }
 
@@ -132,7 +135,7 @@ pub struct Ticket(QueuePosition);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum QueuePosition {
-    /// The first of the requests that were put back, once its predecessors have been taken.
+    /// The first of the requests that were put back, once those before it have been taken.
     Returned,
     Arrived {
         tenant: Arc<str>,
@@ -140,12 +143,12 @@ enum QueuePosition {
     },
 }
 
-/// Maximum number of times that a tenant's requests are ranked in one call of [`Queue::head`]. They are ranked again
+/// Maximum number of times that one tenant's requests are ranked in one call of [`Queue::head`]. They are ranked again
 /// when the cached prefix of the first one turns out to be evicted.
 const RANKINGS: u32 = 4;
 
 impl<T> Queue<T> {
-    /// Returns an empty queue that ranks each tenant's requests by `rule`.
+    /// Returns an empty queue that orders each tenant's requests by `rule`.
     pub fn new(rule: Rule) -> Self {
         Self {
             rule,
@@ -158,7 +161,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Returns the number of waiting requests, those that were put back included.
+    /// Returns the number of waiting requests: newly arrived ones and those that were put back.
     pub fn len(&self) -> usize {
         self.returned.len() + self.arrived
     }
@@ -194,22 +197,23 @@ impl<T> Queue<T> {
         self.lanes.entry(entry.tenant).or_default().push(waiter);
     }
 
-    /// Puts a request that was taken back at the head of the queue, before all others.
+    /// Puts a request back that was taken from the queue. It comes before all others.
     pub fn put_back(&mut self, item: T) {
         self.returned.push_front(item);
     }
 
-    /// Charges the tenant for `tokens` prompt tokens that are about to be computed.
+    /// Charges the tenant for `tokens` prompt tokens that are about to be computed, so that its next requests come
+    /// later.
     pub fn charge_prompt(&mut self, tenant: &str, tokens: u32) {
         self.shares.charge(tenant, u64::from(tokens));
     }
 
-    /// Charges the tenant for one generated token.
+    /// Charges the tenant for one generated token, so that its next requests come later.
     pub fn charge_token(&mut self, tenant: &str) {
         self.shares.charge(tenant, GENERATED_COST);
     }
 
-    /// Returns tickets for up to `most` requests in the order of admission, those that were put back first.
+    /// Returns tickets for up to `most` requests in the order of admission, beginning with those that were put back.
     ///
     /// `look` returns the number of a request's tokens that are cached, and a detail that is returned with its ticket.
     /// `more` decides after each ticket whether to continue. Costs `O(waiting + most · log waiting)` and about one call
@@ -276,8 +280,8 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Removes and returns the request with this ticket, and counts it as having overtaken the earlier ones of its
-    /// tenant. Returns `None` if it has left the queue.
+    /// Removes and returns the request with this ticket; the earlier requests of its tenant count as overtaken by it.
+    /// Returns `None` if it has left the queue.
     pub fn take(&mut self, Ticket(place): &Ticket) -> Option<T> {
         match place {
             QueuePosition::Returned => self.returned.pop_front(),
@@ -297,9 +301,9 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Calls `look` for the next `most` requests and stores the number of cached tokens that it returns; `None` leaves
-    /// the stored number. Successive calls visit the tenants in turn, so `len / most` calls look at each request once.
-    /// Requests that were put back are skipped.
+    /// Calls `look` for the next `most` newly arrived requests, and stores the number of cached tokens that it returns;
+    /// for `None`, keeps the stored number. Successive calls visit the tenants in turn, so `len / most` calls look at
+    /// each request once. Requests that were put back are skipped.
     pub fn sweep(&mut self, most: usize, mut look: impl FnMut(&mut T) -> Option<u32>) {
         for _ in 0..most.min(self.arrived) {
             let (tenant, after) = &self.swept;
@@ -370,12 +374,13 @@ impl<T> Queue<T> {
             .chain(arrived.map(|waiter| &mut *waiter.item))
     }
 
-    /// Returns a request for which `found` is true, if there is one.
+    /// Returns any one request for which `found` is true; `None` if there is none.
     pub fn find_mut(&mut self, mut found: impl FnMut(&T) -> bool) -> Option<&mut T> {
         self.iter_mut().find(|item| found(item))
     }
 
-    /// Accounts for `count` requests that have left this tenant's lane.
+    /// Updates counts after `count` newly arrived requests have left this tenant's lane, and removes the lane if it is
+    /// empty.
     fn left(&mut self, tenant: &Arc<str>, count: u32) {
         self.arrived -= count as usize;
         for _ in 0..count {
@@ -387,23 +392,23 @@ impl<T> Queue<T> {
     }
 }
 
-/// A tenant's lane while [`Queue::head`] creates tickets.
+/// The newly arrived requests of one tenant, ranked, while [`Queue::head`] creates tickets for them.
 struct RankedLane<'q, T> {
     tenant: &'q Arc<str>,
     lane: &'q mut Lane<T>,
-    /// Positions in the lane in the rule's order; empty until the lane has been ranked.
+    /// Indices of the lane's requests in the order in which the rule serves them; empty until they have been ranked.
     order: Vec<usize>,
-    /// Number of entries of `order` that already have a ticket.
+    /// Number of leading entries of `order` whose requests already have a ticket.
     next: usize,
 }
 
 impl<T> RankedLane<'_, T> {
-    /// Returns the lane's next request: its arrival number, the tokens to compute, and the detail that `look` returned;
-    /// `None` after the last.
+    /// Returns the tenant's next request: its arrival number, the number of tokens to compute, and the detail that
+    /// `look` returned. Returns `None` after the last.
     ///
-    /// If the first request has lost cached tokens since it was ranked, the whole lane is ranked again, up to
-    /// [`RANKINGS`] rankings in all. Later requests, whose ranks follow from those before them, keep their ranks until
-    /// the next step.
+    /// If the first request has lost cached tokens since it was ranked, all requests of the tenant are ranked again, up
+    /// to [`RANKINGS`] rankings in all. Later requests, whose ranks follow from those before them, keep their ranks
+    /// until the next step.
     fn next<D>(
         &mut self,
         rule: Rule,
@@ -465,7 +470,7 @@ impl<T> Lane<T> {
         Some(waiter)
     }
 
-    /// Removes the prefixes of a request that has left the queue.
+    /// Subtracts a request that has left the queue from the counts in `opening_with`.
     fn forget(&mut self, waiter: &Waiter<T>) {
         for (prefix, _) in &waiter.prefixes {
             if let MapEntry::Occupied(mut count) = self.opening_with.entry(*prefix) {
@@ -483,7 +488,7 @@ impl<T> Lane<T> {
             .ok()
     }
 
-    /// Returns the positions of the first `most` requests in the order of `rule`.
+    /// Returns the indices of the `most` requests of this tenant that `rule` serves first, in that order.
     fn ranked(&self, rule: Rule, most: usize) -> Vec<usize> {
         if rule == Rule::Arrival {
             return (0..self.waiting.len().min(most)).collect();
@@ -501,8 +506,8 @@ impl<T> Lane<T> {
         order::first(&queue, rule, most)
     }
 
-    /// Returns the number of other requests that begin with the same documents, up to the first one that is not fully
-    /// cached.
+    /// Returns the number of other waiting requests of the tenant that begin with the same documents as this one, up to
+    /// the first document that is not within the request's first `cached` tokens.
     fn mates(&self, waiter: &Waiter<T>, cached: u32) -> u32 {
         let prefixes = &waiter.prefixes;
         let cached = prefixes.partition_point(|(_, end)| *end <= cached);
@@ -512,7 +517,7 @@ impl<T> Lane<T> {
     }
 }
 
-/// Returns the hash of a prefix followed by a document.
+/// Returns the hash of a list of documents, given the hash `prefix` of all but the last, `document`.
 fn extended(prefix: PrefixHash, document: Fingerprint) -> PrefixHash {
     let mut hasher = FxHasher::default();
     (prefix, document.0).hash(&mut hasher);

@@ -14,33 +14,35 @@
 //! tokens waits until the others had as many each, and no longer.
 //!
 //! This module knows names and counts, but no requests. Its memory is bounded: of the tenants with nothing waiting it
-//! stores the [`REMEMBERED`] with the highest counters. Dropping one with a lower counter favours that tenant by less than
-//! it lags behind.
+//! stores the [`REMEMBERED`] with the highest counters. Dropping one with a lower counter favours that tenant by less
+//! than it lags behind.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Cost of a generated token, where a prompt token costs 1 (the paper's weights, which follow common prices).
+/// Cost of a generated token, in units of the cost of a prompt token (the paper's weights, which follow common prices).
 pub const GENERATED_COST: u64 = 2;
 
-/// Number of tenants with nothing waiting whose counters are stored.
+/// Number of tenants without waiting requests whose counters are stored.
 pub const REMEMBERED: usize = 1024;
 
-/// The service counters of all known tenants.
+/// For each known tenant, a counter of the cost of the tokens computed for it. The tenant with the smallest one is
+/// served next.
 #[derive(Debug, Default)]
 pub struct Shares {
     tenants: BTreeMap<Arc<str>, Tally>,
-    /// Number of tenants with nothing waiting; at most twice [`REMEMBERED`].
+    /// Number of known tenants without waiting requests; at most twice [`REMEMBERED`].
     idle: usize,
-    /// The virtual time: the counter with which a new or returning tenant starts.
+    /// The virtual time of fair queueing: the counter with which a new or returning tenant starts.
     now: u64,
-    /// Cost that has not advanced the virtual time yet; less than the number of tenants that shared it.
+    /// Cost that has not advanced the virtual time yet: the remainder of dividing costs among the tenants that share.
     rest: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
-    /// Cost of what was computed for the tenant, plus what its counter was lifted by.
+    /// The tenant's counter: cost of what was computed for it, plus what the counter was lifted by when the tenant
+    /// returned after a pause.
     served: u64,
     /// Number of the tenant's waiting requests.
     waiting: u32,
@@ -72,7 +74,7 @@ impl Shares {
         }
     }
 
-    /// Adds the cost of what was computed for `tenant` to its counter and advances the virtual time.
+    /// Adds `cost`, of tokens computed for `tenant`, to the tenant's counter and advances the virtual time.
     pub fn charge(&mut self, tenant: &str, cost: u64) {
         let mut sharing = (self.tenants.len() - self.idle) as u64;
         if let Some(tally) = self.tenants.get_mut(tenant) {
@@ -85,7 +87,7 @@ impl Shares {
         self.rest %= sharing;
     }
 
-    /// Returns the tenant's counter, or the counter with which an unknown tenant would start.
+    /// Returns the tenant's counter; for an unknown tenant, the counter with which it would start.
     pub fn served(&self, tenant: &str) -> u64 {
         self.tenants
             .get(tenant)

@@ -15,32 +15,34 @@ use parking_lot::Mutex;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-/// A cache of tokens by piece of text, for one tokenizer.
+/// A cache that maps pieces of text (usually lines) to their tokens, for one tokenizer.
 pub struct TokenCache {
-    /// Rules for cutting texts into pieces; `None` if this tokenizer's texts cannot be cut.
+    /// The rule by which texts are cut into pieces; `None` if the cache is off.
     cuts: Option<Cuts>,
-    /// Tokens that the tokenizer puts before a raw prompt; `None` if it changes the prompt in any other way.
+    /// Tokens that the tokenizer puts before a raw prompt; `None` if it changes a raw prompt in any other way, and such
+    /// prompts are not cached.
     opening: Option<Vec<TokenId>>,
-    /// Hashes pieces with keys that differ in every process, so that a client cannot prepare colliding pieces.
+    /// Keys of the hash of pieces, different in every process, so that a client cannot prepare pieces that collide.
     keys: RandomState,
     limit_bytes: usize,
-    /// Consistent after each line that changes it, so a panic under the lock does no harm.
+    /// The cached pieces and the counters. Consistent after each line that changes it, so a panic under the lock does
+    /// no harm.
     pieces: Mutex<Pieces>,
 }
 
-/// Counters of a cache's use.
+/// Counters of the use of one token cache since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenCacheStats {
-    /// Bytes of text looked up so far.
+    /// Bytes of text that were looked up so far.
     pub text_bytes: u64,
-    /// The part of `text_bytes` whose tokens were found in the cache.
+    /// Those of `text_bytes` whose tokens were found in the cache.
     pub found_bytes: u64,
-    /// Approximate bytes of memory held now.
+    /// Approximate number of bytes of memory that the cache takes now.
     pub held_bytes: u64,
 }
 
 struct Pieces {
-    /// Entries by hash; the least recently used one is dropped first.
+    /// Cached pieces with their tokens, by the hash of tenant and text; the least recently used one is dropped first.
     entries: LruCache<u64, Entry, FxBuildHasher>,
     stats: TokenCacheStats,
 }
@@ -52,8 +54,9 @@ struct Entry {
 }
 
 impl TokenCache {
-    /// Returns a cache of at most `limit_bytes` for `tokenizer`. The cache is off (everything is tokenised) if the
-    /// limit is 0, the tokenizer's texts cannot be cut, or cutting the probes changed their tokens.
+    /// Returns a cache of at most `limit_bytes` bytes of memory for `tokenizer`. The cache is off (everything is
+    /// tokenised) if the limit is 0, if it is not known where this tokenizer's texts can be cut, or if cutting test
+    /// texts changed their tokens.
     pub fn new(tokenizer: &Tokenizer, limit_bytes: usize) -> Self {
         let cuts = tokenizer.cuts().filter(|cuts| holds(tokenizer, *cuts));
         Self {
@@ -68,12 +71,13 @@ impl TokenCache {
         }
     }
 
-    /// Returns whether texts are looked up at all.
+    /// Returns whether texts are looked up at all; false if the cache is off.
     pub fn is_on(&self) -> bool {
         self.cuts.is_some()
     }
 
-    /// Tokenises `text` as [`Tokenizer::encode`] does; `salt` names the tenant.
+    /// Tokenises `text` as [`Tokenizer::encode`] does, using the cache; `salt` names the tenant, who finds only its own
+    /// pieces.
     ///
     /// # Errors
     /// Returns [`TextError::Encode`] when the tokenizer refuses the text.
@@ -88,8 +92,8 @@ impl TokenCache {
         encoded.map(|(tokens, _)| tokens)
     }
 
-    /// Tokenises `text` as [`Tokenizer::encode_counting`] does. Pieces that contain an offset of `at` are tokenised
-    /// even if they are cached.
+    /// Tokenises `text` as [`Tokenizer::encode_counting`] does, using the cache; `salt` names the tenant. Pieces that
+    /// contain a byte offset of `at` are tokenised even if they are cached.
     ///
     /// # Errors
     /// Returns [`TextError::Encode`] when the tokenizer refuses the text.
@@ -149,7 +153,7 @@ impl TokenCache {
         Ok((tokens, counts))
     }
 
-    /// Returns the counters now.
+    /// Returns the cache's counters now.
     pub fn stats(&self) -> TokenCacheStats {
         self.pieces.lock().stats
     }
@@ -219,7 +223,7 @@ impl Entry {
     }
 }
 
-/// Returns whether each probe has the same tokens when it is tokenised whole and piece by piece.
+/// Returns whether each of the test texts [`PROBES`] has the same tokens when it is tokenised whole and piece by piece.
 fn holds(tokenizer: &Tokenizer, cuts: Cuts) -> bool {
     PROBES.iter().all(|probe| {
         let whole = tokenizer.encode(probe, false);
@@ -231,8 +235,8 @@ fn holds(tokenizer: &Tokenizer, cuts: Cuts) -> bool {
     })
 }
 
-/// Returns the tokens before every raw prompt, or `None` if the tokenizer does more to a raw prompt than put tokens
-/// before it.
+/// Returns the tokens that the tokenizer puts before every raw prompt, or `None` if it changes a raw prompt in any
+/// other way.
 fn opening(tokenizer: &Tokenizer) -> Option<Vec<TokenId>> {
     let opening = tokenizer.encode("", true).ok()?;
     let only = |probe: &&str| {

@@ -2,7 +2,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Formats `time`, in UTC, by `format`. Supports the directives that depend only on the C locale and UTC.
+/// Formats `time`, in UTC, by `format`, as Python's `strftime` does. Supports those directives that depend only on the
+/// C locale and UTC.
 ///
 /// # Errors
 /// Returns a message that names the first unsupported directive.

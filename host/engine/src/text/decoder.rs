@@ -2,22 +2,24 @@
 //!
 //! Hugging Face's decoders take all tokens at once. Decoding everything again for each token would cost time in the
 //! square of the answer, and a window of recent tokens shows spurious spaces and replacement characters at its edges.
-//! Here each token is converted once to *bytes*, by the rules of its tokenizer. Only bytes of an incomplete character are
-//! held back, at most three. The concatenated pieces equal the text that `tokenizers` decodes from all tokens, with one
-//! exception. If a byte-fallback tokenizer spells valid characters and then an invalid byte in one run of byte tokens,
-//! `tokenizers` replaces the whole run, including the valid characters. Here those have already been returned and stay.
+//! Here each token is converted once to *bytes*, by the rules of its tokenizer. Only bytes of an incomplete character
+//! are held back, at most three. The concatenated pieces equal the text that `tokenizers` decodes from all tokens, with
+//! one exception. If a byte-fallback tokenizer spells valid characters and then an invalid byte in one run of byte
+//! tokens, `tokenizers` replaces the whole run, including the valid characters. Here those have already been returned
+//! and stay.
 
 use super::tokenizer::Tokenizer;
 use crate::TokenId;
 
-/// Decodes tokens to text as they arrive. Holds back bytes of an unfinished UTF-8 character; skips special tokens.
+/// Decodes tokens to text as they arrive. Holds back the bytes of an unfinished UTF-8 character, and skips special
+/// tokens.
 pub struct Decoder<'a> {
     tokenizer: &'a Tokenizer,
-    /// The beginning of an unfinished character: at most three bytes between calls.
+    /// Bytes of an unfinished character that are held back: at most three between calls.
     held: Vec<u8>,
-    /// Number of spaces that may still be stripped from the beginning of the text.
+    /// Number of leading spaces of the text that are still to be stripped if they come.
     strip: usize,
-    /// True before the first token of a text that continues no prompt: its leading space may be omitted.
+    /// True before the first token of a text that does not continue a prompt: its leading space may be omitted.
     first: bool,
 }
 
@@ -36,7 +38,7 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// Returns the text that `token` completes, possibly empty.
+    /// Returns the text that `token` completes; empty for a special token, or if the character is still unfinished.
     pub fn push(&mut self, token: TokenId) -> String {
         let Some(piece) = self.tokenizer.piece(token) else {
             return String::new();
@@ -49,14 +51,15 @@ impl<'a> Decoder<'a> {
         self.strip(text)
     }
 
-    /// Returns the bytes that are still held back, as replacement characters.
+    /// Ends the text: returns replacement characters for the bytes that are still held back, or an empty text.
     pub fn finish(&mut self) -> String {
         let held = std::mem::take(&mut self.held);
         let text = self.replacement(held.len());
         self.strip(text)
     }
 
-    /// Removes and returns all held bytes except those that begin a character. Invalid bytes are replaced.
+    /// Converts all held bytes to text, except an unfinished character at the end, which stays held. Invalid bytes are
+    /// replaced.
     fn take_complete(&mut self) -> String {
         let mut text = String::new();
         let mut rest = &self.held[..];
@@ -82,8 +85,8 @@ impl<'a> Decoder<'a> {
         text
     }
 
-    /// Returns the replacement for `bytes` bytes that are not a character: one U+FFFD for the sequence, or one for each
-    /// byte of a byte-fallback tokenizer.
+    /// Returns the replacement for a sequence of `bytes` bytes that is not a character: one U+FFFD for the sequence,
+    /// or, with a byte-fallback tokenizer, one for each byte.
     fn replacement(&self, bytes: usize) -> String {
         let count = if self.tokenizer.spelling().byte_fallback {
             bytes
@@ -93,7 +96,8 @@ impl<'a> Decoder<'a> {
         "\u{fffd}".repeat(count)
     }
 
-    /// Strips spaces that only mark the beginning of the text.
+    /// Strips from `text` the spaces that only mark the beginning of the whole text, as far as they have not been
+    /// stripped yet.
     fn strip(&mut self, mut text: String) -> String {
         while let (Some((content, _)), 1.., false) =
             (self.tokenizer.spelling().strip, self.strip, text.is_empty())
@@ -110,8 +114,8 @@ impl<'a> Decoder<'a> {
 }
 
 impl Tokenizer {
-    /// Returns a decoder for a generation that is a separate text, such as an answer in a chat. A space that only marks the
-    /// beginning of the text is omitted.
+    /// Returns a decoder for a generation that is a separate text, such as an answer in a chat. A space that only marks
+    /// the beginning of the text is omitted.
     pub fn decoder(&self) -> Decoder<'_> {
         Decoder::new(self, true)
     }

@@ -17,12 +17,12 @@ use serde_json::{Value as Json, json};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-/// Compiles grammars for one tokenizer.
+/// Compiles JSON schemas to grammars that constrain answers, for one tokenizer.
 pub struct Grammars(ParserFactory);
 
 impl Grammars {
-    /// Builds a trie of all tokens' bytes, for a model whose rows of logits are `vocabulary` wide. Takes some tenths of
-    /// a second for a large vocabulary.
+    /// Builds a trie of all tokens' bytes, for a model whose rows of logits have `vocabulary` entries. Takes some
+    /// tenths of a second for a large vocabulary.
     ///
     /// # Errors
     /// [`TextError::Grammar`] when the vocabulary cannot be used.
@@ -54,7 +54,7 @@ impl Grammars {
         Ok(Self(factory))
     }
 
-    /// Returns the constraint for any JSON object.
+    /// Returns the constraint that allows any JSON object.
     ///
     /// # Errors
     /// Never in practice.
@@ -62,8 +62,9 @@ impl Grammars {
         self.json_schema(&json!({"type": "object"}))
     }
 
-    /// Returns the constraint for JSON that `schema` describes: properties in the schema's order, one space after each
-    /// `:` and `,`, and no other white space between JSON tokens. Takes milliseconds; not for the engine's thread.
+    /// Returns the constraint that allows the JSON texts that `schema` describes: properties in the schema's order, one
+    /// space after each `:` and `,`, and no other white space between JSON tokens. Takes milliseconds; not for the
+    /// engine's thread.
     ///
     /// # Errors
     /// [`SchemaError`] names the part of the schema that is unsupported or exceeds a bound.
@@ -71,8 +72,8 @@ impl Grammars {
         self.prepare(schema, &Cancel::default()).0
     }
 
-    /// Compiles like [`Grammars::json_schema`], unless `cancel` ends it. Also returns the work done, whatever the
-    /// outcome.
+    /// Compiles a schema as [`Grammars::json_schema`] does, unless `cancel` ends it. Also returns the work that was
+    /// done, whatever the outcome.
     pub fn prepare(
         &self,
         schema: &Json,
@@ -87,9 +88,9 @@ impl Grammars {
         (outcome, work)
     }
 
-    /// Compiles a schema within the bounds. The compiler counts its steps and gives up beyond a limit, with one
-    /// exception: the first transition of the lexer, by each of 256 bytes, has no limit, and tries every remainder of a
-    /// `multipleOf`. Therefore these transitions are made here first, under a limit.
+    /// Compiles a schema within the bounds on work and memory. The compiler counts its steps and gives up beyond a
+    /// limit, with one exception: the first transition of the lexer, by each of 256 bytes, has no limit, and tries
+    /// every remainder of a `multipleOf`. Therefore these transitions are made here first, under a limit.
     fn compile(
         &self,
         mut schema: Json,
@@ -154,30 +155,30 @@ impl Grammars {
     }
 }
 
-/// The work of preparing a grammar, in counts that do not depend on the machine.
+/// The work that compiling one grammar took, in counts that do not depend on the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GrammarWork {
-    /// The compiler's own units of work.
+    /// Units of work that the compiler counted.
     pub fuel: u64,
-    /// States of the lexer.
+    /// Number of states of the grammar's lexer.
     pub states: usize,
-    /// Bytes of memory that the lexer takes.
+    /// Bytes of memory that the grammar's lexer takes.
     pub bytes: usize,
 }
 
-/// Cancels the preparation of a grammar whose result is no longer needed. Clones share one state.
+/// A handle that cancels the compilation of a grammar whose result is no longer needed. Clones cancel the same one.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel(Arc<Mutex<Cancelling>>);
 
 #[derive(Debug, Default)]
 struct Cancelling {
     cancelled: bool,
-    /// Cancels the part of the work that can be interrupted from within, while that runs.
+    /// Cancels the step that runs now, if it can be interrupted from within; `None` otherwise.
     inner: Option<CancellationHandle>,
 }
 
 impl Cancel {
-    /// Ends the preparation at its next check, with [`SchemaError::Cancelled`]. A completed preparation is unaffected.
+    /// Ends the compilation at its next check, with [`SchemaError::Cancelled`]. A completed compilation is unaffected.
     pub fn cancel(&self) {
         let mut state = self.0.lock();
         state.cancelled = true;
@@ -199,8 +200,8 @@ impl Cancel {
         Ok(())
     }
 
-    /// Makes [`Cancel::cancel`] also cancel `inner` from now on; `None` detaches it. [`SchemaError::Cancelled`] if
-    /// already cancelled.
+    /// Makes [`Cancel::cancel`] also cancel `inner` from now on; `None` ends that. Returns [`SchemaError::Cancelled`]
+    /// if it was called already.
     fn attach(&self, inner: Option<CancellationHandle>) -> Result<(), SchemaError> {
         let mut state = self.0.lock();
         state.inner = inner;
@@ -215,7 +216,7 @@ fn refused(error: &impl ToString) -> SchemaError {
     SchemaError::Refused(first_line(&error.to_string()))
 }
 
-/// Returns the first line of the compiler's message, without a backtrace.
+/// Returns the first line of the compiler's message, or a general message if the compiler panicked.
 fn first_line(reason: &str) -> String {
     match reason.lines().next() {
         Some(line) if !line.starts_with("panic") => line.to_owned(),
@@ -223,24 +224,24 @@ fn first_line(reason: &str) -> String {
     }
 }
 
-/// The end of the answer in the trie: a byte that no text has, and a name.
+/// The bytes that stand for the end of the answer in the trie of tokens: a byte that no text has, and a name.
 const END: &[u8] = b"\xff<end>";
 
-/// Maximum number of units of the compiler's work for one grammar; it does some 50,000 a millisecond.
+/// Maximum number of units of the compiler's work for one grammar; it does some 50,000 in a millisecond.
 const INITIAL_FUEL: u64 = 1_000_000;
 
-/// Maximum number of units of work for one mask; some 14,000 take a millisecond.
+/// Maximum number of units of the lexer's work to find the tokens allowed next, once; some 14,000 take a millisecond.
 const STEP_FUEL: u64 = 200_000;
 
-/// Maximum number of items of the Earley parser for one mask.
+/// Maximum number of items of the Earley parser to find the tokens allowed next, once.
 const STEP_ITEMS: usize = 50_000;
 
-/// Maximum number of items of the Earley parser at one position.
+/// Maximum number of items of the Earley parser at one position of the answer.
 const ROW_ITEMS: usize = 2_000;
 
-/// Maximum number of symbols in the productions of a grammar: about a megabyte.
+/// Maximum number of symbols in the productions of one grammar, which take about a megabyte.
 const MAX_GRAMMAR: usize = 100_000;
 
-/// Maximum number of states of the lexer, which grows with the answer: some 700 bytes each, so at most about 70 MB for
-/// an answer. A counted character takes some ten states ([`schema`] bounds their number).
+/// Maximum number of states of one answer's lexer, which gets more as the answer grows: some 700 bytes each, so at most
+/// about 70 MB for an answer. A counted character takes some ten states ([`schema`] bounds their number).
 const MAX_LEXER_STATES: usize = 100_000;

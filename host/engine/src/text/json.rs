@@ -8,7 +8,8 @@ use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 use std::fmt::Write;
 
-/// The template filter `tojson(indent=None, separators=None, ensure_ascii=False, sort_keys=False)`.
+/// The filter of chat templates that writes a value as JSON: `tojson(indent=None, separators=None, ensure_ascii=False,
+/// sort_keys=False)`.
 pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<Value> = options.get("indent")?;
     let indent = match indent.filter(|indent| !indent.is_none()) {
@@ -47,7 +48,7 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     Ok(Value::from(writer.text))
 }
 
-/// Returns the template value of a JSON value; objects keep the order of their keys.
+/// Converts a JSON value to a value for templates; objects keep the order of their keys.
 pub(super) fn to_value(json: &serde_json::Value) -> Value {
     match json {
         serde_json::Value::Null => Value::from(()),
@@ -176,8 +177,8 @@ impl Writer {
     }
 }
 
-/// Formats a float as Python's `repr` does: the shortest digits that read back as the same number, with an exponent
-/// below 1e-4 and from 1e16 on.
+/// Formats a number as Python's `repr` formats a float: the shortest digits that read back as the same number, with an
+/// exponent below 1e-4 and from 1e16 on.
 fn float(value: f64) -> String {
     if value.is_nan() {
         return "NaN".to_owned();

@@ -7,8 +7,8 @@
 //!   answer ◀─ToolCalls── ◀─StopStrings── text ◀─Decoder───────────────────────────────┘
 //! ```
 //!
-//! This module reads the files of a Hugging Face checkpoint and has the same results as `transformers`, byte for byte if
-//! possible; each submodule names its exceptions. It knows neither HTTP nor the engine.
+//! This module reads the files of a Hugging Face checkpoint and has the same results as `transformers`, byte for byte
+//! if possible; each submodule names its exceptions. It knows neither HTTP nor the engine.
 
 mod cache;
 mod clock;
@@ -36,7 +36,7 @@ pub use tool_calls::{OPEN as OPEN_TOOL_CALL, Part, ToolCall, ToolCalls};
 
 use std::path::Path;
 
-/// An error in a tokenizer, a template or a text.
+/// An error in a checkpoint's tokenizer or chat template, or in a text that they process.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
     /// A file of the checkpoint is missing or malformed.
@@ -44,19 +44,19 @@ pub enum TextError {
     Checkpoint {
         /// Path of the file.
         file: String,
-        /// The fault in the file.
+        /// What is wrong with the file.
         reason: String,
     },
-    /// The messages do not fit the model's chat template; contains the template's own message.
+    /// The messages do not fit the model's chat template; contains the template's own message or the interpreter's.
     #[error("chat template: {0}")]
     Template(String),
-    /// The system has no thread to run the template on.
+    /// The system could not create a thread to run the chat template on.
     #[error("no thread to run the template on: {0}")]
     Thread(std::io::Error),
-    /// The tokenizer refused the text.
+    /// The tokenizer refused the text; contains its message.
     #[error("tokenizer: {0}")]
     Encode(String),
-    /// No grammar can be built over this vocabulary.
+    /// No grammars can be built over the tokenizer's vocabulary; contains the reason.
     #[error("grammar: {0}")]
     Grammar(String),
 }

@@ -5,12 +5,12 @@
 //!                      └ a token ends here whatever is around it
 //! ```
 //!
-//! Tokenizers of the GPT-2 kind first split a text by a regular expression, and then merge bytes within each part. In the
-//! expressions known here, no part extends over a newline into a character that is not white space, and none looks back. So
-//! tokens end there. The expressions differ in their look *ahead*. GPT-2's own expression leaves the last character of a
-//! run of white space to the next part (`\s+(?!\S)`), so a run of several would be split differently at the end of a piece;
-//! there only a lone newline is a cut. The later ones (cl100k's descendants: Llama 3, Qwen) match a run that ends with a
-//! newline whole (`\s*[\r\n]+`) before they look ahead.
+//! Tokenizers of the GPT-2 kind first split a text by a regular expression, and then merge bytes within each part. In
+//! the expressions known here, no part extends over a newline into a character that is not white space, and none looks
+//! back. So tokens end there. The expressions differ in their look *ahead*. GPT-2's own expression leaves the last
+//! character of a run of white space to the next part (`\s+(?!\S)`), so a run of several would be split differently at
+//! the end of a piece; there only a lone newline is a cut. The later ones (cl100k's descendants: Llama 3, Qwen) match a
+//! run that ends with a newline whole (`\s*[\r\n]+`) before they look ahead.
 //!
 //! Added tokens are found before the expression is applied. They must not contain a newline, nor extend over the white
 //! space around them. Of the normalisers, only NFC is known not to look over a newline.
@@ -21,17 +21,18 @@
 use serde::Deserialize;
 use serde_json::Value as Json;
 
-/// The rule for where to cut a text: after certain newlines.
+/// The rule that says where a text can be cut without changing its tokens: after certain newlines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cuts {
-    /// Every newline followed by a character that is not white space.
+    /// After every newline that is followed by a character that is not white space.
     EveryNewline,
-    /// Only newlines between two characters that are not white space.
+    /// After newlines between two characters that are not white space.
     LoneNewlines,
 }
 
 impl Cuts {
-    /// Recognises the tokenizer in `file`, a `tokenizer.json`. Returns `None` if its cuts are not known.
+    /// Returns the rule for the tokenizer in `file`, the bytes of a `tokenizer.json`. Returns `None` if no rule is
+    /// known for it.
     pub(super) fn recognise(file: &[u8]) -> Option<Self> {
         let file: File = serde_json::from_slice(file).ok()?;
         let plain = |token: &AddedToken| {
@@ -73,7 +74,7 @@ impl Cuts {
         }
     }
 
-    /// Iterates over the pieces of `text`, in order; concatenated they equal the text.
+    /// Iterates over the pieces into which `text` is cut, in order; concatenated they equal the text.
     pub(super) fn pieces(self, text: &str) -> impl Iterator<Item = &str> {
         let mut start = 0;
         let mut newlines = text.match_indices('\n');
@@ -121,7 +122,7 @@ struct AddedToken {
     rstrip: bool,
 }
 
-/// The `model` of a `tokenizer.json`, without its vocabulary.
+/// The fields of `model` in a `tokenizer.json` that decide whether texts can be cut.
 #[derive(Deserialize)]
 struct Model {
     #[serde(rename = "type")]
@@ -130,7 +131,7 @@ struct Model {
     dropout: Json,
 }
 
-/// Expressions whose cuts are known.
+/// Regular expressions for splitting texts, of tokenizers for which it is known where texts can be cut.
 const EXPRESSIONS: [&str; 3] = [
     // Llama 3, cl100k.
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -140,8 +141,8 @@ const EXPRESSIONS: [&str; 3] = [
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 ];
 
-/// Texts whose tokens change with a cut in the wrong place: runs of white space before it, and all kinds of characters
-/// around it.
+/// Test texts whose tokens change with a cut in the wrong place: runs of white space before it, and all kinds of
+/// characters around it.
 pub(super) const PROBES: &[&str] = &[
     "a\nb",
     "a\n\nb\n\n\nc",

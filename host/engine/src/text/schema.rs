@@ -12,44 +12,44 @@ use serde_json::Value as Json;
 use std::collections::{HashMap, HashSet};
 use std::panic::AssertUnwindSafe;
 
-/// The reason that a schema cannot constrain answers.
+/// The reason that a JSON schema cannot constrain answers.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SchemaError {
-    /// A keyword is not supported.
+    /// A keyword of the schema is not supported.
     #[error("`{keyword}` at {place} is not supported")]
     Unsupported {
-        /// The keyword, clipped.
+        /// The keyword; only its end if it is long.
         keyword: String,
-        /// The schema that has it, as a path: `#/properties/name`.
+        /// Path of the (nested) schema that has the keyword, such as `#/properties/name`.
         place: String,
     },
-    /// A part is not a valid schema.
+    /// A part of the schema is not valid.
     #[error("{place} must be {wanted}")]
     Malformed {
-        /// Path of the part in the schema.
+        /// Path of the invalid part in the schema, such as `#/properties/name`.
         place: String,
-        /// The expected content of the part.
+        /// What the part must be, in words.
         wanted: &'static str,
     },
-    /// The schema exceeds a bound.
+    /// The schema exceeds a bound on its size.
     #[error("the schema has {found} {what}, more than {limit}")]
     TooLarge {
-        /// The kind of parts that were counted, in words.
+        /// The kind of parts of which there are too many, in words.
         what: &'static str,
-        /// Number of these parts in the schema.
+        /// Number of these parts that the schema has.
         found: usize,
-        /// Maximum number of these parts.
+        /// Maximum number of these parts in a schema.
         limit: usize,
     },
-    /// The compiler refused the schema, for instance for a contradiction or a costly pattern.
+    /// The compiler refused the schema, for instance for a contradiction or a costly pattern; contains its message.
     #[error("{0}")]
     Refused(String),
-    /// The preparation was cancelled.
+    /// The compilation was cancelled by [`Cancel`](super::Cancel).
     #[error("its request is gone")]
     Cancelled,
 }
 
-/// Checks a schema for unsupported keywords and for the bounds.
+/// Checks that a schema has only supported keywords and is within the bounds; otherwise returns the first fault.
 pub(super) fn check(schema: &Json) -> Result<(), SchemaError> {
     if !schema.is_object() {
         return Err(SchemaError::Malformed {
@@ -68,17 +68,17 @@ pub(super) fn check(schema: &Json) -> Result<(), SchemaError> {
     Loads::of(&check, schema)
 }
 
-/// Counts of a schema's parts, collected by one visit to every schema within it.
+/// Counts of the parts of a schema, collected by one visit to every schema within it.
 #[derive(Default)]
 struct Check<'a> {
-    /// Every schema by its place, a JSON pointer that begins with `#`.
+    /// Every schema within the schema, by its path: a JSON pointer that begins with `#`.
     places: HashMap<String, &'a Json>,
-    /// Paths of the schemas that have an `$anchor`, by `#` and its name.
+    /// For each `$anchor`, `#` and its name, mapped to the path of the schema that has it.
     anchors: HashMap<String, String>,
-    /// Each `$ref`: its path, and its target.
+    /// For each `$ref`, the path of the schema that has it, and its target.
     references: Vec<(String, String)>,
-    /// Path of the first nested schema that has an `$id` or `id`; `None` if none has. If there is one, all references
-    /// are refused, since those within it would be relative to its id.
+    /// Path of the first nested schema that has an `$id` or `id`; `None` if none has. If there is one, every `$ref` is
+    /// refused, since those within that schema would be relative to its id.
     inner_id: Option<String>,
     patterns: Patterns,
     values: usize,
@@ -86,7 +86,7 @@ struct Check<'a> {
     properties: usize,
     counts_properties: bool,
     pattern_properties: usize,
-    /// Distinct bounds of strings. Equal ones share their states, so each pair counts once.
+    /// Distinct pairs of `minLength` and `maxLength`. Equal pairs share their states in the lexer, so each counts once.
     lengths: HashSet<(usize, usize)>,
     counted: usize,
 }
@@ -206,7 +206,8 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// Counts a value of `enum` or `const` with all values in it. The JSON parser has bounded its depth.
+    /// Counts a value of `enum` or `const` and all values within it. The recursion is as deep as the value, which the
+    /// JSON parser has bounded.
     fn values(&mut self, value: &Json) -> Result<(), SchemaError> {
         self.values += 1;
         within("values in enums and consts", self.values, MAX_VALUES)?;
@@ -221,7 +222,8 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Adds the characters that the lexer must count: each takes some ten states.
+    /// Counts the characters that the lexer must count for `minLength` and `maxLength` in `fields`, and checks the
+    /// bound on their sum. Each takes some ten states.
     fn lengths(&mut self, fields: &serde_json::Map<String, Json>) -> Result<(), SchemaError> {
         let bound = |name| fields.get(name).and_then(count);
         let (least, most) = (bound("minLength"), bound("maxLength"));
@@ -236,7 +238,7 @@ impl<'a> Check<'a> {
         within(what, self.counted, MAX_COUNTED)
     }
 
-    /// Checks that every reference leads to a schema that was counted here.
+    /// Checks that every `$ref` leads to a schema that was visited.
     fn references(&self) -> Result<(), SchemaError> {
         if let (Some(place), Some(_)) = (&self.inner_id, self.references.first()) {
             return Err(SchemaError::Unsupported {
@@ -259,7 +261,7 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// Returns the path of the schema that a reference leads to, and the schema.
+    /// Returns the schema to which a `$ref` leads, and its path; `None` if there is none.
     fn target(&self, reference: &str) -> Option<(&str, &'a Json)> {
         let anchored = self.anchors.get(reference);
         let pointer = anchored.map_or(reference, String::as_str);
@@ -269,7 +271,7 @@ impl<'a> Check<'a> {
     }
 }
 
-/// The cost of building all patterns of a schema, in the compiler's own units.
+/// Sums the cost of building all patterns of a schema, in units of work that the compiler counts.
 #[derive(Default)]
 struct Patterns(Option<RegexBuilder>);
 
@@ -285,25 +287,28 @@ impl Patterns {
     }
 }
 
-/// Counts of the parts of a schema that must hold for one value. Where schemas meet (`allOf`, siblings of `$ref` and
-/// `anyOf`), the compiler multiplies alternatives out within one step of its own counting, so these counts are bounded
-/// here.
+/// Counts for a schema and all schemas that apply to the same values. Where several schemas apply to one value
+/// (`allOf`, siblings of `$ref` and `anyOf`), the compiler multiplies alternatives out within one step of its own
+/// counting, so these counts are bounded here.
 #[derive(Clone, Copy, Debug, Default)]
 struct Load {
-    /// Patterns and formats, including combinations of them.
+    /// Number of patterns and formats, plus their combinations where two schemas apply to one value.
     patterns: usize,
-    /// Alternatives that a pattern may be combined with, including patterns.
+    /// Number of alternatives that a pattern may be combined with where two schemas apply to one value: patterns and
+    /// formats, and values of `enum` and `const`.
     strings: usize,
-    /// Number of patterns and formats that one string must match: the maximum over all strings.
+    /// Number of patterns and formats that one string must match: the maximum over all strings that the schema
+    /// describes.
     meeting: usize,
-    /// Number of `multipleOf` that one number must match: the maximum over all numbers.
+    /// Number of `multipleOf` that one number must satisfy: the maximum over all numbers.
     multiples: usize,
-    /// Schemas and values, with references expanded where they meet another schema.
+    /// Number of schemas and of values of `enum` and `const`; a `$ref` counts with its target where another schema
+    /// applies to the same value.
     width: usize,
 }
 
 impl Load {
-    /// Returns the counts of two schemas that are alternatives or apply to different values.
+    /// Returns the counts for two schemas that are alternatives, or that apply to different values.
     fn beside(self, other: Self) -> Self {
         Self {
             patterns: self.patterns.saturating_add(other.patterns),
@@ -314,7 +319,7 @@ impl Load {
         }
     }
 
-    /// Returns the counts of two schemas that both apply to one value.
+    /// Returns the counts for two schemas that both apply to one value.
     fn and(self, other: Self) -> Self {
         let pairs = self
             .patterns
@@ -333,7 +338,8 @@ impl Load {
 
 struct Loads<'a, 'b> {
     check: &'b Check<'a>,
-    /// Counts by path; `None` while they are being computed, so that a recursive reference is not expanded endlessly.
+    /// Counts of the targets of `$ref` by path; `None` while they are being computed, so that a recursive reference is
+    /// not expanded endlessly.
     known: HashMap<&'b str, Option<Load>>,
 }
 
@@ -343,7 +349,8 @@ impl<'a, 'b> Loads<'a, 'b> {
         Self { check, known }.schema(schema, false).map(|_| ())
     }
 
-    /// Returns the counts of a schema. `meets` is true if another schema applies to the same value.
+    /// Returns the counts ([`Load`]) of a schema and checks their bounds. `meets` is true if another schema applies to
+    /// the same value.
     fn schema(&mut self, schema: &'a Json, meets: bool) -> Result<Load, SchemaError> {
         let Some(fields) = schema.as_object() else {
             return Ok(Load {
@@ -411,7 +418,8 @@ impl<'a, 'b> Loads<'a, 'b> {
         Ok(all)
     }
 
-    /// Returns the counts of a schema's keywords except those that combine schemas.
+    /// Returns the counts for those keywords of a schema that do not combine schemas. `meets` is true if another schema
+    /// applies to the same value.
     fn own(
         &mut self,
         fields: &'a serde_json::Map<String, Json>,
@@ -469,7 +477,8 @@ impl<'a, 'b> Loads<'a, 'b> {
     }
 }
 
-/// Checks a `multipleOf`. The lexer has as many states for it as it has units of its last decimal.
+/// Checks that the value of a `multipleOf` is within the bounds. The lexer has as many states for it as the value has
+/// units of its last decimal.
 fn multiple_of(value: &Json, place: &str) -> Result<(), SchemaError> {
     let bounded = value.as_f64().is_some_and(|mut value| {
         let mut decimals = 0;
@@ -488,7 +497,7 @@ fn multiple_of(value: &Json, place: &str) -> Result<(), SchemaError> {
     ))
 }
 
-/// Returns a whole number, which may be written 2.0; `None` for any other value.
+/// Returns the value of a whole number, which may be written 2.0; `None` for any other value.
 fn count(value: &Json) -> Option<usize> {
     match (value.as_u64(), value.as_f64()) {
         (Some(count), _) => Some(usize::try_from(count).unwrap_or(usize::MAX)),
@@ -531,7 +540,7 @@ fn clip(text: &str) -> String {
     line
 }
 
-/// Keywords with plain values that restrict the answer and have no bound of their own.
+/// Keywords with plain values that restrict the answer, and whose number or size needs no bound.
 const VALUES: [&str; 6] = [
     "type",
     "format",
@@ -541,10 +550,10 @@ const VALUES: [&str; 6] = [
     "exclusiveMaximum",
 ];
 
-/// Keywords whose schemas apply only where a reference leads to them.
+/// Keywords whose schemas apply only where a `$ref` leads to them.
 const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
 
-/// Keywords that restrict nothing.
+/// Keywords that do not restrict the answer.
 const ANNOTATIONS: [&str; 14] = [
     "$anchor",
     "$schema",
@@ -562,40 +571,42 @@ const ANNOTATIONS: [&str; 14] = [
     "deprecated",
 ];
 
-/// Maximum length of the schema as compact JSON, in bytes.
+/// Maximum length of a schema, written as compact JSON, in bytes.
 const MAX_BYTES: usize = 128 << 10;
-/// Maximum number of schemas, including nested ones.
+/// Maximum number of schemas within a schema, itself included.
 const MAX_SCHEMAS: usize = 2_000;
-/// Maximum depth of nested schemas.
+/// Maximum depth of schemas nested within a schema.
 const MAX_DEPTH: usize = 32;
-/// Maximum number of values of one enum.
+/// Maximum number of values of one `enum`.
 const MAX_ENUM: usize = 1_000;
-/// Maximum number of values of all enums and consts, including nested ones.
+/// Maximum number of values of all `enum` and `const` of a schema together, including nested values.
 const MAX_VALUES: usize = 4_000;
-/// Maximum length of a string in an enum or const, in bytes.
+/// Maximum length of a string in an `enum` or `const`, in bytes.
 const MAX_LITERAL: usize = 4_096;
-/// Maximum length of a property's name, in bytes.
+/// Maximum length of the name of a property, in bytes.
 const MAX_NAME: usize = 512;
-/// Maximum length of one pattern, in bytes.
+/// Maximum length of one regular expression (`pattern` or name in `patternProperties`), in bytes.
 const MAX_PATTERN: usize = 1_024;
-/// Maximum cost of building all patterns, in the compiler's own units: some milliseconds.
+/// Maximum cost of building all patterns of a schema, in units of work that the compiler counts: some milliseconds.
 const MAX_PATTERN_COST: usize = 200_000;
-/// Maximum number of patterns and formats, including their combinations. The compiler checks each for a match, within
-/// 10,000 units.
+/// Maximum number of patterns and formats of a schema, including their combinations where two schemas apply to one
+/// value. The compiler checks for each whether anything matches, within 10,000 units of work.
 const MAX_PATTERNS: usize = 256;
 /// Maximum number of patterns and formats that one string must match.
 const MAX_MEETING: usize = 2;
-/// Maximum number of `patternProperties`: each pattern is compared with every other one.
+/// Maximum number of `patternProperties` in a whole schema: each pattern is compared with every other one.
 const MAX_PATTERN_PROPERTIES: usize = 8;
-/// Maximum number of properties of a schema that also counts them: its grammar grows with their square.
+/// Maximum number of properties in a whole schema, nested ones included, if any part of it has `minProperties` or
+/// `maxProperties`: its grammar grows with their square.
 const MAX_COUNTED_PROPERTIES: usize = 128;
-/// Maximum number of schemas and values within a `oneOf`: each is compared with every other one.
+/// Maximum number of schemas and values within one `oneOf`: each is compared with every other one.
 const MAX_ONE_OF: usize = 2_000;
-/// Maximum sum of a schema's distinct length bounds, in characters. A lexer has some ten states for each.
+/// Maximum sum, over the distinct pairs of `minLength` and `maxLength` of a schema, of the larger bound, in characters.
+/// The lexer has some ten states for each character.
 const MAX_COUNTED: usize = 8_192;
-/// Maximum number of decimals of a `multipleOf`.
+/// Maximum number of decimals of the value of a `multipleOf`.
 const MAX_DECIMALS: u32 = 6;
-/// Maximum `multipleOf`, in units of its last decimal.
+/// Maximum value of a `multipleOf`, in units of its last decimal.
 const MAX_DIVISOR: f64 = 10_000.0;
 
 #[cfg(test)]

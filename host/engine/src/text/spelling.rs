@@ -10,22 +10,22 @@
 
 use serde::Deserialize;
 
-/// The rules by which a vocabulary's pieces stand for bytes.
+/// The rules by which a vocabulary's spellings of tokens stand for bytes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Spelling {
-    /// True if each byte is one printable character (GPT-2, Llama 3, Qwen).
+    /// True if each character of a spelling stands for one byte (GPT-2, Llama 3, Qwen).
     byte_level: bool,
-    /// Strings to replace in every token, each with its replacement (SentencePiece's `▁` by a space).
+    /// Strings to replace in the spelling of every token, each with its replacement (SentencePiece's `▁` by a space).
     replace: Vec<(String, String)>,
-    /// True if tokens like `<0xE4>` are bytes (Llama 2, Mistral).
+    /// True if a token that is spelt like `<0xE4>` stands for that byte (Llama 2, Mistral).
     pub(super) byte_fallback: bool,
-    /// A character, and the number of its occurrences to strip from the beginning of the text.
+    /// A character, and how many of it are stripped from the beginning of a text at most; `None` to strip nothing.
     pub(super) strip: Option<(char, usize)>,
-    /// A character that is decoded to a space, and to nothing in the first token.
+    /// A character that stands for a space, and for nothing in the first token of a text; `None` if there is none.
     metaspace: Option<char>,
 }
 
-/// The `decoder` of a `tokenizer.json`.
+/// The `decoder` of a `tokenizer.json`, as written.
 #[derive(Deserialize)]
 #[serde(tag = "type")]
 enum Step {
@@ -57,7 +57,7 @@ enum Pattern {
 }
 
 impl Spelling {
-    /// Parses the `decoder` of a `tokenizer.json`.
+    /// Reads the rules from the `decoder` of a `tokenizer.json`; fails if it is missing or needs all tokens at once.
     pub(super) fn parse(decoder: serde_json::Value) -> Result<Self, String> {
         if decoder.is_null() {
             return Err("it has no decoder, so tokens cannot be turned into text".to_owned());
@@ -105,7 +105,7 @@ impl Spelling {
         Ok(())
     }
 
-    /// Appends the bytes of a token that is spelt `piece`; `first` is true if the token begins the text.
+    /// Appends to `bytes` the bytes of the token that is spelt `piece`. `first` is true if the token begins the text.
     pub(super) fn spell(&self, mut piece: String, first: bool, bytes: &mut Vec<u8>) {
         if self.byte_level {
             let known = bytes.len();
@@ -159,7 +159,7 @@ impl Step {
     }
 }
 
-/// Returns the byte that a token `<0x..>` stands for.
+/// Returns the byte that a token spelt `<0x..>` stands for; `None` for any other spelling.
 fn fallback_byte(piece: &str) -> Option<u8> {
     let digits = piece.strip_prefix("<0x")?.strip_suffix('>')?;
     let hexadecimal = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());

@@ -1,19 +1,19 @@
 //! Stop strings: the texts at which an answer ends.
 
-/// Watches a stream of text for stop strings.
+/// Watches a stream of text for stop strings, at which an answer ends.
 ///
 /// The answer ends before the stop string that is complete first; if several end at the same position, before the
 /// longest. The result does not depend on how the text is cut into pieces.
 pub struct StopStrings {
     stops: Vec<String>,
-    /// The longest suffix of the text so far that may turn out to be the beginning of a stop string.
+    /// Text that is held back: the longest suffix of the text so far that may be the beginning of a stop string.
     held: String,
-    /// Index of the stop string that was found.
+    /// Index of the stop string that was found; `None` if none was.
     met: Option<usize>,
 }
 
 impl StopStrings {
-    /// Returns a watcher that stops at the first occurrence of any of `stops`. Empty strings are ignored.
+    /// Returns a watcher for the strings `stops`, of which empty ones are ignored.
     pub fn new(mut stops: Vec<String>) -> Self {
         stops.retain(|stop| !stop.is_empty());
         Self {
@@ -23,8 +23,8 @@ impl StopStrings {
         }
     }
 
-    /// Takes the next piece of text. Returns the text that can be shown now, and whether a stop string was found; after
-    /// one, no more text is returned. Text that may begin a stop string is held back.
+    /// Takes the next piece of text. Returns the text that certainly precedes a stop string, and whether a stop string
+    /// has been found; from then on, no text is returned. Text that may begin a stop string is held back.
     pub fn push(&mut self, text: &str) -> (String, bool) {
         if self.met.is_some() {
             return (String::new(), true);
@@ -49,14 +49,14 @@ impl StopStrings {
         (text, false)
     }
 
-    /// Returns the stop string that ended the text, if one did.
+    /// Returns the stop string that was found; `None` if none was.
     pub fn met(&self) -> Option<&str> {
         self.met
             .and_then(|index| self.stops.get(index))
             .map(String::as_str)
     }
 
-    /// Returns the text that was held back, when the stream ends without a stop string.
+    /// Returns the text that is still held back, for a stream that has ended without a stop string.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }

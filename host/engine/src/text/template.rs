@@ -26,35 +26,37 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// A checkpoint's chat template (`chat_template.jinja`, or `chat_template` in `tokenizer_config.json`).
+/// The chat template of a checkpoint (`chat_template.jinja`, or `chat_template` in `tokenizer_config.json`), which
+/// renders messages to a prompt.
 pub struct ChatTemplate {
-    /// The compiled templates: [`DEFAULT`] and possibly [`TOOL_USE`].
+    /// The template interpreter with the compiled templates: [`DEFAULT`] and possibly [`TOOL_USE`].
     environment: Environment<'static>,
-    /// Special tokens such as `bos_token`, as `tokenizer_config.json` names them.
+    /// Special tokens by their names in `tokenizer_config.json`, such as `bos_token`.
     special_tokens: Vec<(&'static str, String)>,
-    /// True if the template accepts a `content` that is a list of parts.
+    /// True if the template accepts a message whose `content` is a list of parts.
     reads_parts: bool,
-    /// True if the template shows the model tool calls in the format of [`super::ToolCalls`].
+    /// True if the template's source contains the tag that opens tool calls in the format of [`super::ToolCalls`], so
+    /// that the model can be expected to write them so.
     tags_tool_calls: bool,
-    /// True if the template handles the role `developer`, that is, its source contains the word.
+    /// True if the source of a template contains the word `developer`, so that it presumably handles that role.
     knows_developer: bool,
 }
 
-/// Maximum number of template instructions in one rendering: some tens of milliseconds. A conversation of a thousand
-/// messages takes some tens of thousands.
+/// Maximum number of template instructions in one rendering: they take some tens of milliseconds. A conversation of a
+/// thousand messages takes some tens of thousands.
 const FUEL: u64 = 500_000;
 
 /// Maximum length of a template's source in bytes, which bounds the depth of its syntax.
 const MAX_SOURCE: usize = 256 << 10;
 
-/// Bytes of stack for compiling and running a template: a kilobyte for each step, and more than that for each byte of
-/// source. Only the part that is used becomes memory.
+/// Bytes of stack for compiling and running a template: a kilobyte for each instruction that it may run, and more than
+/// that for each byte of its source. Only the part that is used becomes memory.
 const STACK: usize = 512 << 20;
 
-/// Maximum number of values that are examined to find the depth of a printed value.
+/// Maximum number of values that are examined to find how deeply a value to print is nested.
 const MAX_LOOKED_AT: usize = 1 << 20;
 
-/// Names of the templates for chats and for chats with tools, as in `transformers`.
+/// Names of the templates for chats without tools and, below, for chats with tools, as in `transformers`.
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 
@@ -68,21 +70,21 @@ const SPECIAL_TOKENS: [&str; 7] = [
     "mask_token",
 ];
 
-/// The position at which a rendered prompt ends.
+/// Where a prompt that is rendered from messages ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ending {
-    /// At the beginning of the model's answer.
+    /// At the beginning of the model's answer, so that the model begins a new message.
     #[default]
     Answer,
-    /// After the last message (`add_generation_prompt` is false).
+    /// After the end of the last message (`add_generation_prompt` is false).
     Messages,
     /// After the last message's text, so that the model continues that message (`continue_final_message`).
     FinalMessage,
 }
 
 impl ChatTemplate {
-    /// Reads the template in the file `own`, or else the one of the checkpoint `folder`, a folder or a GGUF file.
-    /// Functions that ask for the time get the system's, in UTC; see [`ChatTemplate::with_clock`]. Returns `None` for a
+    /// Reads the template in the file `own` or, without one, that of the checkpoint `folder` (a folder or a GGUF file).
+    /// Templates that ask for the time get the system's, in UTC; see [`ChatTemplate::with_clock`]. Returns `None` for a
     /// checkpoint without a template.
     ///
     /// # Errors
@@ -110,7 +112,8 @@ impl ChatTemplate {
         }
     }
 
-    /// Compiles the templates found in `file`. Returns `None` if the default one is not among them.
+    /// Compiles the templates that were found in `file`, given by name. Returns `None` if the one for chats without
+    /// tools is not among them.
     fn of(
         file: &Path,
         templates: Result<Vec<(&'static str, String)>, String>,
@@ -126,7 +129,8 @@ impl ChatTemplate {
             .map_err(wrong)
     }
 
-    /// Uses `clock` instead of the system's, for templates that write today's date into the prompt.
+    /// Returns this template, but with `clock` as the source of the time for templates that write today's date into the
+    /// prompt.
     #[must_use]
     pub fn with_clock(mut self, clock: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
         set_clock(&mut self.environment, clock);
@@ -150,8 +154,8 @@ impl ChatTemplate {
         self.render_with(messages, tools, documents, None)
     }
 
-    /// Renders the prompt as [`ChatTemplate::render`] does, with more variables for the template (an object, with
-    /// `enable_thinking` for instance). They cannot replace the standard variables.
+    /// Renders the prompt as [`ChatTemplate::render`] does, with the fields of the object `more` as further variables
+    /// of the template, such as `enable_thinking`. They cannot replace the standard variables.
     ///
     /// # Errors
     /// Returns [`TextError::Template`] when the messages do not fit the template.
@@ -165,7 +169,7 @@ impl ChatTemplate {
         self.render_to(messages, tools, documents, more, Ending::Answer)
     }
 
-    /// Renders the prompt as [`ChatTemplate::render_with`] does, to another ending.
+    /// Renders the prompt as [`ChatTemplate::render_with`] does, but lets it end at `ending`.
     ///
     /// # Errors
     /// Returns [`TextError::Template`] when the messages do not fit the template, or the last one the ending, and
@@ -194,13 +198,14 @@ impl ChatTemplate {
         .map_err(TextError::Template)
     }
 
-    /// Returns whether the model writes tool calls between tags, as [`super::ToolCalls`] reads them.
+    /// Returns whether the template's source contains the tag `<tool_call>`, so that the model can be expected to write
+    /// tool calls as [`super::ToolCalls`] reads them.
     pub fn tags_tool_calls(&self) -> bool {
         self.tags_tool_calls
     }
 
-    /// Returns whether the template's source mentions the role `developer`. A template that does not drops that role's
-    /// messages, refuses them, or writes a role that is unknown to the model.
+    /// Returns whether the template's source mentions the role `developer`. A template that does not mention it drops
+    /// that role's messages, refuses them, or writes a role that is unknown to the model.
     pub fn knows_developer(&self) -> bool {
         self.knows_developer
     }
@@ -264,14 +269,15 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// Returns the name of the token that ends an answer, if `tokenizer_config.json` has one.
+    /// Returns the name of the token that ends an answer, such as `<|im_end|>`; `None` if `tokenizer_config.json` names
+    /// none.
     pub fn eos_token(&self) -> Option<&str> {
         let mut tokens = self.special_tokens.iter();
         tokens.find_map(|(name, token)| (*name == "eos_token").then_some(token.as_str()))
     }
 
-    /// Returns whether the template accepts lists of parts, by rendering one: a template that expects a string fails or
-    /// prints the list.
+    /// Returns whether the template accepts a `content` that is a list of parts, by rendering one: a template that
+    /// expects a string fails or prints the list.
     fn probe(&self) -> bool {
         const TEXT: &str = "pinpoint";
         let messages =
@@ -319,7 +325,8 @@ impl ChatTemplate {
             .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
     }
 
-    /// Checks that every message has a role and only text parts, and joins the parts for templates that expect strings.
+    /// Checks that every message has a role and no parts other than text. For templates that expect strings, returns
+    /// the messages with the text parts of each joined by newlines.
     fn messages<'a>(&self, messages: &'a Json) -> Result<Cow<'a, Json>, String> {
         let list = messages.as_array().ok_or("messages is not an array")?;
         let mut joined: Option<Vec<Json>> = None;
@@ -378,7 +385,7 @@ fn within_final_message(mut rendered: String, messages: &Json) -> Result<String,
     Ok(rendered)
 }
 
-/// Returns the result of `work` on a thread with a stack of [`STACK`] bytes.
+/// Runs `work` on a thread of its own with a stack of [`STACK`] bytes, and returns its result.
 fn on_a_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, TextError> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()
@@ -392,7 +399,7 @@ fn on_a_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, TextEr
     })
 }
 
-/// Refuses a value that is too deep to be printed.
+/// Returns an error for a value whose lists and maps are nested too deeply to be printed, see [`MAX_NESTING`].
 fn nesting(value: &Value) -> Result<(), Error> {
     let mut looked_at = 0;
     let mut left = vec![(value.clone(), 0)];
@@ -424,7 +431,7 @@ fn set_clock(
     });
 }
 
-/// Returns the file's text, or `None` if there is no such file.
+/// Returns the text of `file`, or `None` if there is no such file.
 fn read(file: &PathBuf) -> Result<Option<String>, TextError> {
     match std::fs::read_to_string(file) {
         Ok(text) => Ok(Some(text)),
@@ -441,7 +448,7 @@ fn read(file: &PathBuf) -> Result<Option<String>, TextError> {
     }
 }
 
-/// Returns the templates in a `tokenizer_config.json`: none, one, or several with names.
+/// Returns the supported templates in a `tokenizer_config.json`, each with its name: none, one or two.
 fn templates_in(config: &Json) -> Result<Vec<(&'static str, String)>, String> {
     match &config["chat_template"] {
         Json::Null => Ok(Vec::new()),
@@ -504,12 +511,13 @@ fn plain_blocks(source: &str) -> Cow<'_, str> {
     Cow::Owned(text)
 }
 
-/// The message that `raise_exception` was called with.
+/// The error of a template that calls `raise_exception`, with the message that it passes.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Raised(String);
 
-/// Returns the template's own message if it raised an exception, else the error and its position.
+/// Returns the message of a template's error: the template's own if it raised an exception, otherwise the
+/// interpreter's.
 fn reason(error: &Error) -> String {
     let mut source = error.source();
     while let Some(inner) = source {
@@ -521,7 +529,7 @@ fn reason(error: &Error) -> String {
     error.to_string()
 }
 
-/// A writer that collects at most [`MAX_BYTES`].
+/// A writer that collects at most [`MAX_BYTES`] bytes and fails beyond that.
 struct Bounded(Vec<u8>);
 
 impl Write for Bounded {

@@ -9,16 +9,17 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use tokenizers::Model;
 
-/// A tokenizer that was read from a checkpoint's `tokenizer.json`.
+/// The tokenizer of a checkpoint, read from its `tokenizer.json`.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     spelling: Spelling,
-    /// Rules for cutting texts into pieces that are tokenised separately; `None` if no safe cut is known.
+    /// The rule by which texts can be cut into pieces that are tokenised separately; `None` if no rule is known to be
+    /// safe.
     cuts: Option<Cuts>,
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` in `folder`, or the tokenizer of a GGUF file.
+    /// Reads the tokenizer from `tokenizer.json` in `folder`, or from a GGUF file if `folder` is one.
     ///
     /// # Errors
     /// Returns [`TextError::Checkpoint`] when the file is missing, malformed or unsupported.
@@ -55,8 +56,8 @@ impl Tokenizer {
     }
 
     /// Returns the tokens of `text`. If `special` is true, the tokenizer adds its special tokens for a raw prompt, such
-    /// as a BOS token; a rendered chat template already contains them. Names of special tokens in the text become those
-    /// tokens, as in `transformers`.
+    /// as a BOS token; pass false for a rendered chat template, which already contains them. Names of special tokens in
+    /// the text become those tokens, as in `transformers`.
     ///
     /// # Errors
     /// Returns [`TextError::Encode`] when the tokenizer refuses the text.
@@ -115,8 +116,8 @@ impl Tokenizer {
         &self.spelling
     }
 
-    /// Returns the vocabulary's spelling of `token`. Returns `None` for special tokens and for ids beyond the
-    /// vocabulary (models round its size up).
+    /// Returns the spelling of `token` in the vocabulary, which stands for its bytes. Returns `None` for special tokens
+    /// and for ids beyond the vocabulary (models round its size up).
     pub(super) fn piece(&self, token: TokenId) -> Option<String> {
         let added = self.inner.get_added_vocabulary();
         let piece = added
@@ -133,7 +134,7 @@ impl Tokenizer {
         Some(bytes)
     }
 
-    /// Returns the name of a special token, such as `<|im_end|>`.
+    /// Returns the name of `token` if it is a special token, such as `<|im_end|>`; otherwise `None`.
     pub fn special_name(&self, token: TokenId) -> Option<String> {
         let added = self.inner.get_added_vocabulary();
         added
@@ -141,7 +142,7 @@ impl Tokenizer {
             .filter(|name| added.is_special_token(name))
     }
 
-    /// Returns the token with this name, such as `<|im_end|>`.
+    /// Returns the token with this name, such as `<|im_end|>`; `None` if the vocabulary has none.
     pub fn token(&self, name: &str) -> Option<TokenId> {
         self.inner.token_to_id(name)
     }
@@ -152,7 +153,7 @@ impl Tokenizer {
     }
 }
 
-/// Byte-level spellings of a space, a tab, a line feed and a carriage return.
+/// The characters by which byte-level vocabularies spell a space, a tab, a line feed and a carriage return.
 const BYTE_LEVEL_SPACES: [char; 4] = ['Ġ', 'ĉ', 'Ċ', 'č'];
 
 #[cfg(test)]

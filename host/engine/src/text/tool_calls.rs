@@ -4,59 +4,60 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-/// Watches a stream of text for tool calls.
+/// Watches the text of an answer, as it arrives, for tool calls.
 ///
 /// Text outside calls is returned byte for byte, except white space that only separates calls or is between them and an
 /// end of the answer. Text that resembles a call but is not one (no JSON, no name) is returned unchanged.
 pub struct ToolCalls {
     held: String,
     place: ParserState,
-    /// True if a call was found: after it, text of white space only is dropped.
+    /// True if a call was found: text after it that is only white space is dropped.
     found: bool,
-    /// True if text other than white space was returned since the last call or the beginning.
+    /// True if text other than white space was returned since the last call or, before a call, since the beginning.
     shown: bool,
 }
 
-/// A part of an answer: text or a tool call.
+/// A part of an answer: text to show, or a tool call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Text to show.
+    /// Text to show to the client.
     Text(String),
     /// A complete tool call.
     Call(ToolCall),
 }
 
-/// A tool call by the model.
+/// A tool call that the model wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolCall {
     /// Name of the tool.
     pub name: String,
-    /// Arguments as the model wrote them, normally JSON.
+    /// The arguments as the model wrote them, normally JSON; `{}` if it wrote none.
     pub arguments: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ParserState {
     Outside,
-    /// Within a call: `held` begins after [`OPEN`], and closing tags before offset `seen` are part of a string.
+    /// Within a call. The held text begins after [`OPEN`]; closing tags before byte offset `seen` of it are part of a
+    /// string.
     Inside {
         seen: usize,
     },
-    /// The whole answer is one call without tags.
+    /// The whole answer is expected to be one call without tags.
     Bare,
 }
 
-/// The tag that opens a call. Where a call is forced, it is part of the prompt.
+/// The tag that opens a tool call. If the model is forced to call a tool, the tag is part of the prompt.
 pub const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
 
 impl ToolCalls {
-    /// Returns a watcher for an answer that may contain tool calls.
+    /// Returns a watcher for an answer of text that may contain tool calls between tags.
     pub fn within_text() -> Self {
         Self::new(ParserState::Outside)
     }
 
-    /// Returns a watcher for an answer that is one call and nothing else, without tags.
+    /// Returns a watcher for an answer that is one tool call and nothing else, without tags.
     pub fn bare() -> Self {
         Self::new(ParserState::Bare)
     }
@@ -70,7 +71,7 @@ impl ToolCalls {
         }
     }
 
-    /// Takes the next piece of text. Returns the parts that are now complete.
+    /// Takes the next piece of text. Returns the parts of the answer that are now complete, in order.
     pub fn push(&mut self, text: &str) -> Vec<Part> {
         self.held.push_str(text);
         let mut parts = Vec::new();
@@ -126,7 +127,7 @@ impl ToolCalls {
         }
     }
 
-    /// Returns the parts that were held back, at the end of the answer.
+    /// Ends the answer and returns the parts that were held back: at most one.
     pub fn finish(&mut self) -> Vec<Part> {
         let held = std::mem::take(&mut self.held);
         let place = std::mem::replace(&mut self.place, ParserState::Outside);
@@ -148,7 +149,8 @@ impl ToolCalls {
         }
     }
 
-    /// Returns the held text up to `end` as a part, unless it is white space that may have no meaning.
+    /// Moves the held text up to byte offset `end` to `parts`. Keeps it if it is white space that may only separate
+    /// calls.
     fn show(&mut self, end: usize, parts: &mut Vec<Part>) {
         if end == 0 || (!self.shown && self.held[..end].trim().is_empty()) {
             return;
@@ -160,7 +162,7 @@ impl ToolCalls {
 }
 
 enum Flaw {
-    /// The text may still become a call.
+    /// The text is not a call yet, but its continuation may be.
     Unfinished,
     NoCall,
 }

@@ -9,9 +9,10 @@
 
 use std::ops::{Deref, DerefMut};
 
-/// An array of values that starts on a cache line.
+/// An array of values whose first value is at the start of a cache line of 64 bytes.
 pub(super) struct Aligned<T> {
-    /// Never grown once `start` is known, because growing would move it.
+    /// The allocation; the array begins at index `start` of it. Never grown in place, because that would move it and
+    /// change its alignment.
     memory: Vec<T>,
     start: usize,
     length: usize,
@@ -21,14 +22,15 @@ pub(super) struct Aligned<T> {
 const LINE: usize = 64;
 
 impl<T: Copy + Default> Aligned<T> {
-    /// Returns `length` default values. Zeroes of a large allocation of floats cost nothing until they are touched.
+    /// Returns an array of `length` default values. A large allocation of zero floats takes no memory until it is used.
     pub(super) fn new(length: usize) -> Self {
         let memory = vec![T::default(); length + LINE / size_of::<T>()];
         want_large_pages(memory.as_ptr(), memory.len());
         Self::over(memory, length)
     }
 
-    /// Returns `length` default values, written at once, for memory that is about to be filled, such as weights.
+    /// Returns an array of `length` default values whose memory is written at once, for arrays that are about to be
+    /// filled, such as weights.
     pub(super) fn touched(length: usize) -> Self {
         let mut memory = Vec::with_capacity(length + LINE / size_of::<T>());
         // Asked before the first touch, because a small page stays small.
@@ -49,7 +51,8 @@ impl<T: Copy + Default> Aligned<T> {
         }
     }
 
-    /// Sets the length to `length` values. Keeps the content if the memory suffices; loses it if the memory must grow.
+    /// Sets the number of values to `length`. Keeps the values if the memory suffices; if the memory must grow, all
+    /// become default values.
     pub(super) fn resize(&mut self, length: usize) {
         if self.start + length > self.memory.len() {
             *self = Self::new(length);
@@ -58,14 +61,15 @@ impl<T: Copy + Default> Aligned<T> {
     }
 }
 
-/// Does nothing: outside Linux the choice of page sizes is left to the system.
+/// Does nothing: outside Linux the choice of memory page sizes is left to the system.
 #[cfg(not(target_os = "linux"))]
 fn want_large_pages<T>(_: *const T, _: usize) {}
 
-/// Asks Linux to back the `length` values from `start` with huge pages, for systems that leave this to programs.
+/// Asks Linux to back the memory of the `length` values from `start` with huge pages, for systems that leave this to
+/// programs.
 #[cfg(target_os = "linux")]
 fn want_large_pages<T>(start: *const T, length: usize) {
-    /// Fewer bytes than this are not worth a system call.
+    /// Size in bytes below which asking for huge pages is not worth a system call.
     const WORTH: usize = 4 << 20;
     const PAGE: usize = 4096;
     let bytes = length * size_of::<T>();

@@ -7,24 +7,24 @@ use crate::backend::check::{Owners, Write};
 use crate::backend::{BackendError, BackendShape, Load, Output, Step};
 use crate::models::ModelConfig;
 
-/// The dimensions by which attention is cut into items. An item is some tokens of one segment, each with some of the
-/// query heads that share a key and value head.
+/// The dimensions by which a layer's attention is cut into items, the units of parallel work. An item is some tokens of
+/// one segment, each with some of the query heads that share a key and value head.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut {
-    /// Query heads of the model.
+    /// Number of query heads of the model.
     pub(super) heads: usize,
-    /// Query heads that share a key and value head.
+    /// Number of query heads that share a key and value head.
     pub(super) group: usize,
-    /// Query heads in an item, a divisor of `group`.
+    /// Number of query heads in an attention item, a divisor of `group`.
     pub(super) item_heads: usize,
-    /// Maximum number of tokens in an item.
+    /// Maximum number of tokens in an attention item.
     pub(super) item_tokens: usize,
-    /// Maximum number of rows in an item.
+    /// Maximum number of rows in an attention item; a row is one query head of one token.
     pub(super) item_rows: usize,
 }
 
 impl Cut {
-    /// Returns the cut of `model`'s attention into items of at most `item_rows` rows.
+    /// Returns the dimensions that cut `model`'s attention into items of at most `item_rows` rows each.
     pub(super) fn new(model: &ModelConfig, item_rows: usize) -> Self {
         let group = model.group();
         let divides = |heads: &usize| group.is_multiple_of(*heads);
@@ -39,55 +39,58 @@ impl Cut {
     }
 }
 
-/// A token to compute.
+/// A token to compute in a step, and where its attention outputs are found.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Row {
     pub(super) token: TokenId,
-    /// Index of the token's row in the step.
+    /// Index of the token among all tokens of the step.
     pub(super) number: u32,
-    /// Index of the first item with this token's queries; items with its further query heads are `next_heads` apart.
+    /// Index of the first attention item with queries of this token. The items with its further query heads follow,
+    /// `next_heads` items apart.
     pub(super) item: u32,
     pub(super) next_heads: u32,
-    /// Index of the token within its item. It is the same in all items with this token, one for each part of the heads.
+    /// Index of the token within its attention items: the same in all of them, which differ in the query heads.
     pub(super) within: u32,
 }
 
-/// Queries that attend together: `tokens` times [`Cut::item_heads`] rows, with the heads of a token adjacent.
+/// An attention item: queries that are computed together. It has `tokens` times [`Cut::item_heads`] rows, one for each
+/// query head of each token, with the heads of a token adjacent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item {
     pub(super) segment: u32,
-    /// The item's first row in the step.
+    /// Index of the item's first token among all tokens of the step.
     pub(super) row: u32,
     pub(super) tokens: u32,
-    /// Position of the item's first token in its sequence.
+    /// Position of the item's first token in its sequence, counted from 0.
     pub(super) position: u32,
-    /// Index of the item's first query head.
+    /// Index of the item's first query head among those of the model.
     pub(super) head: u32,
 }
 
-/// Rows that go through a layer together, with the attention items that they need.
+/// Tokens that pass through a layer together (rows), with the attention items that hold their queries.
 #[derive(Default)]
 pub(super) struct Selection {
     pub(super) rows: Vec<Row>,
     pub(super) items: Vec<Item>,
 }
 
-/// A checked step as lists of work. The lists keep their memory from step to step.
+/// A checked step as lists of work. Planning the next step reuses the memory of the lists.
 #[derive(Default)]
 pub(super) struct Batch {
-    /// Every row of the step.
+    /// Every token of the step, with its attention items.
     pub(super) all: Selection,
-    /// The rows whose logits are wanted, in order. After the last layer's keys and values, no other row is needed.
+    /// The tokens whose logits are wanted, in order. After the last layer's keys and values, no other token is needed.
     pub(super) wanted: Selection,
-    /// Writes of keys and values, ascending by page.
+    /// Writes of keys and values to pages, ascending by page.
     pub(super) writes: Vec<Write>,
-    /// The step's loads, ascending by the page that is overwritten.
+    /// The step's copies of whole pages from the host pool, ascending by the page that is overwritten.
     pub(super) loads: Vec<Load>,
     owners: Owners,
 }
 
 impl Batch {
-    /// Checks `step` and replaces the batch's lists with those of the step.
+    /// Checks `step` and replaces the batch's lists of work with those of the step. Returns an error, and leaves the
+    /// lists undefined, if the step is malformed. `cut` says how attention is cut into items.
     pub(super) fn plan(
         &mut self,
         step: &Step,
@@ -134,9 +137,9 @@ impl Selection {
         self.items.clear();
     }
 
-    /// Adds the rows of `tokens` and their items. `first` has the segment, row and position of the first token. Items
-    /// that share a key and value head are adjacent, so that a thread finds keys and values in its cache from one to
-    /// the next.
+    /// Adds a row for each of `tokens`, consecutive tokens of one segment, and the attention items with their queries.
+    /// `first` has the segment, row and position of the first token. Items that share a key and value head are
+    /// adjacent, so that a thread finds keys and values in its cache from one item to the next.
     fn add(&mut self, tokens: &[TokenId], first: Item, cut: Cut) {
         let next_heads = tokens.len().div_ceil(cut.item_tokens) as u32;
         let item = self.items.len() as u32;

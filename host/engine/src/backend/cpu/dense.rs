@@ -11,7 +11,8 @@ use super::precision::Precision;
 use crate::models::{CheckpointError, Tensors};
 use rayon::prelude::*;
 
-/// A linear layer `x · Wᵀ + b`: its weights `[outputs, inputs]`, laid out for products, and its bias `[outputs]`.
+/// A linear layer `x · Wᵀ + b`: its weights `[outputs, inputs]`, laid out for the CPU's kernels, and its bias
+/// `[outputs]`.
 pub struct Dense {
     panels: Panels,
     kernels: Kernels,
@@ -19,7 +20,7 @@ pub struct Dense {
     bias: Vec<f32>,
 }
 
-/// Scratch memory of a product, reused from one product to the next.
+/// Scratch memory of [`Dense::apply`], reused from one call to the next.
 pub struct Workspace {
     tiles: Tiles,
     sums: Sums,
@@ -35,7 +36,7 @@ impl Default for Workspace {
 }
 
 impl Dense {
-    /// Loads the layer whose tensors are called `NAME.weight` and `NAME.bias`.
+    /// Loads the layer whose tensors are called `NAME.weight`, `[outputs, inputs]`, and `NAME.bias`, `[outputs]`.
     ///
     /// # Errors
     /// Returns a [`CheckpointError`] when one of them is missing or has another shape or type.

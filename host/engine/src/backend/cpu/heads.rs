@@ -1,28 +1,29 @@
-//! Steps between a head's projection and attention: bias, norm and rotation.
+//! The work on query, key and value heads between their projection and attention: bias, norm and rotary embedding.
 
 use super::kernels::lanes;
 use super::matrix::Sums;
 use crate::models::Rope;
 
-/// The largest `head_dim` that a configuration may have, in elements.
+/// The largest width of an attention head (`head_dim`) that a model may have, in elements.
 pub(super) const MAX_HEAD: usize = 256;
 
-/// The heads of one kind (query, key or value) in a layer's projection.
+/// Access to all heads of one kind (query, key or value) in the output of a layer's query, key and value projection.
 #[derive(Clone, Copy)]
 pub(super) struct Heads<'a> {
     pub(super) sums: &'a Sums,
-    /// Panel of `sums` where the columns of this kind begin.
+    /// Index of the panel (32 columns) of `sums` at which the columns of this kind begin.
     pub(super) panel: usize,
     pub(super) head_dim: usize,
-    /// Bias `[heads, head_dim]`.
+    /// Bias `[heads, head_dim]` of the projection; `None` if the model has none.
     pub(super) bias: Option<&'a [f32]>,
-    /// Norm weights `[head_dim]`, the same for every head.
+    /// Weights `[head_dim]` of the RMS norm of each head, the same for all; `None` if the model does not norm these
+    /// heads.
     pub(super) norm: Option<&'a [f32]>,
     pub(super) norm_eps: f32,
 }
 
 impl Heads<'_> {
-    /// Writes head `head` of row `row` to `to`, `[head_dim]`, with bias and norm applied.
+    /// Writes head `head` of the token in row `row` to `to`, `[head_dim]`, with bias and norm applied.
     #[inline(always)]
     pub(super) fn read<const FMA: bool>(&self, row: usize, head: usize, to: &mut [f32]) {
         let column = head * self.head_dim;
@@ -41,15 +42,15 @@ impl Heads<'_> {
     }
 }
 
-/// Returns `1 / sqrt(mean(x²) + eps)`.
+/// Returns `1 / sqrt(mean(x²) + eps)`, the factor of an RMS norm.
 #[inline(always)]
 pub(super) fn inverse_rms<const FMA: bool>(x: &[f32], eps: f32) -> f32 {
     1.0 / (lanes::sum_of_squares::<FMA>(x) / x.len() as f32 + eps).sqrt()
 }
 
-/// Cosines and sines of the rotary embedding for every position.
+/// Cosines and sines of the rotary embedding for every position up to a maximum.
 pub(super) struct Rotary {
-    /// Table `[positions][cosines: half, sines: half]`.
+    /// Cosines and sines `[positions][cosines: half, sines: half]`, where `half` is the number of pairs in a head.
     table: Vec<f32>,
     half: usize,
 }
@@ -62,7 +63,7 @@ impl Rotary {
         }
     }
 
-    /// Rotates the pairs `(i, i + half)` of `head` by the angles of `position`.
+    /// Rotates the pairs `(i, i + half)` of `head`, in place, by the angles of position `position` in the sequence.
     #[inline(always)]
     pub(super) fn rotate(&self, position: usize, head: &mut [f32]) {
         let row = &self.table[position * 2 * self.half..][..2 * self.half];

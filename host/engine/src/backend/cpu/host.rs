@@ -6,7 +6,8 @@
 use super::aligned::Aligned;
 use crate::backend::HostPageId;
 
-/// All host pages. Memory that was never written costs only address space.
+/// The bytes of all pages in host memory, on which nothing computes. Memory that was never written takes only address
+/// space.
 pub(super) struct HostPool {
     page_bytes: usize,
     data: Aligned<u8>,

@@ -15,7 +15,8 @@ use pairs::{Left, Pair};
 use rayon::iter::Either;
 use rayon::prelude::*;
 
-/// The number format of a left operand: f32 (`Wide`) or pairs of bf16.
+/// The layout and number format in which a matrix product reads its left operand: f32 (`Wide`) or pairs of bf16
+/// (`Pairs`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     Wide,
@@ -23,7 +24,7 @@ pub(super) enum Form {
 }
 
 impl Form {
-    /// Returns the number of rows in a tile.
+    /// Returns the number of rows in a tile, the rows that one call of a kernel reads together: 12 or 16.
     pub(super) fn tile_rows(self) -> usize {
         match self {
             Form::Wide => TILE_ROWS,
@@ -32,7 +33,8 @@ impl Form {
     }
 }
 
-/// Activations `[rows, columns]` as left operands. Their memory is reused from product to product.
+/// A matrix of activations `[rows, columns]`, cut into tiles of 12 or 16 rows as the kernels read left operands. The
+/// memory is reused from product to product.
 pub(super) struct Tiles {
     form: Form,
     wide: Aligned<f32>,
@@ -42,12 +44,12 @@ pub(super) struct Tiles {
     columns: usize,
 }
 
-/// Activations of 8 bits.
+/// Activations rounded to 8 bits, for products with packed weights.
 pub(super) struct Bytes {
-    /// The activations as integers, `[rows][columns]`; times the scale of its block of 32 columns, each approximates
+    /// The activations as integers, `[rows][columns]`. Times the scale of its block of 32 columns, each approximates
     /// the activation.
     pub(super) integers: Aligned<i8>,
-    /// Scale and sum of the integers of each block, `[rows][columns / 32]`.
+    /// For each block of 32 columns of each row, the scale and the sum of the integers, `[rows][columns / 32]`.
     pub(super) scales: Aligned<[f32; 2]>,
 }
 
@@ -66,7 +68,8 @@ impl Tiles {
         }
     }
 
-    /// Sets the shape. The values are undefined, except for zeroes where pairs are padded.
+    /// Sets number of rows, number of columns and layout, for new content. The values are undefined, except for zeroes
+    /// where columns of bf16 pairs are padded to a multiple of 32.
     pub(super) fn shape(&mut self, rows: usize, columns: usize, form: Form) {
         (self.rows, self.columns, self.form) = (rows, columns, form);
         let length = rows.div_ceil(form.tile_rows()) * self.tile_length();
@@ -93,12 +96,12 @@ impl Tiles {
         self.columns
     }
 
-    /// Returns the number of rows in a tile.
+    /// Returns the number of rows in a tile for the present form: 12 or 16.
     pub(super) fn tile_rows(&self) -> usize {
         self.form.tile_rows()
     }
 
-    /// Returns the number of elements, floats or pairs, in a tile.
+    /// Returns the number of elements in a tile with all its columns: f32 numbers, or pairs of bf16.
     pub(super) fn tile_length(&self) -> usize {
         match self.form {
             Form::Wide => self.columns.div_ceil(BLOCK) * TILE_BLOCK,
@@ -106,12 +109,12 @@ impl Tiles {
         }
     }
 
-    /// Returns the number of bytes in a tile, for both forms.
+    /// Returns the number of bytes in a tile with all its columns; the formula is the same for both forms.
     pub(super) fn tile_bytes(&self) -> usize {
         self.tile_length() * size_of::<f32>()
     }
 
-    /// Iterates over the tiles in order, in parallel.
+    /// Returns a parallel iterator over the tiles (groups of 12 or 16 rows), in order, to fill them.
     pub(super) fn par_tiles(&mut self) -> impl IndexedParallelIterator<Item = Tile<'_>> {
         let length = self.tile_length();
         match self.form {
@@ -120,13 +123,14 @@ impl Tiles {
         }
     }
 
-    /// Returns the values of all tiles, whose form must be [`Form::Wide`].
+    /// Returns the f32 values of all tiles, in the tiles' layout. The form must be [`Form::Wide`].
     pub(super) fn wide(&self) -> &[f32] {
         assert_eq!(self.form, Form::Wide);
         &self.wide
     }
 
-    /// Rounds the tiles of [`Form::Wide`], whose columns are whole blocks of 32, to 8 bits, for [`Tiles::bytes`].
+    /// Rounds all activations to 8 bits; [`Tiles::bytes`] then returns the result. The form must be [`Form::Wide`] and
+    /// the number of columns a multiple of 32.
     pub(super) fn quantise(&mut self, kernels: Kernels) {
         assert_eq!(self.form, Form::Wide);
         let (rows, columns, length) = (self.rows, self.columns, self.tile_length());
@@ -151,13 +155,14 @@ impl Tiles {
         });
     }
 
-    /// Returns the activations that were last rounded to 8 bits.
+    /// Returns the activations as last rounded to 8 bits by [`Tiles::quantise`].
     pub(super) fn bytes(&self) -> &Bytes {
         &self.bytes
     }
 
-    /// Returns the tiles of [`Form::Pairs`] from block `block` of their inputs on. They are streamed past the
-    /// first-level cache, because weights are read more often.
+    /// Returns the tiles as a left operand that begins at block `block` of their columns ([`pairs::BLOCK`] columns
+    /// each). The form must be [`Form::Pairs`]. They are streamed past the first-level cache, because weights are read
+    /// more often.
     pub(super) fn pairs(&self, block: usize) -> Left<'_> {
         assert_eq!(self.form, Form::Pairs);
         Left {
@@ -171,14 +176,14 @@ impl Tiles {
     }
 }
 
-/// A tile to be filled.
+/// A tile of a left operand that is being filled: 12 rows of f32, or 16 rows of bf16 pairs.
 pub(super) enum Tile<'a> {
     Wide(&'a mut [f32]),
     Pairs(&'a mut [Pair]),
 }
 
 impl Tile<'_> {
-    /// Writes `values` to the columns from `column` on of row `row`.
+    /// Writes `values` to row `row` of the tile, from column `column` on, rounded to bf16 in a tile of pairs.
     #[inline(always)]
     pub(super) fn write(&mut self, row: usize, mut column: usize, mut values: &[f32]) {
         match self {
@@ -200,14 +205,15 @@ impl Tile<'_> {
     }
 }
 
-/// Returns the index, in a tile of pairs seen as single bf16 numbers, of column `column` of row `row`.
+/// Returns the index of the element in row `row` and column `column` of a tile of pairs, counted in single bf16
+/// numbers.
 #[inline(always)]
 fn pair_place(row: usize, column: usize) -> usize {
     const DEPTH: usize = pairs::DEPTH;
     (column / DEPTH * pairs::ROWS + row) * DEPTH + column % DEPTH
 }
 
-/// Writes `values` to the columns from `column` on of row `row` of a wide tile.
+/// Writes `values` to row `row` of a tile of f32 numbers, from column `column` on.
 #[inline(always)]
 pub(super) fn write_row(tile: &mut [f32], row: usize, mut column: usize, mut values: &[f32]) {
     while !values.is_empty() {

@@ -22,22 +22,24 @@ use pairs::{Machine, Pair, PairProduct};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Maximum size in bytes of a block's tiles, half of a second-level cache of 2 MiB. A larger block reads the weights
-/// less often, but its tiles no longer fit the cache together with sums and weights.
+/// Maximum size in bytes of the tiles of activations in one block of rows: half of a second-level cache of 2 MiB. A
+/// larger block reads the weights less often, but its tiles no longer fit the cache together with sums and weights.
 const MAX_BLOCK_BYTES: usize = 1 << 20;
-/// Minimum number of tiles in a block, where rows are cut into more blocks to occupy more threads.
+/// Minimum number of tiles (12 or 16 rows) in a block when rows are cut into smaller blocks to keep more threads busy.
 const MIN_BLOCK_TILES: usize = 3;
-/// Tasks per thread to aim for when cutting blocks, where there are enough rows.
+/// Number of tasks per thread to aim for when rows are cut into blocks, provided that there are enough rows.
 const TASKS_PER_THREAD: usize = 4;
-/// From this many rows on, a block of weights is widened once instead of by every tile.
+/// Minimum number of rows from which a block of 16-bit weights is converted to f32 once instead of for every tile of
+/// rows.
 const WIDEN_ROWS: usize = MIN_BLOCK_TILES * TILE_ROWS;
-/// Inputs of quantised weights per pass over a task's rows, so few that these weights stay in the first-level cache.
+/// Inputs of packed weights that are multiplied in one pass over a task's rows: so few that these weights stay in the
+/// first-level cache.
 const PACKED_INPUTS: usize = 512;
-/// Minimum number of multiply-adds that are worth handing to another thread. For one row their weights are 256 KiB of
-/// bf16, which take some ten microseconds to read.
+/// Minimum number of multiply-adds that are worth handing to another thread. For one row of activations, their weights
+/// are 256 KiB of bf16, which take some ten microseconds to read.
 const MIN_TASK: usize = 1 << 17;
 
-/// Products `[rows, outputs]` f32, in panels as their weights are.
+/// The results `[rows, outputs]` of a matrix product in f32, stored by blocks of rows and panels of 32 outputs.
 pub(super) struct Sums {
     data: Aligned<f32>,
     block_rows: usize,
@@ -53,7 +55,8 @@ impl Sums {
         }
     }
 
-    /// Sets the shape for the product of `tiles` with `panels` panels. The values are undefined.
+    /// Sets the shape for the product of the activations `tiles` with weights of `panels` panels (32 outputs each), and
+    /// cuts the rows into blocks. The values are undefined.
     fn resize(&mut self, tiles: &Tiles, panels: usize) {
         let (rows, tile_rows) = (tiles.rows(), tiles.tile_rows());
         let max_block_tiles = (MAX_BLOCK_BYTES / tiles.tile_bytes()).max(MIN_BLOCK_TILES);
@@ -71,8 +74,9 @@ impl Sums {
         self.data.resize(blocks * panels * self.block_rows * PANEL);
     }
 
-    /// Sets the shape for the product of `tiles` with `panels` panels. Then calls `task` in parallel for each block of
-    /// rows and each panel, with their piece of the sums.
+    /// Sets the shape for the product of the activations `tiles` with weights of `panels` panels (32 outputs each).
+    /// Then calls `task` in parallel for each block of rows and each panel: with the rows, the panel's index, and the
+    /// slice of the results to write.
     fn fill(
         &mut self,
         tiles: &Tiles,
@@ -93,7 +97,7 @@ impl Sums {
         });
     }
 
-    /// Returns the sums of row `row` in panel `panel`.
+    /// Returns the 32 results of row `row` for the outputs of panel `panel`.
     #[inline(always)]
     pub(super) fn segment(&self, row: usize, panel: usize) -> &[f32; PANEL] {
         let (block, within) = (row / self.block_rows, row % self.block_rows);
@@ -103,7 +107,8 @@ impl Sums {
             .expect("a row and a panel within the shape")
     }
 
-    /// Copies the columns from `column` on of row `row` to `to`, counting columns from the start of panel `panel`.
+    /// Copies results of row `row` to `to`: the columns from `column` on, counted from the first column of panel
+    /// `panel`.
     #[inline(always)]
     pub(super) fn read(&self, row: usize, panel: usize, mut column: usize, mut to: &mut [f32]) {
         while !to.is_empty() {
@@ -117,11 +122,12 @@ impl Sums {
     }
 }
 
-/// Weights `[inputs, outputs]` as right operands: one matrix, or several side by side, each beginning a panel.
+/// Weights `[inputs, outputs]` as right operands, in panels of 32 outputs: one matrix, or several (parts) side by side,
+/// each beginning a panel.
 pub(super) struct Panels {
     data: Data,
     inputs: usize,
-    /// Number of panels before each part, followed by the number of all panels.
+    /// For each part (matrix), the index of its first panel; then the number of all panels.
     starts: Vec<usize>,
 }
 
@@ -129,16 +135,17 @@ enum Data {
     F32(Aligned<f32>),
     Bf16(Aligned<bf16>),
     F16(Aligned<f16>),
-    /// Bf16 that is multiplied by bf16, with inputs padded with zeroes.
+    /// Bf16 weights that are multiplied by bf16 activations, as pairs of inputs; the inputs are padded with zeroes.
     Pairs(Machine, Aligned<Pair>),
-    /// Packed weights of each part.
+    /// For each part (matrix), its quantisation format and its packed weights.
     Packed(Vec<(Packing, Aligned<u8>)>),
 }
 
 impl Panels {
-    /// Lays out matrices `[outputs, inputs]` with the same inputs for products by `kernels`. Quantised ones
-    /// ([`Element::Packed`]) stay so if all are and `kernels` multiply them; otherwise they are widened to bf16 first.
-    /// Others keep their number type if they share it, and are widened to f32 if they do not.
+    /// Lays out matrices `[outputs, inputs]` (`parts`), which have the same number of inputs, for products by
+    /// `kernels`. Quantised matrices ([`Element::Packed`]) stay quantised if all are and `kernels` multiply them;
+    /// otherwise they are widened to bf16 first. Others keep their number type if they share it, and are widened to f32
+    /// if they do not.
     pub(super) fn pack(parts: &[&Tensor<'_>], kernels: Kernels) -> Self {
         let inputs = parts[0].columns;
         assert!(
@@ -194,17 +201,17 @@ impl Panels {
         }
     }
 
-    /// Returns the index of the first panel of part `part`.
+    /// Returns the index of the first panel (32 outputs) of part `part`, one of the matrices side by side.
     pub(super) fn start(&self, part: usize) -> usize {
         self.starts[part]
     }
 
-    /// Returns whether the weights are packed.
+    /// Returns whether the weights stay quantised in memory ([`Element::Packed`]).
     pub(super) fn is_packed(&self) -> bool {
         matches!(self.data, Data::Packed(_))
     }
 
-    /// Returns the form that the left operand must have.
+    /// Returns the layout that the activations must have to be multiplied by these weights.
     pub(super) fn form(&self) -> Form {
         match self.data {
             Data::Pairs(..) => Form::Pairs,
@@ -212,8 +219,8 @@ impl Panels {
         }
     }
 
-    /// Computes `sums = tiles · weights`. The tiles must have the weights' inputs and form. For packed weights the
-    /// tiles are first rounded to 8 bits.
+    /// Computes `sums = tiles · weights`. The activations `tiles` must have as many columns as the weights have inputs,
+    /// and the form [`Panels::form`]. For packed weights they are first rounded to 8 bits.
     pub(super) fn multiply(&self, kernels: Kernels, tiles: &mut Tiles, sums: &mut Sums) {
         assert_eq!(
             tiles.columns(),
@@ -231,7 +238,8 @@ impl Panels {
         }
     }
 
-    /// Writes the weights of output `output` of the first part to `to`, widened: a row of an embedding.
+    /// Writes the weights of output `output` of the first part to `to`, converted to f32. For an embedding matrix, that
+    /// is the embedding of token `output`.
     pub(super) fn row(&self, output: usize, to: &mut [f32]) {
         fn gather<E: Scalar>(data: &[E], inputs: usize, output: usize, to: &mut [f32]) {
             let panel = &data[output / PANEL * inputs * PANEL..][..inputs * PANEL];
@@ -265,7 +273,8 @@ impl Panels {
     }
 }
 
-/// Transposes `parts` into panels; columns beyond a part's last are zero.
+/// Transposes the matrices `parts` into panels of 32 outputs; outputs beyond a matrix's last are zero. `starts` has the
+/// first panel of each matrix, and `read` decodes a number from its bytes.
 fn pack<E: Scalar, const N: usize>(
     parts: &[&Tensor<'_>],
     starts: &[usize],
@@ -285,12 +294,13 @@ fn pack<E: Scalar, const N: usize>(
     data
 }
 
-/// Returns the number of pairs in a panel with `inputs` inputs.
+/// Returns the number of pairs of bf16 in a panel (32 outputs) of weights with `inputs` inputs, padding included.
 fn panel_pairs(inputs: usize) -> usize {
     inputs.next_multiple_of(pairs::DEPTH) / 2 * PANEL
 }
 
-/// Transposes `parts` of bf16 into panels of pairs; columns and inputs beyond a part's last are zero.
+/// Transposes the bf16 matrices `parts` into panels of pairs of inputs. Outputs and inputs beyond a matrix's last are
+/// zero. `starts` has the first panel of each matrix.
 fn pack_pairs(parts: &[&Tensor<'_>], starts: &[usize]) -> Aligned<Pair> {
     let inputs = parts[0].columns;
     let mut data = Aligned::<Pair>::touched(starts[starts.len() - 1] * panel_pairs(inputs));
@@ -308,8 +318,8 @@ fn pack_pairs(parts: &[&Tensor<'_>], starts: &[usize]) -> Aligned<Pair> {
     data
 }
 
-/// Packs a matrix into panels of packed weights, or returns `None` if it is not packed. Columns beyond the last are
-/// zero.
+/// Copies a quantised matrix into panels of packed weights, and returns them with their format. Returns `None` if the
+/// matrix is not quantised. Outputs beyond the last are zero.
 fn pack_rows(part: &Tensor<'_>) -> Option<(Packing, Aligned<u8>)> {
     let Element::Packed(packing) = part.element else {
         return None;
@@ -329,7 +339,7 @@ fn pack_rows(part: &Tensor<'_>) -> Option<(Packing, Aligned<u8>)> {
     Some((packing, data))
 }
 
-/// Iterates over the matrix rows that form panel `panel`, each with its column in the panel.
+/// Iterates over the rows of the matrices `parts` that form panel `panel`, each with its column in the panel.
 fn panel_rows<'a, const N: usize>(
     parts: &'a [&Tensor<'_>],
     starts: &[usize],
@@ -432,7 +442,7 @@ fn multiply_packed(
     });
 }
 
-/// Computes the same bits as [`Kernels::multiply`], but widens the right operand once for all tiles.
+/// Computes the same bits as [`Kernels::multiply`], but converts the right operand to f32 once for all tiles of rows.
 fn multiply_widened<E: Scalar>(kernels: Kernels, product: Product<'_, E>) {
     let mut wide = Wide([0.0; BLOCK * PANEL]);
     let wide = &mut wide.0[..product.b.len()];

@@ -49,13 +49,13 @@ use xxhash_rust::xxh3::xxh3_128;
 /// Sizes and options of a CPU backend.
 #[derive(Clone, Debug)]
 pub struct CpuConfig {
-    /// Pages in the pool, at least one.
+    /// Number of KV pages in the pool that the backend computes on, at least one.
     pub pages: u32,
-    /// Pages in the host pool, which nothing computes on; 0 for none.
+    /// Number of KV pages in the host pool, which nothing computes on; 0 for none.
     pub host_pages: u32,
-    /// Tokens in a page, a multiple of 16, at most 65,536.
+    /// Tokens in a KV page: a multiple of 16, at most 65,536.
     pub page_tokens: u32,
-    /// Worker threads; `None` for one per core.
+    /// Number of worker threads; `None` for one per core that the system makes available.
     pub threads: Option<u32>,
     /// The number format in which bf16 and packed weights are multiplied.
     pub precision: Precision,
@@ -75,7 +75,7 @@ pub struct CpuBackend {
 }
 
 impl CpuBackend {
-    /// Loads the checkpoint in `folder`.
+    /// Loads the checkpoint in `folder` and returns a backend that computes its model.
     ///
     /// # Errors
     /// Returns a [`CheckpointError`] when the checkpoint is incomplete or unsupported, or `config` is unusable.
@@ -98,7 +98,8 @@ impl CpuBackend {
         Ok(backend)
     }
 
-    /// Returns the number of bytes of KV state in a page of `page_tokens` tokens, for sizing a pool before loading.
+    /// Returns the number of bytes of KV state in a page of `page_tokens` tokens, so that a pool can be sized before
+    /// the weights are loaded.
     ///
     /// # Errors
     /// Returns a [`CheckpointError`] when the checkpoint is incomplete, or `page_tokens` or `precision` unsupported.
@@ -111,30 +112,31 @@ impl CpuBackend {
         Ok(layout(checkpoint, page_tokens, kernels)?.page_bytes() as u64)
     }
 
-    /// Returns the name of the instruction set in use, for logs and to tell apart KV state that other instructions
-    /// computed.
+    /// Returns the name of the instruction set in use, for logs and to tell apart stored KV state that was computed
+    /// with other instructions.
     pub fn instruction_set(&self) -> &'static str {
         self.model.kernels().name()
     }
 
-    /// Returns whether attention, and products with weights that are not packed, use the CPU's tiles (AMX), which are
-    /// several times as fast.
+    /// Returns whether attention uses the CPU's matrix tiles (AMX). Products with bf16 weights then use them too. They
+    /// are several times as fast as vector instructions.
     pub fn multiplies_tiles(&self) -> bool {
         self.model.multiplies_tiles()
     }
 
-    /// Returns a warning for the operator, if there is one: that the CPU has AMX, and why it is not used.
+    /// Returns a warning for the operator if the CPU has AMX that cannot be used: the reason. Returns `None` otherwise.
     pub fn warning(&self) -> Option<&str> {
         self.warning.as_deref()
     }
 
-    /// Returns a hash of everything that a page's bytes depend on besides its tokens: the model, the page layout, and
-    /// the instructions, whose results differ in the last bits. Pages of another identity must not be loaded.
+    /// Returns a hash of everything that a KV page's bytes depend on besides its tokens: the model, the page layout,
+    /// and the instructions, whose results differ in the last bits. A page written under another identity must not be
+    /// loaded.
     pub fn identity(&self) -> u128 {
         self.identity
     }
 
-    /// Returns the number of worker threads.
+    /// Returns the number of worker threads that compute steps.
     pub fn threads(&self) -> u32 {
         self.threads.current_num_threads() as u32
     }
@@ -209,8 +211,8 @@ impl CpuBackend {
     }
 }
 
-/// Detects the kernels for `precision`, with a warning for the operator if there is one. Fails if the CPU lacks the
-/// instructions that `precision` demands.
+/// Chooses the kernels for `precision` by the CPU's instructions, with a warning for the operator if there is one.
+/// Fails if the CPU lacks the instructions that `precision` demands.
 fn detect(precision: Precision) -> Result<(Kernels, Option<String>), CheckpointError> {
     Kernels::detect(precision).ok_or_else(|| {
         let reason = "precision is bf16, this CPU has neither AMX-BF16 nor AVX512-BF16";
@@ -218,7 +220,7 @@ fn detect(precision: Precision) -> Result<(Kernels, Option<String>), CheckpointE
     })
 }
 
-/// Returns the layout of KV state for `checkpoint`.
+/// Returns the layout of a KV page for the model of `checkpoint`; fails if `page_tokens` is not supported.
 fn layout(
     checkpoint: &Checkpoint,
     page_tokens: u32,
@@ -229,7 +231,8 @@ fn layout(
     Ok(Layout::new(checkpoint.config(), page_tokens, kv_type))
 }
 
-/// Version of the host page format. Changed whenever the bytes of a host page change their meaning or their values.
+/// Version of the format of host pages. Changed whenever their bytes change their meaning or their values, so that
+/// pages that an earlier program stored on disk are not used.
 const PAGE_LAYOUT: &str = "cpu-3";
 
 impl Backend for CpuBackend {
@@ -287,7 +290,8 @@ impl Backend for CpuBackend {
     }
 }
 
-/// Refuses a `page_tokens` other than a multiple of 16 (the tokens in a strip of keys) from 16 to 65,536.
+/// Returns an error for a `page_tokens` that is not a multiple of 16 (the tokens that the key layout groups) from 16 to
+/// 65,536.
 fn check_page_tokens(page_tokens: u32) -> Result<(), String> {
     if page_tokens == 0 || !page_tokens.is_multiple_of(LANES as u32) || page_tokens > 1 << 16 {
         return Err(format!(

@@ -26,8 +26,9 @@ use crate::backend::check::Write;
 use crate::models::{Checkpoint, CheckpointError, Element, LayerWeights, ModelConfig, Tensor};
 use rayon::prelude::*;
 
-/// Returns the machine for attention's products of pairs (`None` if attention is f32) and the type of keys and values.
-/// Attention multiplies bf16 only if the checkpoint's weights are bf16 or packed.
+/// Returns the instructions with which attention multiplies pairs of bf16 (`None` if attention computes in f32), and
+/// the number type of keys and values in memory. Attention multiplies bf16 only if the checkpoint's key projection is
+/// bf16 or packed.
 pub(super) fn attention_pairs(
     checkpoint: &Checkpoint,
     kernels: Kernels,
@@ -39,37 +40,38 @@ pub(super) fn attention_pairs(
     Ok((machine, KvType::of(parts)))
 }
 
-/// A model's weights, laid out for the kernels.
+/// A model's weights, laid out for the CPU's kernels.
 pub(super) struct Model {
     config: ModelConfig,
     kernels: Kernels,
-    /// The machine for attention's products of pairs; `None` if attention is f32.
+    /// The instructions with which attention multiplies pairs of bf16; `None` if attention computes in f32.
     attention: Option<Machine>,
     cut: Cut,
     rotary: Rotary,
-    /// Rotations of the layers with a sliding window, if any layer has one.
+    /// Rotary embedding of the layers with a sliding window; `None` if no layer has one.
     sliding_rotary: Option<Rotary>,
     embedding: Panels,
-    /// Factor on token embeddings.
+    /// Factor by which token embeddings are multiplied; `None` if the model does not scale them.
     embedding_scale: Option<f32>,
     layers: Vec<Layer>,
     norm: Vec<f32>,
-    /// The output head; `None` if the model shares the embedding.
+    /// The output layer, from hidden state to logits; `None` if the token embedding also serves as the output layer.
     head: Option<Panels>,
 }
 
 struct Layer {
     input_norm: Vec<f32>,
-    /// Projections of queries, keys and values.
+    /// Weights of the projections of queries, keys and values, side by side.
     qkv: Panels,
     qkv_bias: Option<[Vec<f32>; 3]>,
-    /// Norm weights of queries and of keys.
+    /// Weights of the norms of query heads and of key heads; `None` if the model does not norm them.
     qk_norm: Option<[Vec<f32>; 2]>,
-    /// Number of positions that a token attends to; `None` for all.
+    /// Number of positions that a token attends to, itself included; `None` for all.
     window: Option<usize>,
     output: Panels,
     output_bias: Option<Vec<f32>>,
-    /// Weights of the norms of the outputs of attention and of the feed-forward layer, before the residual addition.
+    /// Weights of the norms of the outputs of attention and of the feed-forward layer, applied before these are added
+    /// to the residual stream; `None` if the model has no such norms.
     post_norms: Option<[Vec<f32>; 2]>,
     mlp_norm: Vec<f32>,
     gate_up: Panels,
@@ -78,13 +80,14 @@ struct Layer {
     down_bias: Option<Vec<f32>>,
 }
 
-/// Memory that a step needs besides weights and pages.
+/// Memory that a step needs besides weights and KV pages; kept from step to step.
 pub(super) struct Scratch {
-    /// Residual stream `[rows, hidden]`.
+    /// Residual stream `[rows, hidden]`, with a row for each token that is computed.
     residual: Vec<f32>,
     tiles: Tiles,
     sums: Sums,
-    /// Attention outputs `[items, item_rows, padded_head]`.
+    /// Attention outputs `[items, item_rows, padded_head]`: for each attention item, its rows (tokens times query
+    /// heads).
     attended: Vec<f32>,
 }
 
@@ -100,7 +103,7 @@ impl Scratch {
 }
 
 impl Model {
-    /// Lays out the weights of `checkpoint` for sequences of up to `positions` tokens.
+    /// Loads the weights of `checkpoint` and lays them out, for sequences of up to `positions` tokens.
     pub(super) fn load(
         checkpoint: &Checkpoint,
         kernels: Kernels,
@@ -139,7 +142,8 @@ impl Model {
         self.kernels
     }
 
-    /// Returns whether any weights stay quantised: activations are then rounded to 8 bits, so results differ.
+    /// Returns whether any weights stay quantised in memory. Activations are then rounded to 8 bits for products with
+    /// them, so results differ.
     pub(super) fn is_packed(&self) -> bool {
         let layers = self.layers.iter();
         let layers = layers.flat_map(|l| [&l.qkv, &l.output, &l.gate_up, &l.down]);
@@ -155,8 +159,9 @@ impl Model {
         self.cut
     }
 
-    /// Computes `batch`, planned from `step`: carries out its loads, writes the keys and values of its rows, and
-    /// appends the wanted logits to `logits`. `pool` has an element for each layer.
+    /// Computes `batch`, planned from `step`: copies pages of the step's loads from `host`, writes the keys and values
+    /// of the batch's tokens to their pages, and appends the wanted logits to `logits`. `pool` has an element for each
+    /// layer.
     pub(super) fn forward(
         &self,
         step: &Step,
@@ -207,8 +212,9 @@ impl Model {
         self.logits(head, scratch, logits);
     }
 
-    /// Computes one layer: keys and values for all rows of `batch`, and the rest for those of `selection`. `addend` is
-    /// passed to [`Model::norm`].
+    /// Computes one layer: keys and values for all tokens of `batch`, and attention and the feed-forward layer for
+    /// those of `selection`. The output of the down projection stays in `scratch`. `addend` is passed to
+    /// [`Model::norm`].
     #[expect(clippy::too_many_arguments, reason = "what a layer needs, passed once")]
     fn layer(
         &self,
@@ -246,9 +252,9 @@ impl Model {
         weights.multiply(self.kernels, &mut scratch.tiles, &mut scratch.sums);
     }
 
-    /// Adds the last product to the residual stream, and writes the norm of the stream to the tiles, as the left
-    /// operand of a product with `next`. `addend` is the operation that adds the last product; `None` where there is no
-    /// product yet.
+    /// Adds the last matrix product in `scratch` to the residual stream, norms the stream with `weights`, and writes
+    /// the result to the tiles, as the left operand of a product with `next`. `addend` is the operation that adds the
+    /// last product; `None` in the first layer, where there is none.
     fn norm(
         &self,
         scratch: &mut Scratch,
@@ -284,7 +290,7 @@ impl Model {
             });
     }
 
-    /// Writes keys and values to their pages.
+    /// Writes the keys and values of the batch's tokens, computed in `sums`, to this layer's part of their pages.
     fn store(&self, layer: &Layer, batch: &Batch, sums: &Sums, pool: &mut LayerPool) {
         let (layout, rotary) = (pool.layout, self.rotary(layer));
         let (keys, values) = (self.heads(layer, sums, 1), self.heads(layer, sums, 2));
@@ -305,7 +311,8 @@ impl Model {
         );
     }
 
-    /// Computes attention and gathers the items' outputs into tiles.
+    /// Computes the attention of the tokens of `selection`, and writes their heads' outputs to the tiles of `scratch`,
+    /// as the left operand of the output projection.
     fn attend(
         &self,
         layer: &Layer,
@@ -374,7 +381,7 @@ impl Model {
             });
     }
 
-    /// Appends the logits of the rows in the tiles.
+    /// Multiplies the tokens in the tiles of `scratch` by the output layer `head` and appends their logits to `logits`.
     fn logits(&self, head: &Panels, scratch: &mut Scratch, logits: &mut Vec<f32>) {
         let vocabulary = self.config.vocabulary;
         self.multiply(head, scratch);
@@ -384,7 +391,7 @@ impl Model {
         rows.for_each(|(row, logits)| scratch.sums.read(row, 0, 0, logits));
     }
 
-    /// Returns the rotations of a layer's queries and keys.
+    /// Returns the rotary embedding for a layer's queries and keys, which differs for layers with a sliding window.
     fn rotary(&self, layer: &Layer) -> &Rotary {
         let sliding = self.sliding_rotary.as_ref();
         sliding
@@ -392,7 +399,8 @@ impl Model {
             .unwrap_or(&self.rotary)
     }
 
-    /// Returns the queries (0), keys (1) or values (2) of a layer's projection.
+    /// Returns the query heads (`kind` 0), key heads (1) or value heads (2) in `sums`, the output of the layer's
+    /// projection.
     fn heads<'a>(&'a self, layer: &'a Layer, sums: &'a Sums, kind: usize) -> Heads<'a> {
         Heads {
             sums,
@@ -444,8 +452,8 @@ impl Layer {
         }
     }
 
-    /// Returns the way in which the output of attention (0) or of the feed-forward layer (1) is added to the residual
-    /// stream.
+    /// Returns the operation that adds the output of attention (`part` 0) or of the feed-forward layer (1) to the
+    /// residual stream.
     fn addend(&self, part: usize) -> Addend<'_> {
         match &self.post_norms {
             Some(norms) => Addend::Normed(&norms[part]),
@@ -454,7 +462,7 @@ impl Layer {
     }
 }
 
-/// Keeps only the rows of `selection`, which ascend.
+/// Removes from the residual stream all rows except those of `selection`, whose numbers ascend.
 fn keep(selection: &Selection, hidden: usize, residual: &mut Vec<f32>) {
     for (to, row) in selection.rows.iter().enumerate() {
         let from = row.number as usize * hidden;
@@ -463,7 +471,7 @@ fn keep(selection: &Selection, hidden: usize, residual: &mut Vec<f32>) {
     residual.truncate(selection.rows.len() * hidden);
 }
 
-/// Writes the keys and values of some tokens to their page.
+/// Writes the keys and values of consecutive tokens to one layer's part of their KV page.
 struct Store<'a> {
     keys: Heads<'a>,
     values: Heads<'a>,

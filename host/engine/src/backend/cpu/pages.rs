@@ -29,10 +29,10 @@ use half::bf16;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// The unit of a pool's memory: an f32 or a pair of bf16.
+/// The unit of the memory of KV pages: the 32 bits of an f32 or of a pair of bf16.
 type Word = u32;
 
-/// The number type of keys and values in memory.
+/// The number type in which pages hold keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KvType {
     F32,
@@ -42,7 +42,7 @@ pub(super) enum KvType {
 }
 
 impl KvType {
-    /// Returns the type for attention with `parts` bf16 parts of each number; f32 for `None`.
+    /// Returns the number type for attention that represents each number by `parts` bf16 numbers, or by f32 for `None`.
     pub(super) fn of(parts: Option<Parts>) -> Self {
         match parts {
             None => KvType::F32,
@@ -52,13 +52,13 @@ impl KvType {
     }
 }
 
-/// Dimensions of a page.
+/// Dimensions of a KV page, from which the layout of its keys and values follows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     layers: usize,
     kv_heads: usize,
     head_dim: usize,
-    /// Tokens in a page, a multiple of 16.
+    /// Number of tokens whose keys and values fit a page, a multiple of 16.
     pub(super) page_tokens: usize,
     pub(super) kv_type: KvType,
 }
@@ -74,12 +74,13 @@ impl Layout {
         }
     }
 
-    /// Returns the width of a head in elements, padded to whole vectors.
+    /// Returns the width of a head in elements, padded to a multiple of 16 (a vector).
     pub(super) fn padded_head(&self) -> usize {
         self.head_dim.next_multiple_of(LANES)
     }
 
-    /// Returns the number of elements of one token in a strip.
+    /// Returns the number of elements that one token takes in a strip, which holds the keys (f32) or values (bf16) of
+    /// 16 tokens transposed.
     pub(super) fn depth(&self) -> usize {
         match self.kv_type {
             KvType::F32 => self.head_dim,
@@ -88,7 +89,7 @@ impl Layout {
         }
     }
 
-    /// Returns the number of elements in a row.
+    /// Returns the number of elements in a row, which holds the value (f32) or key (bf16) of one token for one head.
     pub(super) fn width(&self) -> usize {
         match self.kv_type {
             KvType::F32 => self.padded_head(),
@@ -97,12 +98,13 @@ impl Layout {
         }
     }
 
-    /// Returns the width, in elements, of one bf16 part of a row: `head_dim` padded to 32.
+    /// Returns the number of elements of a row that hold one of a number's bf16 parts: `head_dim` padded to a multiple
+    /// of 32.
     pub(super) fn part_width(&self) -> usize {
         self.head_dim.next_multiple_of(pairs::DEPTH)
     }
 
-    /// Returns the number of words that `elements` elements take.
+    /// Returns the number of 32-bit words that `elements` numbers take.
     fn words(&self, elements: usize) -> usize {
         match self.kv_type {
             KvType::F32 => elements,
@@ -110,22 +112,22 @@ impl Layout {
         }
     }
 
-    /// Returns the number of words of one head's keys and values, in one layer's piece of a page.
+    /// Returns the number of 32-bit words of one head's keys and values, for one layer of a page.
     fn head_words(&self) -> usize {
         self.words(self.page_tokens * (self.depth() + self.width()))
     }
 
-    /// Returns the number of words in one layer's piece of a page.
+    /// Returns the number of 32-bit words of a page in one layer, for all heads.
     fn piece_words(&self) -> usize {
         self.kv_heads * self.head_words()
     }
 
-    /// Returns the number of bytes in one layer's piece of a host page.
+    /// Returns the number of bytes of a page in one layer, for all heads.
     pub(super) fn piece_bytes(&self) -> usize {
         self.piece_words() * size_of::<Word>()
     }
 
-    /// Returns the number of bytes in a page with all its pieces, or in a host page.
+    /// Returns the number of bytes of a page in all layers; the same for a host page.
     pub(super) fn page_bytes(&self) -> usize {
         self.layers * self.piece_bytes()
     }
@@ -135,13 +137,14 @@ impl Layout {
         start..start + self.head_words()
     }
 
-    /// Returns the offset, in words, of the rows in a head's part of a piece, after its strips (see the
+    /// Returns the offset, in 32-bit words, of the rows in one head's part of a page: they follow the strips (see the
     /// [module](self)).
     fn rows_start(&self) -> usize {
         self.words(self.page_tokens * self.depth())
     }
 
-    /// Writes a token's key and value, each `[head_dim]`, to slot `slot` of `piece`, one layer's piece of a page.
+    /// Writes the key and value of one token for head `head`, each `[head_dim]`, to `piece`, one layer's part of a
+    /// page. `slot` is the token's index within the page.
     #[inline(always)]
     pub(super) fn store(
         &self,
@@ -169,7 +172,7 @@ impl Layout {
         }
     }
 
-    /// Copies the first `tokens` slots of a head.
+    /// Copies the keys and values of the first `tokens` tokens of a page, for one head in one layer.
     fn copy<E: Pod>(&self, from: &[Word], to: &mut [Word], tokens: usize) {
         let (strips, rows) = cast_slice::<_, E>(from).split_at(self.page_tokens * self.depth());
         let (to_strips, to_rows) =
@@ -189,7 +192,8 @@ impl Layout {
     }
 }
 
-/// Writes elements `in_strip` to column `slot` of a strip, and `in_row` to a row, each `[head_dim]`.
+/// Writes elements `in_strip` to column `slot` of a strip (16 tokens, transposed), and `in_row` to a row (one token).
+/// Both are `[head_dim]`; the rest of the row is filled with zeroes.
 #[inline(always)]
 fn write<E: Pod>(
     strip: &mut [Word],
@@ -210,13 +214,13 @@ fn write<E: Pod>(
     padding.fill(E::zeroed());
 }
 
-/// The pool of all pages, split by layer.
+/// The KV pages that the backend computes on, stored by layer.
 pub(super) struct Pool {
     pub(super) layout: Layout,
     layers: Vec<LayerPool>,
 }
 
-/// One layer's pieces of all pages.
+/// One layer's part of every KV page.
 pub(super) struct LayerPool {
     pub(super) layout: Layout,
     layer: usize,
@@ -238,12 +242,12 @@ impl Pool {
         }
     }
 
-    /// Returns every layer's pool, in order.
+    /// Returns one element for each layer, in order: the layer's part of every page.
     pub(super) fn layers_mut(&mut self) -> &mut [LayerPool] {
         &mut self.layers
     }
 
-    /// Writes a page's bytes to `to`, in the format of a host page.
+    /// Writes the bytes of page `from`, over all layers, to `to`, in the format of a host page.
     pub(super) fn store(&self, from: PageId, to: &mut [u8]) {
         let pieces = to.chunks_exact_mut(self.layout.piece_bytes());
         for (layer, piece) in self.layers.iter().zip(pieces) {
@@ -254,7 +258,8 @@ impl Pool {
         }
     }
 
-    /// Copies the first `tokens` slots of page `from` to page `to`. The pages must exist and differ.
+    /// Copies the keys and values of the first `tokens` tokens of page `from` to page `to`, in all layers. The pages
+    /// must exist and differ.
     pub(super) fn copy_slots(&mut self, from: PageId, to: PageId, tokens: usize) {
         for layer in &mut self.layers {
             layer.copy_slots(from, to, tokens);
@@ -263,14 +268,16 @@ impl Pool {
 }
 
 impl LayerPool {
-    /// Returns the strip `[depth][16]` of the 16 tokens from slot `slot` on, a multiple of 16.
+    /// Returns the strip `[depth][16]` of head `head`: keys (f32) or values (bf16) of 16 tokens, transposed. They are
+    /// the tokens of the page from index `slot` on, which is a multiple of 16.
     pub(super) fn strip<E: Pod>(&self, page: PageId, head: usize, slot: usize) -> &[E] {
         let layout = &self.layout;
         let strip = layout.words(layout.depth() * LANES);
         cast_slice(&self.piece(page)[layout.head_range(head)][slot / LANES * strip..][..strip])
     }
 
-    /// Returns the rows `[slots][width]` from slot `slot` to the page's end.
+    /// Returns the rows `[tokens][width]` of head `head`: values (f32) or keys (bf16), one token a row, from the token
+    /// with index `slot` to the page's end.
     pub(super) fn rows<E: Pod>(&self, page: PageId, head: usize, slot: usize) -> &[E] {
         let layout = &self.layout;
         let start = layout.rows_start() + slot * layout.words(layout.width());
@@ -282,7 +289,8 @@ impl LayerPool {
         &self.data[page.0 as usize * words..][..words]
     }
 
-    /// Overwrites this layer's pieces of pages with the bytes that [`Pool::store`] wrote. `loads` must ascend by page.
+    /// Overwrites this layer's part of pages with bytes of host pages, as [`Pool::store`] wrote them. `loads` must
+    /// ascend by the page that is overwritten.
     pub(super) fn load(&mut self, loads: &[Load], host: &HostPool) {
         let piece = self.layer * self.layout.piece_bytes()..;
         self.write(
@@ -297,7 +305,8 @@ impl LayerPool {
         );
     }
 
-    /// Calls `write` in parallel for each of `writes`, with the piece of its page. The pages must ascend.
+    /// Calls `write` in parallel for each element of `writes`, with this layer's part of the page that `page` returns
+    /// for the element. The pages must ascend.
     pub(super) fn write<T: Sync>(
         &mut self,
         writes: &[T],

@@ -8,14 +8,14 @@
 /// Rounding activations to 8 bits, for packed weights, costs about five percent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {
-    /// Chooses [`Precision::Bf16`] where the CPU's instructions make it faster than f32: AMX, or AVX512-BF16 on AMD.
-    /// Elsewhere, on x86-64 CPUs with AVX2, packed weights stay packed.
+    /// Chooses [`Precision::Bf16`] where the CPU's bf16 instructions are faster than f32: AMX, or AVX512-BF16 on AMD.
+    /// Elsewhere weights are multiplied in f32, and on x86-64 CPUs with AVX2 packed weights stay packed.
     #[default]
     Auto,
-    /// Widens weights to f32, packed ones after rounding them to bf16.
+    /// Multiplies in f32: widens weights to f32, packed ones after rounding them to bf16.
     F32,
-    /// Keeps packed weights packed on every CPU, and rounds activations to 8 bits for products with packed weights.
-    /// Other weights as with [`Precision::Auto`].
+    /// Keeps packed weights packed on every CPU, and rounds activations to 8 bits for products with them. Multiplies
+    /// other weights as [`Precision::Auto`] does.
     Packed,
     /// Rounds activations to bf16 for products with weights, summed in f32; refused on CPUs without bf16 instructions.
     /// Attention is as exact as in f32: KV state is f32, or with AMX two bf16 for each number. Packed weights are

@@ -6,26 +6,29 @@ use super::left_operand::Tile;
 use super::matrix::Sums;
 use crate::models::Activation;
 
-/// The operation that adds a layer's output to the residual stream.
+/// The operation that adds a matrix product (the output of attention or of the feed-forward layer) to the residual
+/// stream.
 #[derive(Clone, Copy)]
 pub(super) enum Addend<'a> {
-    /// Adds the output itself, and its bias `[hidden]` if it has one.
+    /// Adds the product itself, and the bias `[hidden]` if there is one.
     Biased(Option<&'a [f32]>),
-    /// Adds the output after an RMS norm with these weights `[hidden]`.
+    /// Adds the product after an RMS norm with these weights `[hidden]`.
     Normed(&'a [f32]),
 }
 
-/// Adds a product to a row of the residual stream, norms the row and writes it as a left operand.
+/// Adds a matrix product to one row (token) of the residual stream, norms the row, and writes the result to a tile as
+/// the left operand of the next product.
 pub(super) struct Norm<'a, 'b> {
-    /// Row of the residual stream, `[hidden]`.
+    /// The token's row of the residual stream, `[hidden]`, which the product is added to.
     pub(super) residual: &'a mut [f32],
-    /// A product, the row within it, and the operation that adds it. `None` in the first layer.
+    /// The product to add, the index of the token's row in it, and the operation that adds it. `None` in the first
+    /// layer.
     pub(super) addend: Option<(&'a Sums, usize, Addend<'a>)>,
-    /// Norm weights `[hidden]`.
+    /// Weights `[hidden]` of the norm.
     pub(super) weights: &'a [f32],
     pub(super) eps: f32,
     pub(super) tile: &'a mut Tile<'b>,
-    /// Row of the tile to write.
+    /// Index of the row of `tile` that is written.
     pub(super) row: usize,
 }
 
@@ -72,19 +75,20 @@ impl Loop for Norm<'_, '_> {
     }
 }
 
-/// Computes `activation(gate) * up` of a row and writes it as a left operand.
+/// Computes `activation(gate) * up` for one token of a feed-forward layer, and writes it to a tile as the left operand
+/// of the down projection.
 pub(super) struct Gate<'a, 'b> {
     pub(super) sums: &'a Sums,
-    /// Row of `sums` to read.
+    /// Index of the row of `sums`, the product with the gate and up weights, that belongs to the token.
     pub(super) source: usize,
-    /// Panel of `sums` where the up part begins; the gate part begins at 0.
+    /// Index of the panel (32 columns) of `sums` at which the up columns begin; the gate columns begin at panel 0.
     pub(super) up: usize,
-    /// Biases of gate and up, `[intermediate]` each; `None` if the model has none.
+    /// Biases of the gate and of the up projection, `[intermediate]` each; `None` if the model has none.
     pub(super) bias: Option<&'a [Vec<f32>; 2]>,
     pub(super) activation: Activation,
     pub(super) intermediate: usize,
     pub(super) tile: &'a mut Tile<'b>,
-    /// Row of the tile to write.
+    /// Index of the row of `tile` that is written.
     pub(super) row: usize,
 }
 

@@ -7,26 +7,28 @@ use super::driver::Driver;
 use super::kernels::{self, Runs};
 use std::time::Instant;
 
-/// Peak rates of a device, as measured.
+/// The highest rates that a device reached in a measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ceilings {
-    /// Floating-point operations per second in a bf16 matrix product.
+    /// Floating-point operations per second in a product of bf16 matrices; a multiplication and an addition count as
+    /// two.
     pub matrix_flops: f64,
-    /// Bytes per second of a copy within the device; bytes read and bytes written both count.
+    /// Bytes per second of a copy within the device's memory; bytes read and bytes written both count.
     pub copy_bytes: f64,
 }
 
-/// Number of rows, columns and inputs of the measured product; halved until the product fits into memory.
+/// Number of rows, columns and inputs of the measured product, whose matrices are square; halved until the product fits
+/// into memory.
 const SIDE: usize = 8192;
 
-/// Bytes to copy, many times any cache; halved until both buffers fit into memory.
+/// Bytes that the measured copy copies, many times any cache; halved until both buffers fit into memory.
 const COPIED: usize = 4 << 30;
 
-/// Number of runs, of which the fastest counts.
+/// Number of measurements, of which the fastest counts.
 const RUNS: u32 = 10;
 
-/// Measures the peak rates of device `ordinal` on random numbers. Takes a second or two, and up to nine gigabytes of
-/// memory during that time.
+/// Measures the peak rates of device `ordinal` (its index as CUDA counts) on random numbers. Takes a second or two, and
+/// up to nine gigabytes of the device's memory during that time.
 ///
 /// # Errors
 /// Returns a [`CudaError`] when there is no such device or it has too little memory.
@@ -36,8 +38,9 @@ pub fn ceilings(ordinal: u32) -> Result<Ceilings, CudaError> {
     measure(&mut device, side, copied).map_err(CudaError::from)
 }
 
-/// Returns the side of the product and the bytes of the copy for a device with `free` bytes left. The copy takes up to
-/// half of them, and the product little, because its time grows faster than its memory.
+/// Returns the number of rows of the square matrices and the number of bytes of the copy, for a device with `free`
+/// bytes left. The copy takes up to half of them, and the product little, because its time grows faster than its
+/// memory.
 fn sizes(free: u64) -> (usize, usize) {
     let (mut side, mut copied) = (SIDE, COPIED);
     while (3 * side * side * size_of::<Bf16>()) as u64 > free / 32 {
@@ -93,7 +96,8 @@ pub(super) fn measure(
     })
 }
 
-/// Returns the seconds that `work` takes in the fastest of several runs. A run repeats it to hide launch latency.
+/// Returns the seconds that one call of `work` takes on the device, by the fastest of several measurements. Each
+/// measurement calls it several times, to hide the latency of launches.
 fn fastest(
     device: &mut dyn Device,
     mut work: impl FnMut(&mut dyn Device) -> Result<(), Fault>,
@@ -112,7 +116,7 @@ fn fastest(
     Ok(best)
 }
 
-/// Returns random numbers between -1 and 1, because products of zeroes run faster than products of numbers.
+/// Returns `count` random numbers between -1 and 1, because products of zeroes run faster than products of numbers.
 fn random(count: usize, seed: u32) -> Vec<Bf16> {
     let mut state = seed;
     let values = (0..count).map(|_| {

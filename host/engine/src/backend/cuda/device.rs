@@ -12,12 +12,12 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// A queue of work on the device. Each queue runs in order; the two run concurrently.
+/// A queue of work on the device (a CUDA stream). Each of the two runs its work in order; they run concurrently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Queue {
-    /// The model's arithmetic.
+    /// The queue of the model's arithmetic.
     Compute,
-    /// Copies of pages to and from the host pool.
+    /// The queue of copies of pages between the device's pool and the pool in host memory.
     Copy,
 }
 
@@ -32,25 +32,25 @@ pub(super) enum Fault {
     Lost(String),
 }
 
-/// A launch of one kernel.
+/// A launch of one CUDA kernel, with its grid and its argument.
 pub(super) struct Launch<'a> {
     pub(super) kernel: &'static str,
     pub(super) grid: [u32; 3],
-    /// Threads in a block.
+    /// Number of threads in a thread block.
     pub(super) threads: u32,
-    /// Bytes of shared memory for a block.
+    /// Bytes of dynamic shared memory of each thread block.
     pub(super) shared: u32,
-    /// The kernel's only argument.
+    /// The only argument of the kernel, a struct that matches the kernel's own.
     pub(super) argument: &'a dyn Argument,
 }
 
-/// A struct that a kernel takes as its argument, with C layout.
+/// A struct with C layout that a kernel takes as its argument.
 pub(super) trait Argument {
-    /// Returns the struct's address and size in bytes.
+    /// Returns the address of the struct and its size in bytes.
     fn raw(&self) -> (*const u8, usize);
 }
 
-/// A matrix product `output = input · weightsᵀ`, summed in f32.
+/// The operands of a matrix product `output = input · weightsᵀ`, summed in f32.
 pub(super) struct Product<'a> {
     /// Weights `[outputs, inputs]`.
     pub(super) weights: Part<'a, Bf16>,
@@ -63,85 +63,90 @@ pub(super) struct Product<'a> {
     pub(super) outputs: usize,
 }
 
-/// Destination of a product, and how the sums are written to it.
+/// Destination of a matrix product, and how the sums are written to it.
 pub(super) enum Output<'a> {
     /// Sums are rounded to bf16.
     Bf16(PartMut<'a, Bf16>),
     /// Sums are written as f32.
     F32(PartMut<'a, f32>),
-    /// Sums are added to the present content.
+    /// Sums are added to the present content of the destination, in f32.
     Add(PartMut<'a, f32>),
 }
 
-/// A device, or an emulation of one. Errors may be reported late: by a later call, at the latest by [`Device::wait`].
+/// A device, or an emulation of one. Errors of queued work may be reported late: by a later call, at the latest by
+/// [`Device::wait`].
 pub(super) trait Device: Send {
     /// Returns the device's name, for logs.
     fn name(&self) -> &str;
 
-    /// Returns the number of multiprocessors, which run blocks concurrently.
+    /// Returns the number of multiprocessors, each of which runs thread blocks concurrently with the others.
     fn processors(&self) -> u32;
 
-    /// Returns whether the kernels include those that multiply by warpgroups (`kernels/prefill_wide.cu`). These need
-    /// compute capability 9.0 and code compiled for `sm_90a`.
+    /// Returns whether the loaded code has kernels that multiply matrices by groups of four warps (warpgroups,
+    /// `kernels/prefill_wide.cu`). These need compute capability 9.0 and code compiled for `sm_90a`.
     fn has_warpgroups(&self) -> bool;
 
-    /// Returns the number of bytes that could be allocated now.
+    /// Returns the number of bytes of device memory that could be allocated now.
     fn free_bytes(&mut self) -> Result<u64, Fault>;
 
-    /// Allocates memory at an address divisible by 16 (real devices: 256). Content undefined. Freed with the device.
+    /// Allocates device memory and returns its address, divisible by 16 (on real devices by 256). The content is
+    /// undefined. The memory is freed with the device, or by [`Device::free`].
     fn allocate(&mut self, bytes: usize) -> Result<u64, Fault>;
 
-    /// Waits until no queue uses the memory any more, then frees it.
+    /// Waits until no queue uses the memory at `address` any more, then frees it.
     fn free(&mut self, address: u64) -> Result<(), Fault>;
 
-    /// Allocates zeroed, pinned host memory, which the device can access at the same address.
+    /// Allocates zeroed, pinned host memory and returns its address, at which the device can access it too.
     fn pin(&mut self, bytes: usize) -> Result<u64, Fault>;
 
-    /// Queues a copy to device memory in `Compute`. The bytes may change once the call returns.
+    /// Queues a copy of `bytes` to device memory at address `to`, in [`Queue::Compute`]. The bytes may change once the
+    /// call returns.
     ///
     /// # Safety
     /// The range of `bytes.len()` bytes from `to` must lie within this device's memory.
     unsafe fn write(&mut self, to: u64, bytes: &[u8]) -> Result<(), Fault>;
 
-    /// Copies from device memory, after everything in `Compute`.
+    /// Copies from device memory at address `from` to `bytes`, after everything in [`Queue::Compute`], and waits for
+    /// it.
     ///
     /// # Safety
     /// The range of `bytes.len()` bytes from `from` must lie within this device's memory.
     unsafe fn read(&mut self, from: u64, bytes: &mut [u8]) -> Result<(), Fault>;
 
-    /// Queues a launch.
+    /// Queues a launch of a kernel in `queue`.
     ///
     /// # Safety
     /// The argument must be the kernel's, and the kernel must stay within the memory that the argument names.
     unsafe fn launch(&mut self, queue: Queue, launch: &Launch<'_>) -> Result<(), Fault>;
 
-    /// Queues a product in `Compute`. The parts have the lengths of the shapes, which [`kernels`](super::kernels) has
-    /// checked.
+    /// Queues a matrix product in [`Queue::Compute`]. The operands must have the lengths that its shape says;
+    /// [`kernels`](super::kernels) checks that.
     fn multiply(&mut self, product: &Product<'_>) -> Result<(), Fault>;
 
-    /// Makes all work that is queued in `then` from now on wait for the work that is in `first` now.
+    /// Makes all work that is queued in `then` from now on wait for the work that is in `first` now. Returns at once.
     fn after(&mut self, first: Queue, then: Queue) -> Result<(), Fault>;
 
-    /// Waits until everything in the queue is done.
+    /// Waits until everything that has been queued in `queue` is done.
     fn wait(&mut self, queue: Queue) -> Result<(), Fault>;
 
-    /// Returns whether the device can record work and repeat it.
+    /// Returns whether the device can record work (in a CUDA graph) and repeat it.
     fn can_record(&self) -> bool;
 
-    /// Begins a recording: from now on, work that is queued in `Compute` is recorded and not carried out.
+    /// Begins a recording: from now on, work that is queued in [`Queue::Compute`] is recorded and not carried out.
     fn begin_recording(&mut self) -> Result<(), Fault>;
 
-    /// Ends the recording and returns its number.
+    /// Ends the recording and returns its index, for [`Device::repeat`].
     fn end_recording(&mut self) -> Result<usize, Fault>;
 
-    /// Queues the work of a recording in `Compute`.
+    /// Queues the work of a recording, given its index, in [`Queue::Compute`].
     fn repeat(&mut self, recording: usize) -> Result<(), Fault>;
 
-    /// Deletes all recordings.
+    /// Deletes all recordings; their indices become invalid.
     fn forget_recordings(&mut self) -> Result<(), Fault>;
 }
 
-/// A number, or a struct of numbers without padding, with the same representation on devices and on this machine.
+/// A number, or a struct of numbers without padding, with the same representation on devices and on this machine, so
+/// that it can be copied as bytes.
 pub(super) trait Plain: Copy + Send + 'static {}
 
 impl Plain for u8 {}
@@ -159,7 +164,7 @@ pub(super) struct Array<T> {
     holds: PhantomData<fn() -> T>,
 }
 
-/// A part of an array, borrowed for reading.
+/// A range of an array in device memory, borrowed for reading.
 #[derive(Clone, Copy)]
 pub(super) struct Part<'a, T> {
     address: u64,
@@ -167,7 +172,7 @@ pub(super) struct Part<'a, T> {
     holds: PhantomData<&'a T>,
 }
 
-/// A part of an array, borrowed for writing.
+/// A range of an array in device memory, borrowed for writing.
 pub(super) struct PartMut<'a, T> {
     address: u64,
     length: usize,
@@ -244,7 +249,7 @@ impl<T: Plain> Array<T> {
         }
     }
 
-    /// Writes `values` to the array from index `start` on.
+    /// Writes `values` to the array on the device, from index `start` on.
     ///
     /// # Panics
     /// Panics when the values do not fit after `start`.
@@ -259,7 +264,7 @@ impl<T: Plain> Array<T> {
         unsafe { device.write(address, bytes_of(values)) }
     }
 
-    /// Reads `values.len()` values of the array from index `start` on.
+    /// Reads the array on the device from index `start` on, and fills `values`.
     ///
     /// # Panics
     /// Panics when there are fewer values after `start`.
@@ -286,7 +291,7 @@ impl<T: Plain> Array<T> {
 }
 
 impl Array<u8> {
-    /// Returns the host's view of a range of pinned memory.
+    /// Returns a range of an array in pinned memory as a slice that this machine can access.
     ///
     /// # Safety
     /// The array must come from [`Array::pinned`], its device must be alive, and no queue may access the range.
@@ -320,7 +325,7 @@ impl<T> PartMut<'_, T> {
     }
 }
 
-/// Returns the bytes of plain values.
+/// Returns the bytes that represent the values, in memory order.
 pub(super) fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {
     // SAFETY: plain types are numbers without padding, and bytes need no alignment.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }

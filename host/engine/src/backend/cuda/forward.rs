@@ -22,10 +22,10 @@ use crate::backend::TokenId;
 use crate::sampling::{Sampling, SamplingError};
 use fxhash::FxHashMap;
 
-/// Memory that a step needs besides weights and pages, for the largest number of rows.
+/// Buffers on the device that a step needs besides weights and KV pages, large enough for the largest step.
 pub(super) struct Scratch {
     pub(super) words: Array<u32>,
-    /// The host's copy of the content of `words`; empty if the content is unknown.
+    /// The host's copy of what the device buffer `words` contains; empty if its content is unknown.
     sent: Vec<u32>,
     residual: Array<f32>,
     kept: Array<f32>,
@@ -35,20 +35,21 @@ pub(super) struct Scratch {
     attended: Array<Bf16>,
     gate_up: Array<Bf16>,
     inner: Array<Bf16>,
-    /// Logits `[logit_rows, vocabulary]`.
+    /// Logits of wanted rows, `[logit_rows, vocabulary]`; more rows than these are computed in several rounds.
     logits: Array<f32>,
     logit_rows: usize,
     choices: Array<SamplingParameters>,
-    /// Results of sampling `[logit_rows][kind, token]`; for the kinds see [`kernels::sample_rows`].
+    /// Results of sampling `[logit_rows][kind, token]`, where `kind` says whether a token was chosen, see
+    /// [`kernels::sample_rows`].
     chosen: Array<u32>,
     partial_sums: Array<f32>,
     partial_stats: Array<f32>,
     recordings: FxHashMap<Bucket, Recording>,
-    /// Number of recordings that the device has.
+    /// Number of CUDA graphs (recordings) that the device has now.
     recorded: usize,
 }
 
-/// The device, model, pools and plan of one step.
+/// What computing one step uses: the device, the model, the pools of KV pages and the plan of the step.
 pub(super) struct Pass<'a> {
     pub(super) device: &'a mut dyn Device,
     pub(super) model: &'a Model,
@@ -56,17 +57,18 @@ pub(super) struct Pass<'a> {
     pub(super) plan: &'a Plan,
 }
 
-/// Maximum number of CUDA graphs kept on a device, since each takes memory there that the pools do not count. Decode
-/// steps have some 350 shapes (35 numbers of rows, ten lengths). At the limit, all graphs are deleted.
+/// Maximum number of CUDA graphs kept on a device, since each takes memory there that the pools do not count. Steps
+/// that only decode have some 350 padded shapes (35 numbers of rows, ten lengths), each with a graph of its own. At the
+/// limit, all graphs are deleted.
 pub(super) const MAX_RECORDINGS: usize = if cfg!(test) { 1 } else { 64 };
 
-/// Number of words that are compared and sent at once: a copy of fewer takes hardly less time.
+/// Number of words of the plan that are compared and sent to the device at once: copying fewer takes hardly less time.
 const PIECE: usize = 4096;
 
-/// The state of a bucket's recording.
+/// State of the CUDA graph that computes decode steps of one padded shape ([`Bucket`]).
 #[derive(Clone, Copy)]
 enum Recording {
-    /// The bucket ran once, unrecorded.
+    /// A step of this shape ran once, launching kernels one by one. The next one records them in a graph.
     Prepared,
     Made(usize),
 }
@@ -102,7 +104,8 @@ impl Scratch {
         })
     }
 
-    /// Computes a planned step and appends the wanted logits and tokens, in the step's order.
+    /// Computes the planned step of `pass` and appends the wanted logits and the sampled tokens, in the order of the
+    /// step's segments.
     pub(super) fn compute(
         &mut self,
         pass: &mut Pass<'_>,
@@ -117,8 +120,8 @@ impl Scratch {
         self.receive(pass, logits, drawn)
     }
 
-    /// Computes a step that only decodes. A bucket's first step launches kernels one by one, the second records them,
-    /// and later ones replay the recording.
+    /// Computes a step that only decodes. The first step of a padded shape (`bucket`) launches kernels one by one, the
+    /// second records them in a CUDA graph, and later ones replay the graph.
     fn decode(&mut self, pass: &mut Pass<'_>, bucket: Bucket) -> Result<(), Fault> {
         let recording = match self.recordings.get(&bucket) {
             None => {
@@ -144,7 +147,7 @@ impl Scratch {
         pass.device.repeat(recording)
     }
 
-    /// Deletes all recordings, whose buckets are then recorded again when they recur.
+    /// Deletes all CUDA graphs from the device. A shape of decode steps is recorded again when it recurs.
     fn forget(&mut self, device: &mut dyn Device) -> Result<(), Fault> {
         for recording in self.recordings.values_mut() {
             *recording = Recording::Prepared;
@@ -153,8 +156,8 @@ impl Scratch {
         device.forget_recordings()
     }
 
-    /// Sends the pieces of the plan's words that have changed: most page tables have not. Recordings contain the
-    /// buffer's address, so growing it deletes all recordings.
+    /// Sends those parts of the plan's words to the device that differ from the ones there: most page tables have not
+    /// changed. CUDA graphs contain the buffer's address, so growing the buffer deletes them all.
     fn send(&mut self, device: &mut dyn Device, words: &[u32]) -> Result<(), Fault> {
         if words.len() > self.words.len() {
             let larger = Array::new(device, words.len().next_power_of_two())?;
@@ -176,7 +179,8 @@ impl Scratch {
         Ok(())
     }
 
-    /// Computes all layers, and the logits of the first wanted rows, as many as the buffer holds.
+    /// Queues the computation of all layers, and of the logits of the first wanted rows: as many as the buffer of
+    /// logits has room for.
     fn forward(&mut self, pass: &mut Pass<'_>) -> Result<(), Fault> {
         let Pass { model, plan, .. } = *pass;
         let hidden = model.hidden;
@@ -252,7 +256,8 @@ impl Scratch {
         )
     }
 
-    /// Moves queries to their buffer, and keys and values to their pages.
+    /// Splits the output of a layer's query, key and value projection: writes rotated queries to their buffer, and keys
+    /// and values to their KV pages. `number` is the layer's index.
     fn place(&mut self, pass: &mut Pass<'_>, layer: &Layer, number: usize) -> Result<(), Fault> {
         let Pass { model, plan, .. } = *pass;
         let Some(rotary) = &model.rotary else {
@@ -326,7 +331,8 @@ impl Scratch {
         kernels::combine_items(device, heads, splits, attended.all_mut(), results)
     }
 
-    /// Computes the output projection and the feed-forward layer.
+    /// Computes a layer's output projection and feed-forward layer for the first `rows` rows, and adds both to the
+    /// residual stream.
     fn feed_forward(
         &mut self,
         pass: &mut Pass<'_>,
@@ -387,7 +393,8 @@ impl Scratch {
         )
     }
 
-    /// Computes the logits of the normed rows from `first` on, as many as the buffer holds.
+    /// Computes the logits of the wanted rows from index `first` on, as many as the buffer of logits has room for.
+    /// `rows` is the number of all wanted rows, already normed.
     fn head(&mut self, pass: &mut Pass<'_>, first: usize, rows: usize) -> Result<(), Fault> {
         let model = pass.model;
         let count = self.logit_rows.min(rows - first);
@@ -405,7 +412,8 @@ impl Scratch {
         )
     }
 
-    /// Appends the wanted logits and tokens in the step's order.
+    /// Copies the wanted logits and the sampled tokens from the device and appends them in the order of the step's
+    /// segments.
     fn receive(
         &mut self,
         pass: &mut Pass<'_>,

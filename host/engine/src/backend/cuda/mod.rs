@@ -51,24 +51,25 @@ use xxhash_rust::xxh3::xxh3_128;
 /// Sizes and options of a CUDA backend.
 #[derive(Clone, Debug)]
 pub struct CudaConfig {
-    /// Index of the device, as CUDA counts them.
+    /// Index of the device, as CUDA counts devices on this machine.
     pub ordinal: u32,
-    /// Pages in the pool.
+    /// Size of the pool of KV pages that the device computes on.
     pub pages: PoolSize,
-    /// Pages in pinned host memory, which nothing computes on; 0 for none.
+    /// Number of KV pages in pinned host memory, on which nothing computes; 0 for none.
     pub host_pages: u32,
-    /// Tokens in a page: a power of two from 16 to 256.
+    /// Tokens in a KV page: a power of two from 16 to 256.
     pub page_tokens: u32,
-    /// Maximum number of tokens in a step.
+    /// Maximum number of tokens in a step, over all its segments.
     pub max_step_tokens: u32,
 }
 
-/// The size of the page pool.
+/// The size of the pool of KV pages in the device's memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PoolSize {
-    /// Exactly this many pages.
+    /// Exactly this number of pages.
     Pages(u32),
-    /// As many pages as fit into this fraction of the memory that weights and scratch leave; above 0 and below 1.
+    /// As many pages as fit into this fraction, above 0 and below 1, of the memory that weights and scratch buffers
+    /// leave free.
     Fraction(f32),
 }
 
@@ -101,7 +102,7 @@ impl From<Fault> for BackendError {
     }
 }
 
-/// Reports progress of loading: bytes on the device so far, and bytes in total.
+/// A callback that reports progress of loading: bytes of weights on the device so far, and bytes in total.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
 /// A backend that computes on a CUDA device.
@@ -115,9 +116,9 @@ pub struct CudaBackend {
     shape: BackendShape,
     capacity: Capacity,
     max_step_tokens: u32,
-    /// The tokens that the last step sampled.
+    /// Results of the last step's segments that wanted a token: the token that the device sampled, or an error.
     drawn: Vec<Result<TokenId, SamplingError>>,
-    /// Number of steps in a row, up to the last one, that the device refused.
+    /// Number of consecutive steps, up to the last one, that the device refused.
     refused: u32,
     identity: u128,
     /// The last field, so that the device is dropped after everything in its memory.
@@ -146,7 +147,8 @@ impl CudaBackend {
         Self::build(checkpoint, config, Box::new(device), progress)
     }
 
-    /// Returns the number of bytes of KV state in a page, for sizing a pool before loading.
+    /// Returns the number of bytes of KV state in a page of `page_tokens` tokens, so that a pool can be sized before
+    /// the weights are loaded.
     ///
     /// # Errors
     /// Returns a [`CheckpointError`] when the model's configuration cannot be loaded.
@@ -155,12 +157,13 @@ impl CudaBackend {
         Ok((heads(&model, page_tokens).page() * model.layers * 2) as u64)
     }
 
-    /// Returns the device's name and architecture, for logs and to tell apart the KV state of different devices.
+    /// Returns the device's name and compute capability, for logs and to tell apart the KV state of different devices.
     pub fn device_name(&self) -> &str {
         self.device.name()
     }
 
-    /// Returns a hash of everything that a page's bytes depend on besides its tokens, as the CPU backend does.
+    /// Returns a hash of everything that a KV page's bytes depend on besides its tokens: model, device, page layout and
+    /// page size. A page written under another identity must not be loaded.
     pub fn identity(&self) -> u128 {
         self.identity
     }
@@ -239,7 +242,7 @@ impl CudaBackend {
         })
     }
 
-    /// Runs a step as [`Backend::run`] does, without counting refused steps.
+    /// Runs a step as [`Backend::run`] does, but without counting refused steps.
     fn compute(&mut self, step: &Step, logits: &mut Vec<f32>) -> Result<(), BackendError> {
         logits.clear();
         self.drawn.clear();
@@ -277,14 +280,16 @@ impl CudaBackend {
     }
 }
 
-/// Number of consecutive refused steps at which a device counts as lost, so that the engine replaces it.
+/// Number of consecutive refused steps at which a device counts as lost ([`BackendError::Lost`]), so that the engine
+/// replaces it.
 const MAX_REFUSED: u32 = 5;
 
-/// Maximum number of rows of a step that the decode kernel computes; the prefill kernel computes the attention of all
-/// others.
+/// Maximum number of tokens of a step whose attention the decode kernel computes (sequences that need one token); the
+/// prefill kernel computes the attention of all others.
 const DECODE_ROWS: usize = 256;
 
-/// Version of the host page format. Changed whenever the bytes of a host page change their meaning or their values.
+/// Version of the format of host pages. Changed whenever their bytes change their meaning or their values, so that
+/// pages that an earlier program stored on disk are not used.
 const PAGE_LAYOUT: &str = "cuda-1";
 
 fn heads(model: &ModelConfig, page_tokens: u32) -> Heads {
@@ -296,7 +301,7 @@ fn heads(model: &ModelConfig, page_tokens: u32) -> Heads {
     }
 }
 
-/// Checks that the kernels and buffers support this model and configuration.
+/// Returns an error if the kernels or buffers do not support this model or this configuration.
 fn check(model: &ModelConfig, config: &CudaConfig) -> Result<(), CheckpointError> {
     let wrong = |reason: String| Err(CheckpointError::new(Path::new(""), reason));
     let CudaConfig {

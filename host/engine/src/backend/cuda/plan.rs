@@ -15,59 +15,63 @@ use crate::backend::{Output, Segment, Step};
 use crate::sampling::Draw;
 use std::ops::Range;
 
-/// The device's limits on a plan: sizes of its buffers, and the number of thread blocks that occupy all
-/// multiprocessors.
+/// The device's limits that a plan must respect: sizes of its buffers, and the number of thread blocks that keep all
+/// multiprocessors busy.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Capacity {
-    /// Maximum number of decoding rows of a step.
+    /// Maximum number of decoding rows of a step: tokens whose attention the decode kernel computes.
     pub(super) decode_rows: usize,
-    /// Maximum number of partial results of attention.
+    /// Maximum number of partial results of attention, one for each split, token and query head.
     pub(super) results: usize,
-    /// Number of thread blocks that occupy all multiprocessors.
+    /// Number of thread blocks that keep all multiprocessors busy.
     pub(super) blocks: usize,
 }
 
-/// A planned step. The words keep their memory from step to step.
+/// A planned step: the words that the kernels read, and the range of each part in them. Planning the next step reuses
+/// the memory.
 #[derive(Default)]
 pub(super) struct Plan {
-    /// The words that are sent to the device; the ranges below index into them.
+    /// The words that are sent to the device; the fields of type `Range` index into them.
     pub(super) words: Vec<u32>,
     pub(super) tokens: Range<usize>,
     pub(super) positions: Range<usize>,
-    /// The slot for each row's key and value, counted over all pages; [`NO_SLOT`] for padding.
+    /// For each row (token), where its key and value are stored: page id times tokens of a page, plus the index in the
+    /// page. [`NO_SLOT`] for padding.
     pub(super) slots: Range<usize>,
-    /// Number of positions that each decoding row sees.
+    /// For each decoding row, the number of positions that it attends to; 0 for padding.
     pub(super) lengths: Range<usize>,
-    /// Page tables of the decoding rows, `[decode rows][table_stride]`.
+    /// Page tables of the decoding rows, one after another, `[decode rows][table_stride]`, as a range of `words`.
     pub(super) decode_tables: Range<usize>,
     pub(super) tables: Range<usize>,
-    /// Rows whose logits are wanted, in the order of the logits.
+    /// Indices of the rows whose logits are wanted, in the order in which the device computes the logits.
     pub(super) wanted: Range<usize>,
-    /// Attention of the rows that do not decode.
+    /// Attention of the rows that the prefill kernel computes, in all layers but the last.
     pub(super) all: Cut,
-    /// Attention of the wanted rows among those in `all`.
+    /// Attention in the last layer: of those rows in `all` whose logits are wanted.
     pub(super) last: Cut,
     pub(super) table_stride: usize,
-    /// Upper bound of the positions that a decoding row sees.
+    /// Upper bound of the number of positions that a decoding row attends to; rounded up in a padded step.
     pub(super) longest: u32,
-    /// For each row of logits in the step's order, its index among the wanted rows.
+    /// For each row of logits, in the order of the step's segments, its index in `wanted`.
     pub(super) order: Vec<u32>,
-    /// For each segment that asks for a token, the index of its wanted row, and the draw.
+    /// For each segment that wants a sampled token, the index of its row in `wanted`, and the parameters of sampling.
     pub(super) draws: Vec<(u32, Draw)>,
-    /// In a padded step, which only decodes, the number of rows that are not padding.
+    /// In a padded step, which only decodes, the number of rows that are not padding; `None` for other steps.
     pub(super) decoding: Option<usize>,
 }
 
-/// The work items of the attention of some rows, as ranges of [`Plan::words`].
+/// The units of work (items) in which the prefill kernel computes the attention of some rows, as ranges of
+/// [`Plan::words`].
 #[derive(Clone, Default)]
 pub(super) struct Cut {
-    /// Items `[items][Item::WORDS]`.
+    /// The items as words, `[items][Item::WORDS]`.
     pub(super) items: Range<usize>,
-    /// Tokens whose partial results are combined, `[tokens][row, splits, first]`.
+    /// Tokens whose attention is split along the positions and then combined, `[tokens][row, splits, first]`: the
+    /// output row, the number of splits, and the index of the first partial result.
     pub(super) splits: Range<usize>,
 }
 
-/// The padded dimensions of a step that only decodes. Steps with equal ones share a recording.
+/// The padded shape of a step that only decodes. Steps of equal shape share a recorded CUDA graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Bucket {
     pub(super) rows: usize,
@@ -83,7 +87,7 @@ impl Plan {
         self.lengths.len()
     }
 
-    /// Returns the bucket of a padded step, which only decodes; `None` for other steps.
+    /// Returns the shape of a padded step, which only decodes; `None` for other steps.
     pub(super) fn bucket(&self) -> Option<Bucket> {
         self.decoding.map(|_| Bucket {
             rows: self.rows(),
@@ -91,7 +95,8 @@ impl Plan {
         })
     }
 
-    /// Replaces the plan with the plan of a checked `step`, padded if the step only decodes and `pad` is true.
+    /// Replaces the plan with one for the checked `step`. The plan is padded if the step only decodes and `pad` is
+    /// true.
     pub(super) fn make(&mut self, step: &Step, heads: &Heads, capacity: &Capacity, pad: bool) {
         self.words.clear();
         self.order.clear();
@@ -174,7 +179,8 @@ impl Plan {
         self.cut(step, heads, capacity, &decodes, padding);
     }
 
-    /// Plans the attention of the rows that do not decode, and selects the rows whose logits are wanted.
+    /// Plans the attention of the rows that the prefill kernel computes, and selects the rows whose logits are wanted.
+    /// `decodes` is true for each segment that the decode kernel computes.
     fn cut(
         &mut self,
         step: &Step,
@@ -227,7 +233,8 @@ impl Plan {
         self.last = self.put_cut(last, heads, capacity);
     }
 
-    /// Records the results that the segment asks for. `first` is the index of the first of its `rows` wanted rows.
+    /// Records what the segment wants: a sampled token, or `rows` rows of logits. `first` is the index of the segment's
+    /// first wanted row among all wanted rows.
     fn want(&mut self, segment: &Segment, first: u32, rows: u32) {
         match segment.output {
             Output::Token(draw) => self.draws.push((first, draw)),
@@ -250,7 +257,8 @@ impl Plan {
     }
 }
 
-/// Returns the padded number of rows of a step that only decodes; padding keeps the number of buckets small.
+/// Returns the padded number of rows of a step with `rows` rows that only decodes. Padding keeps the number of
+/// different shapes, and so of CUDA graphs, small.
 fn bucket_rows(rows: usize) -> usize {
     if rows <= 8 {
         rows.next_power_of_two()
@@ -259,13 +267,15 @@ fn bucket_rows(rows: usize) -> usize {
     }
 }
 
-/// Minimum of [`Bucket::longest`], in positions; shorter sequences share this bucket.
+/// Minimum of [`Bucket::longest`], in positions: steps with shorter sequences only are padded to this.
 const SHORTEST: u32 = 256;
 
-/// Minimum number of positions in a split: with fewer, combining costs more than splitting gains.
+/// Minimum number of positions in a split of prefill attention: with fewer, combining costs more than splitting gains.
 const SPLIT: u32 = 512;
 
-/// Cuts whole segments into items, longest first, and cuts items into splits while there are too few blocks.
+/// Cuts segments (one item each) into items that the prefill kernel can take, longest first. If these are too few to
+/// keep the device busy, splits their positions too, and returns for each such token its output row, number of splits
+/// and first partial result.
 fn cut_items(segments: &[Item], heads: &Heads, capacity: &Capacity) -> (Vec<Item>, Vec<[u32; 3]>) {
     let most = (PREFILL_ROWS / heads.group()) as u32;
     let mut whole: Vec<Item> = segments
@@ -323,7 +333,8 @@ fn cut_items(segments: &[Item], heads: &Heads, capacity: &Capacity) -> (Vec<Item
     (items, splits)
 }
 
-/// Returns the maximum number of partial results of `rows` decoding rows.
+/// Returns the maximum number of partial results of attention that `rows` decoding rows can have: one for each query
+/// head and split.
 pub(super) fn decode_results(rows: usize, heads: &Heads) -> usize {
     assert!(decode_splits(u32::MAX) <= MAX_SPLITS);
     rows * heads.heads * MAX_SPLITS as usize

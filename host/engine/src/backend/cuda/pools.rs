@@ -13,17 +13,17 @@ use super::device::{Array, Bf16, Device, Fault, Part, PartMut, Queue};
 use super::kernels::{self, Heads, Runs};
 use crate::backend::{HostPageId, Load, PageId, Store};
 
-/// The device's pool and the host's pool.
+/// The KV pages on the device and those in pinned host memory, with the lists of copies between them.
 pub(super) struct Pools {
     heads: Heads,
     layers: Vec<Array<Bf16>>,
-    /// The host pool, if there is one.
+    /// The pages in host memory; `None` if none are configured.
     host: Option<Array<u8>>,
-    /// Page pairs of the step's loads; `pairs` has those of all other copies.
+    /// Page ids (from, to) of the step's copies from host memory to the device; `pairs` has those of all other copies.
     load_pairs: Array<u32>,
     pairs: Array<u32>,
     loads: Vec<Load>,
-    /// True if the copy queue holds work that nothing has waited for.
+    /// True if the copy queue holds work that the compute queue has not been made to wait for.
     busy: bool,
 }
 
@@ -53,7 +53,7 @@ impl Pools {
         })
     }
 
-    /// Returns the number of bytes in a page, over all layers.
+    /// Returns the number of bytes of KV state in a page, over all layers.
     pub(super) fn page_bytes(&self) -> usize {
         self.layer_bytes() * self.layers.len()
     }
@@ -70,13 +70,14 @@ impl Pools {
         self.layers[layer].all_mut()
     }
 
-    /// Returns the list of the next step's loads, to be filled with checked loads, each target page once.
+    /// Returns the list of the next step's copies from host memory to the device. The caller fills it with checked
+    /// copies, each target page once.
     pub(super) fn loads(&mut self) -> &mut Vec<Load> {
         &mut self.loads
     }
 
-    /// Sends the loads' page pairs. Makes computation wait for earlier copies, and loads wait for earlier computation,
-    /// because either may overwrite pages that the other reads.
+    /// Begins a step: sends the list of its copies from host memory to the device. Makes computation wait for earlier
+    /// copies, and these copies wait for earlier computation, because either may overwrite pages that the other reads.
     pub(super) fn begin_step(&mut self, device: &mut dyn Device) -> Result<(), Fault> {
         if self.busy {
             device.after(Queue::Copy, Queue::Compute)?;
@@ -94,7 +95,7 @@ impl Pools {
         Ok(())
     }
 
-    /// Queues the loads of a layer in the copy queue.
+    /// Queues the step's copies from host memory to the device, for one layer, in the copy queue.
     pub(super) fn load(&mut self, device: &mut dyn Device, layer: usize) -> Result<(), Fault> {
         let (Some(host), false) = (&self.host, self.loads.is_empty()) else {
             return Ok(());
@@ -112,7 +113,7 @@ impl Pools {
         kernels::copy_pages(device, Queue::Copy, from, to, pairs, &runs)
     }
 
-    /// Makes the compute queue wait for the layers' loads that have been queued so far.
+    /// Makes later work in the compute queue wait for the copies from host memory that have been queued so far.
     pub(super) fn loaded(&mut self, device: &mut dyn Device) -> Result<(), Fault> {
         if self.loads.is_empty() {
             return Ok(());
@@ -127,7 +128,7 @@ impl Pools {
         self.loaded(device)
     }
 
-    /// Copies pages to the host pool; each target must occur once.
+    /// Queues copies of pages to host memory; each target page must occur once.
     pub(super) fn store(&mut self, device: &mut dyn Device, stores: &[Store]) -> Result<(), Fault> {
         let (Some(host), false) = (&self.host, stores.is_empty()) else {
             return Ok(());
@@ -158,7 +159,7 @@ impl Pools {
         Ok(())
     }
 
-    /// Copies the first `tokens` slots of a page to another page.
+    /// Queues a copy of the KV state of the first `tokens` tokens of page `from` to page `to`, both on the device.
     pub(super) fn copy_slots(
         &mut self,
         device: &mut dyn Device,
@@ -195,7 +196,7 @@ impl Pools {
         Ok(())
     }
 
-    /// Returns a host page's bytes, once nothing moves to or from it.
+    /// Waits until the copy queue is empty and returns the bytes of a page in host memory.
     pub(super) fn host_page(
         &mut self,
         device: &mut dyn Device,

@@ -8,28 +8,28 @@ use super::kernels::Heads;
 use super::{CudaError, Progress};
 use crate::models::{Checkpoint, LayerWeights, ModelConfig, Tensor};
 
-/// A model's weights on the device.
+/// A model's weights in the device's memory.
 pub(super) struct Model {
     pub(super) heads: Heads,
     pub(super) hidden: usize,
     pub(super) intermediate: usize,
     pub(super) vocabulary: usize,
     pub(super) eps: f32,
-    /// Rotary table `[positions][cosines, sines]`.
+    /// Cosines and sines of the rotary embedding, `[positions][cosines, sines]`; `None` until [`Model::tabulate`].
     pub(super) rotary: Option<Array<f32>>,
     pub(super) embedding: Array<Bf16>,
     pub(super) layers: Vec<Layer>,
     pub(super) norm: Array<f32>,
-    /// The output head; `None` if the model shares the embedding.
+    /// The output layer, from hidden state to logits; `None` if the token embedding also serves as the output layer.
     pub(super) head: Option<Array<Bf16>>,
 }
 
 pub(super) struct Layer {
     pub(super) input_norm: Array<f32>,
-    /// Stacked projections of queries, keys and values.
+    /// Projection matrices of queries, keys and values, stacked by rows.
     pub(super) qkv: Array<Bf16>,
     pub(super) qkv_bias: Option<Array<f32>>,
-    /// Norm weights of queries and of keys.
+    /// Weights of the norms of query heads and of key heads; `None` if the model does not norm them.
     pub(super) qk_norm: Option<[Array<f32>; 2]>,
     pub(super) output: Array<Bf16>,
     pub(super) output_bias: Option<Array<f32>>,
@@ -41,7 +41,8 @@ pub(super) struct Layer {
 }
 
 impl Model {
-    /// Uploads the weights of `checkpoint` tensor by tensor: matrices as bf16, norms and biases as f32.
+    /// Uploads the weights of `checkpoint` tensor by tensor: matrices as bf16, norms and biases as f32. Calls
+    /// `progress` after each part of a matrix.
     pub(super) fn load(
         device: &mut dyn Device,
         checkpoint: &Checkpoint,
@@ -78,7 +79,7 @@ impl Model {
         })
     }
 
-    /// Uploads the rotary table of `positions` positions.
+    /// Uploads the cosines and sines of the rotary embedding for positions 0 to `positions - 1`.
     pub(super) fn tabulate(
         &mut self,
         device: &mut dyn Device,
@@ -93,13 +94,13 @@ impl Model {
         &self.heads
     }
 
-    /// Returns the number of elements in a row of queries, keys and values.
+    /// Returns the number of elements in a token's queries, keys and values of all heads together.
     pub(super) fn qkv_width(&self) -> usize {
         (self.heads.heads + 2 * self.heads.kv_heads) * self.heads.head_dim
     }
 }
 
-/// Returns the number of bytes in all matrices, without norms and biases.
+/// Returns the number of bytes of all matrices in bf16, without norms and biases.
 fn bytes_of_weights(c: &ModelConfig) -> u64 {
     let attention = 2 * (c.heads + c.kv_heads) * c.head_dim * c.hidden;
     let layer = attention + 3 * c.intermediate * c.hidden;
@@ -141,7 +142,7 @@ impl Loader<'_> {
         })
     }
 
-    /// Uploads the rows of all parts as one stacked matrix.
+    /// Uploads the rows of the matrices `parts`, one after another, as one stacked matrix in bf16.
     fn matrix(&mut self, parts: &[&Tensor<'_>]) -> Result<Array<Bf16>, CudaError> {
         let length = parts.iter().map(|part| part.rows * part.columns).sum();
         let mut array = Array::new(self.device, length)?;
@@ -172,5 +173,5 @@ impl Loader<'_> {
     }
 }
 
-/// Number of values uploaded at once.
+/// Number of values of a matrix that are uploaded at once.
 const PIECE: usize = 16 << 20;

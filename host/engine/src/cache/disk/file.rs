@@ -17,7 +17,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The origin of an open file's content.
+/// How the file of pages came about when it was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// No file existed, so an empty one was created.
@@ -28,16 +28,16 @@ pub enum Origin {
     Discarded(String),
 }
 
-/// An open file of pages, locked against other processes.
+/// An open file of KV pages in slots of equal size, locked against other processes.
 pub(super) struct PageFile {
     shape: Shape,
     map: Mmap,
     medium: Box<dyn Medium>,
-    /// Locks out other processes while it is open.
+    /// The file `PATH.lock`, which locks out other processes while it is open.
     _lock: File,
 }
 
-/// The target of writes: the file, or in tests one that fails on purpose.
+/// Where bytes are written: the file of pages, or, in tests, a stand-in that fails on purpose.
 pub(super) trait Medium: Send {
     fn write(&mut self, bytes: &[u8], at: u64) -> io::Result<()>;
     fn sync(&mut self) -> io::Result<()>;
@@ -54,7 +54,8 @@ impl Medium for File {
 }
 
 impl PageFile {
-    /// Opens the file at `path`. A file of another shape is replaced by an empty one.
+    /// Opens or creates the file at `path` and locks it. A file of another `shape` (identity, page size or number of
+    /// slots) is replaced by an empty one.
     pub(super) fn open(path: &Path, shape: Shape) -> Result<(Self, Origin), DiskError> {
         let failed = |source| DiskError::Io {
             path: path.to_owned(),
@@ -104,12 +105,12 @@ impl PageFile {
         self.shape
     }
 
-    /// Iterates over the slots that hold a page, in order, with their records.
+    /// Iterates over the slots that hold a page, in order, each with the record that describes its page.
     pub(super) fn records(&self) -> impl Iterator<Item = (u32, Record)> {
         (0..self.shape.slots).filter_map(|slot| Some((slot, self.record(slot)?)))
     }
 
-    /// Overwrites a slot. If that fails, the slot is empty.
+    /// Writes a page and its record to a slot. If that fails, the slot is empty.
     pub(super) fn write(
         &mut self,
         slot: u32,
@@ -130,13 +131,13 @@ impl PageFile {
         self.medium.write(&record, self.shape.record_at(slot))
     }
 
-    /// Empties a slot. The page's bytes stay on the disk until the slot is used again.
+    /// Empties a slot by overwriting its record. The page's bytes stay on the disk until the slot is used again.
     pub(super) fn erase(&mut self, slot: u32) -> io::Result<()> {
         let at = self.shape.record_at(slot);
         self.medium.write(&[0; RECORD_BYTES], at)
     }
 
-    /// Overwrites the record of every slot with zeros, so that the file holds no page.
+    /// Overwrites the records of all slots with zeroes, so that the file holds no page.
     pub(super) fn erase_all(&mut self) -> io::Result<()> {
         const TOGETHER: u32 = 1024;
         for slot in (0..self.shape.slots).step_by(TOGETHER as usize) {
@@ -147,8 +148,8 @@ impl PageFile {
         Ok(())
     }
 
-    /// Replaces the content of `bytes` with the bytes of `page`. Returns `false`, with undefined `bytes`, if the slot
-    /// does not hold the page or holds it damaged.
+    /// Reads `page` from `slot` and replaces the content of `bytes` with it. Returns `false`, with undefined `bytes`,
+    /// if the slot holds another page or none, or the page does not match its checksum.
     pub(super) fn read(&self, slot: u32, page: PageHash, bytes: &mut Vec<u8>) -> bool {
         bytes.clear();
         let Some(record) = self.record(slot).filter(|record| record.page == page) else {
@@ -174,7 +175,8 @@ impl PageFile {
     }
 }
 
-/// Locks the file `path` + `.lock`. It is never removed: removal would let two processes lock two files of that name.
+/// Locks the file `path` + `.lock` until the result is dropped. That file is never removed: removal would let two
+/// processes lock two files of that name.
 fn lock(path: &Path) -> Result<File, DiskError> {
     let path = beside(path, ".lock");
     let file = private()
@@ -186,7 +188,7 @@ fn lock(path: &Path) -> Result<File, DiskError> {
     Ok(file)
 }
 
-/// Locks an open file until it is closed; [`DiskError::InUse`] if another process has locked it.
+/// Locks an open file until it is closed. Returns [`DiskError::InUse`] if another process has locked it.
 fn lock_file(file: &File, path: &Path) -> Result<(), DiskError> {
     match file.try_lock() {
         Ok(()) => Ok(()),
@@ -198,8 +200,8 @@ fn lock_file(file: &File, path: &Path) -> Result<(), DiskError> {
     }
 }
 
-/// Refuses a file unless it is a regular one of this process's user with mode 0600, so that no other user can read or
-/// write it.
+/// Returns [`DiskError::Refused`] unless the file is a regular one of this process's user with mode 0600, so that no
+/// other user can read or write it.
 fn check_private(file: &File, path: &Path) -> Result<(), DiskError> {
     let refused = |reason: String| DiskError::Refused {
         path: path.to_owned(),
@@ -224,8 +226,8 @@ fn check_private(file: &File, path: &Path) -> Result<(), DiskError> {
     }
 }
 
-/// Returns the error for a failed open: [`DiskError::Refused`] for a symbolic link, on which `O_NOFOLLOW` fails with
-/// `ELOOP`.
+/// Returns the error for a file that could not be opened: [`DiskError::Refused`] for a symbolic link, on which
+/// `O_NOFOLLOW` fails with `ELOOP`, otherwise [`DiskError::Io`].
 fn refused_or(path: &Path, source: io::Error) -> DiskError {
     let path = path.to_owned();
     match source.raw_os_error() {
@@ -237,7 +239,7 @@ fn refused_or(path: &Path, source: io::Error) -> DiskError {
     }
 }
 
-/// Maps the file and checks its shape. Returns the reason if it does not fit.
+/// Maps the file into memory and checks that its header and length are those of `shape`. Returns the reason if not.
 fn examine(file: &File, shape: &Shape) -> Result<Mmap, String> {
     let map = map(file).map_err(|error| error.to_string())?;
     let header = &map[..map.len().min(HEADER_BYTES)];
@@ -245,7 +247,8 @@ fn examine(file: &File, shape: &Shape) -> Result<Mmap, String> {
     Ok(map)
 }
 
-/// Creates an empty file and renames it to `path` once it is complete, so that an incomplete one is never seen there.
+/// Creates a file without pages and renames it to `path` once it is complete, so that an incomplete one is never seen
+/// there.
 fn create(path: &Path, shape: &Shape) -> io::Result<(File, Mmap)> {
     let new = beside(path, ".new");
     // Removes a killed process's leftover, which may not be private.
@@ -271,7 +274,7 @@ fn create(path: &Path, shape: &Shape) -> io::Result<(File, Mmap)> {
     Ok((file, map))
 }
 
-/// Returns options for files that only their owner may read, because pages reveal prompts.
+/// Returns options that open files for their owner alone, because pages reveal prompts.
 fn private() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.read(true).write(true).mode(0o600);

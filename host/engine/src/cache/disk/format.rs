@@ -1,4 +1,4 @@
-//! The file's binary format.
+//! The binary format of the file of KV pages.
 //!
 //! ```text
 //!   0      header    64   magic, version, slots, page_bytes, identity, sum
@@ -14,41 +14,41 @@ use crate::cache::PageHash;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 const MAGIC: [u8; 8] = *b"FWKVPAGE";
-/// Format version, raised whenever the layout here or the meaning of a page's bytes changes.
+/// Version of the file format, raised whenever the layout described here or the meaning of a page's bytes changes.
 const VERSION: u32 = 1;
 const BLOCK: u64 = 4096;
 pub(super) const HEADER_BYTES: usize = 64;
 pub(super) const RECORD_BYTES: usize = 64;
-/// Largest stamp of a valid record, beyond any real number of writes. The clock of writes continues from the largest
-/// stamp in the file; this limit keeps it from overflowing.
+/// Largest value of a valid record's order of writing ([`Record::stamp`]), beyond any real number of writes. Counting
+/// continues from the largest one in the file; this limit keeps the counter from overflowing.
 const MAX_STAMP: u64 = u64::MAX >> 1;
-/// Offset of the checksum in a header or record, which ends with it.
+/// Byte offset of the checksum in a header or record, which is the last field of both.
 const SUMMED: usize = 56;
 
-/// The dimensions of a file. A file is usable only for the shape that it was created for.
+/// What a file of pages is made for: identity, page size and number of slots. A file of another shape is not usable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
-    /// Identity of everything that a page's bytes depend on besides its tokens.
+    /// Hash of everything that a page's bytes depend on besides its tokens, such as the model.
     pub(super) identity: u128,
     /// Bytes in a page, at least one.
     pub(super) page_bytes: u64,
-    /// Number of slots, at least one.
+    /// Number of slots, each with room for one page; at least one.
     pub(super) slots: u32,
 }
 
-/// Describes the page in a slot.
+/// Describes the page in a slot of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     pub(super) page: PageHash,
-    /// Hash of the page before this one, or the tenant's root.
+    /// Hash of the page before this one, or the root hash of the tenant.
     pub(super) parent: PageHash,
-    /// Order of writing: later pages have larger stamps.
+    /// Order of writing: pages written later have larger values.
     pub(super) stamp: u64,
     pub(super) page_sum: u64,
 }
 
 impl Shape {
-    /// Returns the shape with as many slots as fit into `capacity` bytes, or `None` if not even one does.
+    /// Returns the shape with as many slots as fit into a file of `capacity` bytes, or `None` if not even one does.
     pub(super) fn fit(identity: u128, page_bytes: usize, capacity: u64) -> Option<Self> {
         let page_bytes = page_bytes as u64;
         let slot = page_bytes.checked_next_multiple_of(BLOCK)? + RECORD_BYTES as u64;
@@ -87,7 +87,7 @@ impl Shape {
         bytes
     }
 
-    /// Checks that a file with this header and of this length has this shape; returns a message if it has not.
+    /// Checks that a file with this header and of `file_bytes` bytes was made for this shape; returns a message if not.
     pub(super) fn check(&self, header: &[u8], file_bytes: u64) -> Result<(), String> {
         if header.len() < HEADER_BYTES {
             return Err(format!("it is truncated to {} bytes", header.len()));
@@ -132,7 +132,7 @@ impl Record {
         bytes
     }
 
-    /// Decodes a slot's record. Returns `None` if the slot is free or its record is damaged.
+    /// Decodes the record of slot `slot`. Returns `None` if the slot is free or its record is damaged.
     pub(super) fn decode(bytes: &[u8], slot: u32) -> Option<Self> {
         let sum = xxh3_64_with_seed(bytes.get(..SUMMED)?, slot.into());
         let is_whole = bytes.len() == RECORD_BYTES && number::<8>(bytes, SUMMED) as u64 == sum;
@@ -146,12 +146,13 @@ impl Record {
     }
 }
 
-/// Returns the checksum of a page's bytes, seeded with the page's hash so that it also identifies the page.
+/// Returns the checksum of a page's bytes. It is seeded with the page's hash, so that another page's bytes do not
+/// match.
 pub(super) fn page_sum(page: PageHash, bytes: &[u8]) -> u64 {
     xxh3_64_with_seed(bytes, page.0 as u64)
 }
 
-/// Returns the `N` bytes from `at` on as a number.
+/// Returns the `N` bytes from offset `at` on as a little-endian number.
 fn number<const N: usize>(bytes: &[u8], at: usize) -> u128 {
     let mut wide = [0; 16];
     wide[..N].copy_from_slice(&bytes[at..at + N]);

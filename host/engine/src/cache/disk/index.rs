@@ -11,36 +11,39 @@ use std::collections::hash_map::Entry as MapEntry;
 
 pub(super) struct Index {
     pages: FxHashMap<PageHash, Entry>,
-    /// Number of stored pages that follow a page or a root, even one that is not stored itself; no entry means none.
+    /// For each page or tenant's root, even if it is not stored itself, the number of stored pages that follow it; no
+    /// entry means none.
     followers: FxHashMap<PageHash, u32>,
-    /// Pages without followers, least recently used first.
+    /// Stored pages that no stored page follows, with the time of last use, least recently used first. They are evicted
+    /// in this order.
     leaves: BTreeSet<(u64, PageHash)>,
     free: Vec<u32>,
-    /// Counts uses, in place of a clock.
+    /// Counts uses of pages, in place of a clock.
     clock: u64,
 }
 
-/// A page that is in the file or about to be written.
+/// A page that is in the file, or has a slot and is about to be written.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) slot: u32,
-    /// True if the page has been written to its slot.
+    /// True if the page has been written to its slot, false if it waits to be written.
     pub(super) written: bool,
     parent: PageHash,
     used: u64,
 }
 
-/// The slot that was assigned to a page.
+/// The slot of the file that was assigned to a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Placed {
     pub(super) slot: u32,
     pub(super) stamp: u64,
-    /// True if another page was evicted for it.
+    /// True if another page was evicted to free the slot.
     pub(super) evicted: bool,
 }
 
 impl Index {
-    /// Builds the index of a file with `slots` slots from its records. Of two records of a page, the later one counts.
+    /// Builds the index of a file with `slots` slots from its records, each with its slot. Of two records of the same
+    /// page, the one written later counts.
     pub(super) fn new(slots: u32, records: impl Iterator<Item = (u32, Record)>) -> Self {
         let mut records: Vec<_> = records.collect();
         records.sort_unstable_by_key(|(_, record)| std::cmp::Reverse(record.stamp));
@@ -77,7 +80,7 @@ impl Index {
         self.pages.get(&page).copied()
     }
 
-    /// Records that a page was used now. Returns `false` if it is not in the index.
+    /// Records that a page was used now. Returns `false` if the page is not in the index.
     pub(super) fn touch(&mut self, page: PageHash) -> bool {
         let Some(entry) = self.pages.get_mut(&page) else {
             return false;
@@ -90,8 +93,8 @@ impl Index {
         true
     }
 
-    /// Assigns a slot to a page that is not in the index and follows `parent`. Returns `None` if only `parent`'s own
-    /// slot could be freed.
+    /// Assigns a slot to a page that is not in the index, evicting another page if no slot is free. The page follows
+    /// `parent`, which is not evicted for it: returns `None` if no other page can be.
     pub(super) fn place(&mut self, page: PageHash, parent: PageHash) -> Option<Placed> {
         let mut evicted = false;
         if self.free.is_empty() {
@@ -110,7 +113,7 @@ impl Index {
         })
     }
 
-    /// Records that a page has been written to its slot, unless it has left the slot since.
+    /// Records that a page has been written to `slot`. Does nothing if the page has been removed or moved since.
     pub(super) fn written(&mut self, page: PageHash, slot: u32) {
         if let Some(entry) = self.pages.get_mut(&page)
             && entry.slot == slot
@@ -119,7 +122,7 @@ impl Index {
         }
     }
 
-    /// Removes a page and frees its slot, which is returned.
+    /// Removes a page and frees its slot, whose number is returned; `None` if the page is not in the index.
     pub(super) fn remove(&mut self, page: PageHash) -> Option<u32> {
         let entry = self.pages.remove(&page)?;
         self.leaves.remove(&(entry.used, page));
@@ -153,7 +156,7 @@ impl Index {
         }
     }
 
-    /// Asserts that the index is consistent.
+    /// Asserts that the index of a file with `slots` slots is consistent.
     #[cfg(test)]
     pub(super) fn check(&self, slots: u32) {
         let mut taken: Vec<u32> = self.pages.values().map(|entry| entry.slot).collect();

@@ -47,29 +47,29 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use worker::Shared;
 
-/// A file of pages with its I/O thread. Dropping it writes the pending pages and waits for them.
+/// A file of KV pages with its I/O thread. Dropping it writes the pages that wait to be written, and blocks until then.
 pub struct DiskStore {
     shared: Arc<Shared>,
     origin: Origin,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// The dimensions of a disk store.
+/// What a disk store is made for: its size, and the kind of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskConfig {
     /// Maximum size of the file in bytes.
     pub capacity: u64,
-    /// Identity of everything that a page's bytes depend on besides its tokens. A file with another identity is
-    /// discarded.
+    /// Hash of everything that a page's bytes depend on besides its tokens. A file that was made for another identity
+    /// is replaced by an empty one.
     pub identity: u128,
     /// Bytes of a page.
     pub page_bytes: usize,
 }
 
-/// Gauges and counters of a disk store. Counters count from its opening.
+/// Gauges and counters of one disk store. Counters count from its opening.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiskStats {
-    /// Pages that the file has room for.
+    /// Number of pages that the file has room for.
     pub slots: u32,
     /// Pages stored now, including those that wait to be written.
     pub pages: u32,
@@ -77,15 +77,15 @@ pub struct DiskStats {
     pub read: u64,
     /// Number of pages written to the file.
     pub written: u64,
-    /// Pages dropped because too many waited to be written, or no slot could be freed.
+    /// Pages that were not stored, because too many waited to be written or no room could be made in the file.
     pub dropped: u64,
-    /// Pages evicted to make room for others.
+    /// Pages evicted from the file to make room for others.
     pub evicted: u64,
-    /// Pages that did not match their checksum when they were read.
+    /// Pages that did not match their checksum when they were read; they count as absent.
     pub damaged: u64,
-    /// System calls on the file that failed.
+    /// Number of system calls on the file that failed.
     pub failed: u64,
-    /// The error of the last failed call.
+    /// Message of the last system call that failed; `None` if none has.
     pub last_error: Option<String>,
 }
 
@@ -95,35 +95,35 @@ pub enum DiskError {
     /// The file could not be opened or created.
     #[error("{}: {source}", path.display())]
     Io {
-        /// Path of the file.
+        /// Path of the file that could not be opened or created.
         path: PathBuf,
         /// The operating system's error.
         source: io::Error,
     },
-    /// Another process uses the file.
+    /// Another process uses the file with this path.
     #[error("{}: it is in use by another process", .0.display())]
     InUse(PathBuf),
     /// The existing file is not a regular file of this process's user with mode 0600.
     #[error("{}: {reason}; remove it or name another file", path.display())]
     Refused {
-        /// Path of the file.
+        /// Path of the file that was refused.
         path: PathBuf,
-        /// The reason for the refusal.
+        /// What is wrong with the file: its kind, owner or mode.
         reason: String,
     },
-    /// The capacity is too small for one page.
+    /// The configured capacity is too small for one page.
     #[error("{capacity} bytes of disk have no room for a page of {page_bytes} bytes")]
     TooSmall {
-        /// The configured [`DiskConfig::capacity`].
+        /// The configured [`DiskConfig::capacity`], in bytes.
         capacity: u64,
-        /// The configured [`DiskConfig::page_bytes`].
+        /// The configured [`DiskConfig::page_bytes`], the bytes of one page.
         page_bytes: usize,
     },
 }
 
 impl DiskStore {
-    /// Opens the file at `path` and starts its thread. A file made for another shape or identity is replaced by an
-    /// empty one; see [`DiskStore::origin`].
+    /// Opens or creates the file at `path` and starts its I/O thread. A file made for another identity, page size or
+    /// capacity is replaced by an empty one; see [`DiskStore::origin`].
     ///
     /// # Errors
     /// [`DiskError`]; an existing file is then unchanged, unless it was replaced and only the thread failed to start.
@@ -160,12 +160,12 @@ impl DiskStore {
         })
     }
 
-    /// Returns the origin of the file, for the log.
+    /// Returns whether the file was created, restored or replaced when it was opened, for the log.
     pub fn origin(&self) -> &Origin {
         &self.origin
     }
 
-    /// Returns the gauges and counters now.
+    /// Returns the store's gauges and counters now.
     pub fn stats(&self) -> DiskStats {
         let state = self.shared.state.lock();
         DiskStats {

@@ -18,15 +18,15 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::OnceLock;
 
-/// State that the thread shares with the handle.
+/// State that the I/O thread shares with the [`DiskStore`](super::DiskStore).
 pub(super) struct Shared {
-    /// Never locked across a call that waits for the disk.
+    /// Queues, index and counters. Never locked during a call that waits for the disk.
     pub(super) state: Mutex<WorkerState>,
-    /// Signalled when the thread may have something to do.
+    /// Signalled when the I/O thread may have something to do.
     work: Condvar,
-    /// Signalled when the thread has nothing left to do.
+    /// Signalled when the I/O thread has nothing left to do.
     idle: Condvar,
-    /// Callback that the thread calls, with no lock held, when answers have arrived.
+    /// Callback for answers to read requests. The I/O thread calls it, with no lock held, when answers have arrived.
     wake: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
@@ -36,17 +36,17 @@ pub(super) struct WorkerState {
     reads: VecDeque<PageHash>,
     changes: VecDeque<Change>,
     answers: VecDeque<(PageHash, Option<Vec<u8>>)>,
-    /// Number of answers that carry a page's bytes.
+    /// Number of answers that carry a page's bytes and have not been fetched.
     full_answers: usize,
-    /// Number of writes among the changes.
+    /// Number of writes in `changes`, which also has erasures.
     writes: usize,
-    /// Buffers of finished writes, for reuse.
+    /// Buffers of finished writes, reused for later ones.
     spare: Vec<Vec<u8>>,
-    /// Maximum number of pages that wait to be written, and of read pages that wait to be fetched.
+    /// Maximum number of pages that wait to be written, and of read pages that wait to be fetched, each.
     limit: usize,
     busy: bool,
     stopping: bool,
-    /// True if the worker has answered since the last call of `wake`.
+    /// True if answers have been added since the last call of `wake`.
     news: bool,
 }
 
@@ -69,7 +69,7 @@ enum Job {
     Change(Change),
 }
 
-/// Maximum number of bytes that wait to be written, and of answers' bytes that wait to be fetched.
+/// Maximum number of bytes of pages that wait to be written, and of read pages that wait to be fetched, each.
 const MAX_WAITING_BYTES: usize = 64 << 20;
 
 impl Shared {
@@ -96,7 +96,8 @@ impl Shared {
         }
     }
 
-    /// Registers the callback for answers; only the first one registered is called.
+    /// Registers the callback that is called when answers to read requests have arrived. Only the first one registered
+    /// is called.
     pub(super) fn on_answer(&self, wake: Box<dyn Fn() + Send + Sync>) {
         let _ = self.wake.set(wake);
     }
@@ -164,7 +165,8 @@ impl Shared {
         self.work.notify_one();
     }
 
-    /// Waits until everything that was requested has been done. Reads are included only as far as answers are fetched.
+    /// Blocks until all requested writes, erasures and reads have been done. Reads pause while too many answers have
+    /// not been fetched, and are then not waited for.
     pub(super) fn flush(&self) {
         let mut state = self.state.lock();
         while state.busy || state.has_work() {
@@ -172,7 +174,7 @@ impl Shared {
         }
     }
 
-    /// Makes the thread end once all changes have been written.
+    /// Makes the I/O thread end once all writes and erasures have been done.
     pub(super) fn stop(&self) {
         self.state.lock().stopping = true;
         self.work.notify_one();
@@ -180,7 +182,7 @@ impl Shared {
 }
 
 impl WorkerState {
-    /// Returns the number of pages that wait to be written.
+    /// Returns the number of pages that wait to be written to disk.
     pub(super) fn backlog(&self) -> usize {
         self.writes
     }
@@ -228,7 +230,7 @@ impl WorkerState {
     }
 }
 
-/// Serves the queues until the store stops and all changes are written.
+/// The I/O thread: carries out reads, writes and erasures until [`Shared::stop`] was called and all writes are done.
 pub(super) fn run(shared: &Shared, mut file: PageFile) {
     loop {
         let (job, news) = {

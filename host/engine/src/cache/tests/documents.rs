@@ -1,5 +1,5 @@
-//! Tests of the cache's treatment of documents: RAGCache's policy against a model of its Algorithm 1, and the documents and
-//! sequences that are not kept.
+//! Tests of the cache's treatment of documents: RAGCache's policy against a model of its Algorithm 1, and the documents
+//! and sequences that are not kept.
 
 use super::*;
 

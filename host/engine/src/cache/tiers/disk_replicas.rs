@@ -24,36 +24,38 @@ use crate::cache::{DiskReplicaBounds, PrefixCache};
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, VecDeque};
 
-/// Number of uses from which on a page is worth a replica.
+/// Number of uses of a page from which on it is copied to disk.
 const USED_OFTEN: u32 = 2;
 
-/// Replication pauses while this many writes wait for the disk: evicted pages are written first.
+/// Number of pages that wait to be written from which on replication pauses, so that evicted pages are written first.
 const MAX_BACKLOG: usize = 4;
 
-/// Maximum number of host pages that are reserved for copying device pages to disk.
+/// Maximum number of host pages that one cache reserves for copying device pages to disk.
 const MAX_PASSAGES: u32 = 8;
 
-/// Pages in memory that have been or are to be written to disk.
+/// Bookkeeping of replicas on disk: which pages in device or host memory have a copy there, or are to get one.
 #[derive(Default)]
 pub(in crate::cache) struct DiskReplicas {
     bounds: DiskReplicaBounds,
-    /// Pages to write; the last one is written first.
+    /// Pages that are to be written to disk; the last one is written first.
     due: BTreeSet<Standing>,
-    /// Pages in memory that are also on disk; the first one is dropped to make room.
+    /// Pages in memory that have a copy on disk, or whose write is scheduled. The first one is dropped from this set to
+    /// make room.
     kept: BTreeSet<Standing>,
-    /// Host pages that are reserved for copying device pages to disk and are free now.
+    /// Reserved host pages, through which device pages are copied to disk, that are free now.
     passages: Vec<HostPageId>,
-    /// Copies that earlier steps made, to be saved, predecessors first.
+    /// Device pages that earlier steps copied to reserved host pages, and that are to be written to disk from there;
+    /// each after the page that it follows.
     copied: VecDeque<Copied>,
-    /// Pages that the next step hands to the disk.
+    /// Pages whose writes to disk are scheduled for the next step.
     saving: Vec<PageHash>,
-    /// Numbers the pages in the order in which they became due.
+    /// Counter that numbers pages in the order in which they became due to be written.
     number: u64,
     written: u64,
 }
 
-/// A page's rank for replication: by the base-2 logarithm of its uses, rounded down, then the page that became due
-/// first.
+/// A page's rank for being copied to disk: pages rank by level, the base-2 logarithm of their uses rounded down; of one
+/// level, the page that became due first ranks higher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Standing {
     level: u32,
@@ -61,14 +63,14 @@ struct Standing {
     node: NodeId,
 }
 
-/// A device page that has been copied to the reserved host page `passage`.
+/// A device page that was copied to the reserved host page `passage`, from where it is to be written to disk.
 struct Copied {
     passage: HostPageId,
     hash: PageHash,
     parent: PageHash,
 }
 
-/// The state of a page's copy on disk while the page is in memory.
+/// Whether a page in memory has a copy on disk or is due to get one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::cache) struct DiskCopy(State);
 
@@ -81,7 +83,7 @@ enum State {
 }
 
 impl DiskReplicas {
-    /// Returns an empty set of replicas with these bounds.
+    /// Returns the bookkeeping for a cache that has no replicas on disk yet, with the bounds to keep.
     pub(in crate::cache) fn new(bounds: DiskReplicaBounds) -> Self {
         Self {
             bounds,
@@ -89,7 +91,8 @@ impl DiskReplicas {
         }
     }
 
-    /// Returns the number of host pages, of `host_pages`, to reserve for copying device pages to disk.
+    /// Returns how many of the `host_pages` host pages to reserve for copying device pages to disk: a quarter, at most
+    /// [`MAX_PASSAGES`].
     pub(in crate::cache) fn passages_of(host_pages: u32) -> u32 {
         match host_pages {
             0 | 1 => 0,
@@ -101,7 +104,7 @@ impl DiskReplicas {
         self.passages.extend(passages);
     }
 
-    /// Returns the number of host pages that are reserved.
+    /// Returns the number of host pages that are reserved for copying device pages to disk, free or in use.
     pub(in crate::cache) fn reserved(&self) -> usize {
         self.passages.len() + self.copied.len()
     }
@@ -114,24 +117,26 @@ impl DiskReplicas {
         self.written
     }
 
-    /// Records that the transfers of the last step have been carried out.
+    /// Records that the data movements scheduled for the last step have been carried out.
     pub(in crate::cache) fn landed(&mut self) {
         self.saving.clear();
     }
 
-    /// Returns whether the page is already copied or scheduled to be written.
+    /// Returns whether a write of the page to disk is scheduled, or the page has been copied to a reserved host page
+    /// for it.
     fn is_on_its_way(&self, hash: PageHash) -> bool {
         self.saving.contains(&hash) || self.copied.iter().any(|copied| copied.hash == hash)
     }
 
-    /// Drops the copies that a failure has made undefined.
+    /// Drops the copies in reserved host pages, and the scheduled writes, after a failure has made their content
+    /// undefined.
     pub(in crate::cache) fn spoil(&mut self) {
         self.saving.clear();
         let passages = self.copied.drain(..).map(|copied| copied.passage);
         self.passages.extend(passages);
     }
 
-    /// Drops a copy whose content must not be served again.
+    /// Drops the copy of a page in a reserved host page, because its content may be wrong.
     fn distrust(&mut self, hash: PageHash) {
         let (distrusted, others) = (self.copied.drain(..)).partition(|copied| copied.hash == hash);
         self.copied = others;
@@ -153,20 +158,21 @@ impl DiskReplicas {
         }
     }
 
-    /// Removes a page that leaves memory from the queues of replication.
+    /// Removes a page that leaves memory from the sets of pages with a copy on disk and of pages to be written. `copy`
+    /// is its state, which is reset.
     pub(in crate::cache) fn leave(&mut self, copy: &mut DiskCopy) {
         self.place(copy, State::None);
     }
 }
 
 impl PrefixCache {
-    /// Returns whether pages wait to be written by [`PrefixCache::replicate_to_disk`].
+    /// Returns whether pages wait to be copied to disk by [`PrefixCache::replicate_to_disk`].
     pub fn has_replicas_to_write(&self) -> bool {
         !self.disk_replicas.due.is_empty() || !self.disk_replicas.copied.is_empty()
     }
 
-    /// Records that a request used these nodes, from a sequence's first page on. Pages that are used often become due
-    /// to be written to disk.
+    /// Records that a request used the pages of these nodes, a sequence's pages from its first one on. Pages that have
+    /// been used often, but have no copy on disk, become due to be written.
     pub(in crate::cache) fn note_replicas(&mut self, nodes: &[NodeId]) {
         let Some(disk) = &self.disk else { return };
         if self.disk_replicas.bounds.pages == 0 {
@@ -211,8 +217,8 @@ impl PrefixCache {
         }
     }
 
-    /// Schedules writes of at most `pages` pages to disk, and copies of as many for the next call. Returns the number
-    /// of writes scheduled. Does nothing while 4 or more writes wait for the disk.
+    /// Schedules writes of at most `pages` pages to disk, and copies of as many to host memory, from where the next
+    /// call writes them. Returns the number of writes scheduled. Does nothing while 4 or more writes wait for the disk.
     pub fn replicate_to_disk(&mut self, pages: u32) -> u32 {
         let Some(disk) = self.disk.clone() else {
             return 0;
@@ -300,7 +306,7 @@ impl PrefixCache {
         writes
     }
 
-    /// Drops all records of replicas, after the disk has been cleared.
+    /// Forgets which pages have copies on disk or are to get one, after the disk tier has been cleared.
     pub(in crate::cache) fn forget_disk_replicas(&mut self) {
         self.disk_replicas.spoil();
         let kept: Vec<NodeId> = (self.disk_replicas.kept.iter())
@@ -310,7 +316,7 @@ impl PrefixCache {
         self.forget_due_replicas();
     }
 
-    /// Drops a page whose content must not be served again, in every stage of replication.
+    /// Forgets the copy of a page whose content may be wrong, and any copy of it that is on its way to disk.
     pub(in crate::cache) fn distrust_disk_replica(&mut self, id: NodeId) {
         self.drop_disk_copy(id);
         if let Some(hash) = self.tree[id].hash {
@@ -329,7 +335,8 @@ impl PrefixCache {
         self.disk_replicas.leave(&mut self.tree[id].at.disk_copy);
     }
 
-    /// Makes room for one more page of this level. Returns `false` if every kept page has at least this level.
+    /// Makes room for one more page of this level (base-2 logarithm of its uses) among those with a copy on disk, whose
+    /// number is bounded. Returns `false` if every one of them has at least this level.
     fn make_room_for_replica(&mut self, level: u32) -> bool {
         let replicas = &self.disk_replicas;
         if replicas.kept() < replicas.bounds.pages {
@@ -342,7 +349,7 @@ impl PrefixCache {
         true
     }
 
-    /// Asserts that pages and queues agree.
+    /// Asserts that the states of all pages agree with the sets of pages that are due or have a copy on disk.
     pub(in crate::cache) fn check_disk_replicas(&self) {
         let replicas = &self.disk_replicas;
         let standings = |wanted: fn(State) -> Option<Standing>| {

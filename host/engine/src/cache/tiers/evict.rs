@@ -14,11 +14,12 @@ use crate::backend::{HostPageId, PageId, Store};
 use crate::cache::PrefixCache;
 use crate::cache::tree::NodeId;
 
-/// Number of uses from which on a page is worth a replica.
+/// Number of uses of a page from which on it may get a replica in host memory.
 const USED_OFTEN: u32 = 2;
 
 impl PrefixCache {
-    /// Takes a page of the device, held once, evicting another if none is free. `None` if none is free or evictable.
+    /// Takes a page of the device's pool for one holder, evicting another page if none is free. Returns `None` if none
+    /// is free or evictable.
     pub(in crate::cache) fn take(&mut self) -> Option<PageId> {
         if self.pool.free().is_empty() {
             let mut victim = self.device.victim()?;
@@ -34,7 +35,8 @@ impl PrefixCache {
         self.pool.take()
     }
 
-    /// Takes `count` pages of the device. Returns `None`, and takes none, if there are too few.
+    /// Takes `count` pages of the device's pool, evicting others as needed. Returns `None`, and takes none, if too few
+    /// are free or evictable; pages may have been evicted nevertheless.
     pub(in crate::cache) fn take_all(&mut self, count: u32) -> Option<Vec<PageId>> {
         let mut taken = Vec::with_capacity(count as usize);
         while taken.len() < count as usize {
@@ -47,7 +49,8 @@ impl PrefixCache {
         Some(taken)
     }
 
-    /// Returns a held page that belongs to no node to the pool.
+    /// Releases a device page that a lease or caller holds and that belongs to no node of the prefix tree. Without
+    /// other holders it becomes free.
     pub(in crate::cache) fn give_back(&mut self, page: PageId) {
         if self.pool.release(page) {
             self.pool.give_back(page);
@@ -66,8 +69,8 @@ impl PrefixCache {
         page.into_iter().for_each(|page| self.pool.give_back(page));
     }
 
-    /// Schedules a copy of the node's device page to host memory. Returns `false` if there is no room and none can be
-    /// made.
+    /// Schedules a copy of the node's device page to host memory, as a replica if `replica` is true. Returns `false` if
+    /// host memory has no page that is free or evictable.
     fn copy_to_host(&mut self, id: NodeId, replica: bool) -> bool {
         let Some(from) = self.tree[id].device_page() else {
             return false;
@@ -80,7 +83,7 @@ impl PrefixCache {
         true
     }
 
-    /// Takes a page of host memory, evicting another if none is free. `None` if none is free or evictable.
+    /// Takes a page of host memory, evicting another if none is free. Returns `None` if none is free or evictable.
     pub(in crate::cache) fn take_host(&mut self) -> Option<HostPageId> {
         if self.host_pool.free().is_empty() {
             let mut victim = self.host.victim()?;
@@ -100,7 +103,8 @@ impl PrefixCache {
         self.host_pool.take()
     }
 
-    /// Returns the page before this one if both begin within one document and the policy evicts documents whole.
+    /// Returns the node of the page before this one, if both pages begin within the same document and the policy evicts
+    /// whole documents. Otherwise returns `None`.
     fn same_document(&self, id: NodeId) -> Option<NodeId> {
         let node = &self.tree[id];
         node.parent
@@ -113,7 +117,8 @@ impl PrefixCache {
         self.forget_if_gone(id);
     }
 
-    /// Schedules a write of the node's host page to disk, if only host memory has the page.
+    /// Schedules a write of the node's host page to disk, if the page is full, not on the device, and there is a disk
+    /// tier.
     pub(in crate::cache) fn save(&mut self, id: NodeId) {
         let node = &self.tree[id];
         if let (Some(page), Some(hash), None, Some(_)) =
@@ -124,7 +129,8 @@ impl PrefixCache {
         }
     }
 
-    /// Keeps a replica of the node's page in host memory if the page is among the most used.
+    /// Schedules a copy of the node's page to host memory, a replica, if the page is among the most used ones on the
+    /// device and the page before it is in host memory. May drop a replica that is used half as often.
     pub(in crate::cache) fn replicate(&mut self, id: NodeId) {
         let node = &self.tree[id];
         let rooted = node

@@ -17,7 +17,7 @@ use crate::cache::tree::{Insertion, Walk};
 use fxhash::FxHashMap;
 use std::sync::Arc;
 
-/// Pages that have been requested from disk and have not arrived.
+/// Pages that have been requested from disk and have not arrived yet.
 #[derive(Default)]
 pub(in crate::cache) struct Fetching {
     pages: FxHashMap<PageHash, Wanted>,
@@ -29,15 +29,15 @@ struct Wanted {
     tokens: Arc<[TokenId]>,
 }
 
-/// Pages on their way from disk, returned by [`PrefixCache::fetch`].
+/// The hashes of pages that were requested from disk together, returned by [`PrefixCache::fetch`].
 #[derive(Clone, Debug)]
 pub struct Fetch {
     pages: Vec<PageHash>,
 }
 
 impl PrefixCache {
-    /// Requests the pages on disk that follow the cached prefix of `tokens`, as many as host memory has room for.
-    /// Returns `None` when there are none. The pages arrive with [`PrefixCache::receive`].
+    /// Requests from disk the pages that follow the cached prefix of `tokens`, as many as host memory has room for.
+    /// Returns `None` when there are none. [`PrefixCache::receive`] adds the pages to the cache as they arrive.
     pub fn fetch(&mut self, salt: &Arc<str>, tokens: &[TokenId]) -> Option<Fetch> {
         let disk = self.disk.clone()?;
         let walk = self.tree.walk(salt, all_but_last(tokens));
@@ -63,14 +63,14 @@ impl PrefixCache {
         (!pages.is_empty()).then_some(Fetch { pages })
     }
 
-    /// Returns true if every page of the fetch has arrived or could not be read.
+    /// Returns true if every page of `fetch` has arrived from disk, or was found to be unreadable.
     pub fn is_fetched(&self, fetch: &Fetch) -> bool {
         let mut pages = fetch.pages.iter();
         !pages.any(|page| self.fetching.pages.contains_key(page))
     }
 
-    /// Adds the pages that have arrived from disk to the tree, without waiting. Carry out the
-    /// [transfers](PrefixCache::take_transfers) afterwards.
+    /// Adds the pages that have arrived from disk to host memory and to the prefix tree, without waiting for others.
+    /// The caller must then carry out the [transfers](PrefixCache::take_transfers), which fill the host pages.
     pub fn receive(&mut self) {
         let Some(disk) = self.disk.clone() else {
             return;
@@ -121,7 +121,8 @@ impl PrefixCache {
         }
     }
 
-    /// Returns the hashes of the consecutive pages on disk that follow a walk.
+    /// Returns the hashes of the consecutive pages on disk that follow the full pages found by `walk`, a lookup of
+    /// `tokens`.
     pub(in crate::cache) fn on_disk(
         &self,
         salt: &str,
@@ -141,7 +142,7 @@ impl PrefixCache {
     }
 
     /// Schedules a write to disk of every full page in memory, beginnings of sequences first, for an orderly shutdown.
-    /// Pages that only the device holds pass through one page of host memory; without one they are not written.
+    /// Pages that only the device holds pass through one page of host memory; if none can be had, they are not written.
     pub fn save_all(&mut self) {
         if self.disk.is_none() {
             return;

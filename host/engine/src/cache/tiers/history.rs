@@ -10,17 +10,17 @@ use fxhash::FxHashMap;
 use std::collections::VecDeque;
 
 pub(in crate::cache) struct History {
-    /// Usage by page, with the number of the page's departure.
+    /// For each page that left the cache, the number of its departure and its usage until then.
     usages: FxHashMap<PageHash, (u64, Usage)>,
-    /// Departed pages, oldest departure first; an entry is void if its page has returned and left again since.
+    /// The pages that left the cache, oldest departure first. An entry is void if its page has returned since.
     departures: VecDeque<PageHash>,
-    /// Number of the first entry of `departures`.
+    /// Number of the departure that the first entry of `departures` stands for.
     first: u64,
     capacity: usize,
 }
 
 impl History {
-    /// Returns a history of the last `capacity` pages that left the cache.
+    /// Returns a history that records the usage of the last `capacity` pages that left the cache.
     pub(in crate::cache) fn new(capacity: usize) -> Self {
         Self {
             usages: FxHashMap::default(),
@@ -30,7 +30,8 @@ impl History {
         }
     }
 
-    /// Records the usage of a page that leaves the cache. The oldest record is dropped if the history is full.
+    /// Records the usage of a page that leaves the cache. If the history is full, the record of the oldest departure is
+    /// dropped.
     pub(in crate::cache) fn keep(&mut self, page: PageHash, usage: Usage) {
         if self.capacity == 0 {
             return;
@@ -52,7 +53,8 @@ impl History {
         self.usages.insert(page, (number, usage));
     }
 
-    /// Removes and returns the recorded usage of a page that returns; the default for an unknown page.
+    /// Removes and returns the recorded usage of a page that enters the cache again; the default (no uses) if there is
+    /// none.
     pub(in crate::cache) fn take(&mut self, page: PageHash) -> Usage {
         let before = self.usages.remove(&page);
         before.map_or_else(Usage::default, |(_, usage)| usage)

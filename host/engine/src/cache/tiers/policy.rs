@@ -29,51 +29,56 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Ranks pages for eviction.
+/// The rule by which pages are ranked for eviction from the device and from host memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EvictionPolicy {
     /// Evicts the least recently used page first.
     Lru,
     /// Evicts the least frequently used page first.
     Lfu,
-    /// Greedy-Dual-Size-Frequency, with cost in proportion to size.
+    /// Greedy-Dual-Size-Frequency, with cost in proportion to size: evicts the page first for which the number of uses,
+    /// plus the highest priority of any page evicted before its last use, is lowest.
     Gdsf,
-    /// Prefix-aware Greedy-Dual-Size-Frequency, which weighs frequency by the measured cost of computing the page.
+    /// Prefix-aware Greedy-Dual-Size-Frequency: as [`EvictionPolicy::Gdsf`], with uses weighted by the measured cost of
+    /// computing the page. A page's first use counts for less than later ones.
     #[default]
     Pgdsf,
-    /// RAGCache's policy: every use counts alike, and documents are evicted whole. Counts of uses outlive an eviction
-    /// until a number of other pages have left the cache, in place of the paper's time window.
+    /// RAGCache's policy: as [`EvictionPolicy::Pgdsf`], but every use counts alike, and documents are evicted whole.
+    /// Counts of uses outlive an eviction until a number of other pages have left the cache, in place of the paper's
+    /// time window.
     PgdsfPaper,
 }
 
-/// Weight of a page's first use, where each later use weighs 1. A lower weight favours pages that are popular for long,
-/// a higher one those that are popular now; `benches/results/cache.md` lists the values that were tried.
+/// Weight of a page's first use in [`EvictionPolicy::Pgdsf`], where each later use weighs 1. A lower weight favours
+/// pages that are popular for long, a higher one those that are popular now; `benches/results/cache.md` lists the
+/// values that were tried.
 const FIRST_USE: f64 = 0.3;
 
-/// Number of departed pages whose usage is remembered, for each page of the pools. Each takes about 80 bytes, against
-/// tens of kilobytes for a small model's page and megabytes for a large one's.
+/// Number of evicted pages whose usage is recorded, for each page of device and host pools. A record takes about 80
+/// bytes, against tens of kilobytes for a small model's page and megabytes for a large one's.
 const REMEMBERED: usize = 16;
 
-/// A page's uses so far.
+/// How often and how recently a page was used, and what it cost to compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(in crate::cache) struct Usage {
-    /// Time of the last use, as the cache counts uses.
+    /// Value of the cache's counter of uses at the last use of this page.
     pub(in crate::cache) last: u64,
-    /// Number of requests that needed the page.
+    /// Number of requests so far that needed the page, whether or not they found it in the cache.
     pub(in crate::cache) frequency: u32,
-    /// Number of requests that had to compute the page; `seconds_per_token` is their mean cost per token.
+    /// Number of requests that had to compute the page. `seconds_per_token` is the mean over these of their cost per
+    /// token.
     computed: u32,
     seconds_per_token: f64,
 }
 
 impl Usage {
-    /// Records that a request needed the page and found it.
+    /// Records that a request needed the page, and found it in the cache.
     pub(in crate::cache) fn hit(&mut self) {
         self.frequency = self.frequency.saturating_add(1);
     }
 
-    /// Records that a request needed the page and computed it, at `seconds_per_token` for all the tokens that it
-    /// computes (equation 4).
+    /// Records that a request needed the page and computed it. `seconds_per_token` is the request's mean cost of the
+    /// tokens that it computes (equation 4).
     pub(in crate::cache) fn miss(&mut self, seconds_per_token: f64) {
         self.hit();
         self.computed = self.computed.saturating_add(1);
@@ -83,7 +88,7 @@ impl Usage {
 }
 
 impl EvictionPolicy {
-    /// All policies.
+    /// All policies, in the order in which they are documented.
     pub const ALL: [Self; 5] = [
         Self::Lru,
         Self::Lfu,
@@ -92,7 +97,7 @@ impl EvictionPolicy {
         Self::PgdsfPaper,
     ];
 
-    /// Returns the policy's name in configurations.
+    /// Returns the policy's name, by which configurations choose it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Lru => "lru",
@@ -103,7 +108,8 @@ impl EvictionPolicy {
         }
     }
 
-    /// Returns the number of evicted pages whose usage the policy records, for pools of `pages` pages.
+    /// Returns the number of evicted pages whose usage is recorded for this policy, if the pools have `pages` pages
+    /// together.
     pub(in crate::cache) fn remembered(self, pages: usize) -> usize {
         match self {
             // `lru` uses no counts.
@@ -112,17 +118,18 @@ impl EvictionPolicy {
         }
     }
 
-    /// Returns whether the policy depends on the cost of computing a page, so that the cost must be measured.
+    /// Returns whether the policy ranks pages by the cost of computing them, so that the cost must be measured.
     pub fn weighs_cost(self) -> bool {
         matches!(self, Self::Pgdsf | Self::PgdsfPaper)
     }
 
-    /// Returns whether all pages of a document are evicted together.
+    /// Returns whether the policy evicts all pages of a document together.
     pub(in crate::cache) fn evicts_documents(self) -> bool {
         self == Self::PgdsfPaper
     }
 
-    /// Returns a page's priority by the table in the [module documentation](self); never negative.
+    /// Returns the priority of a page by the table in the [module documentation](self); never negative. `clock` is the
+    /// tier's clock: the highest priority of any page evicted from it.
     pub(in crate::cache) fn priority(self, clock: f64, usage: &Usage) -> f64 {
         let frequency = f64::from(usage.frequency);
         match self {

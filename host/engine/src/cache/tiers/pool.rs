@@ -14,11 +14,11 @@
 use crate::backend::{HostPageId, PageId};
 
 pub(in crate::cache) struct Pool {
-    /// Free pages, taken from the end. Disjoint from held and idle pages.
+    /// Free pages, taken from the end of the list. No free page is held by a sequence or caches a prefix.
     free: Vec<PageId>,
-    /// Number of sequences that hold each page.
+    /// For each page, the number of sequences that hold it.
     holders: Vec<u32>,
-    /// Number of pages with at least one holder.
+    /// Number of pages that at least one sequence holds.
     in_use: u32,
 }
 
@@ -31,14 +31,14 @@ impl Pool {
         }
     }
 
-    /// Takes a free page, held once; `None` when there is none.
+    /// Takes a free page, which then has one holder; `None` when no page is free.
     pub(in crate::cache) fn take(&mut self) -> Option<PageId> {
         let page = self.free.pop()?;
         self.hold(page);
         Some(page)
     }
 
-    /// Adds one to the number of holders of `page`.
+    /// Adds one to the number of sequences that hold `page`.
     pub(in crate::cache) fn hold(&mut self, page: PageId) {
         let holders = &mut self.holders[page.0 as usize];
         if *holders == 0 {
@@ -47,7 +47,8 @@ impl Pool {
         *holders += 1;
     }
 
-    /// Removes a holder from `page`. Returns whether it has none left.
+    /// Subtracts one from the number of sequences that hold `page`. Returns true if none holds it any more; the page is
+    /// then idle, not free.
     pub(in crate::cache) fn release(&mut self, page: PageId) -> bool {
         let holders = &mut self.holders[page.0 as usize];
         assert!(
@@ -62,7 +63,7 @@ impl Pool {
         *holders == 0
     }
 
-    /// Returns a page without holders to the list of free pages.
+    /// Makes a page that no sequence holds free. Panics if one does.
     pub(in crate::cache) fn give_back(&mut self, page: PageId) {
         assert_eq!(
             self.holders[page.0 as usize], 0,
@@ -72,7 +73,7 @@ impl Pool {
         self.free.push(page);
     }
 
-    /// Makes all pages free, whether or not they are held.
+    /// Makes all pages free, whether or not sequences hold them.
     pub(in crate::cache) fn reset(&mut self) {
         *self = Self::new(self.pages());
     }
@@ -93,7 +94,7 @@ impl Pool {
         &self.free
     }
 
-    /// Asserts that the counts agree with the lists.
+    /// Asserts that the counts of holders agree with the list of free pages.
     pub(in crate::cache) fn check(&self) {
         let held = self.holders.iter().filter(|&&holders| holders > 0).count();
         assert_eq!(held as u32, self.in_use, "pages in use are miscounted");
@@ -109,7 +110,8 @@ impl Pool {
     }
 }
 
-/// The free pages of the host's pool. Host pages have no holders: a page belongs to its node until it is given back.
+/// The free pages of the host's pool. Sequences do not hold host pages: a page belongs to a node of the prefix tree
+/// until it is given back.
 pub(in crate::cache) struct HostPool {
     free: Vec<HostPageId>,
     pages: u32,

@@ -11,19 +11,19 @@ use super::policy::{EvictionPolicy, Usage};
 use crate::cache::tree::NodeId;
 use std::collections::BTreeSet;
 
-/// A page's value to its tier; the page with the lowest rank is evicted first.
+/// A page's rank in the eviction order of its tier; the page with the lowest rank is evicted first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::cache) struct Rank {
-    /// The bits of a non-negative floating-point number, which sort as the number does.
+    /// The bits of the page's priority, a non-negative floating-point number; the bits sort as the number does.
     priority: u64,
-    /// Time of the page's last use.
+    /// The cache's counter of uses at the page's last use, by which equal priorities are ordered.
     last: u64,
     pub(in crate::cache) node: NodeId,
 }
 
 pub(in crate::cache) struct Queue {
     policy: EvictionPolicy,
-    /// The highest priority of any evicted page (RAGCache, equation 3).
+    /// The tier's clock: the highest priority of any page evicted from it (RAGCache, equation 3).
     clock: f64,
     ranks: BTreeSet<Rank>,
 }
@@ -37,7 +37,7 @@ impl Queue {
         }
     }
 
-    /// Returns the rank of a page with this usage now.
+    /// Returns the rank that a page with this usage gets now.
     pub(in crate::cache) fn rank(&self, node: NodeId, usage: &Usage) -> Rank {
         let priority = self.policy.priority(self.clock, usage);
         Rank {
@@ -48,29 +48,30 @@ impl Queue {
         }
     }
 
-    /// Makes a page evictable.
+    /// Adds a page, which becomes evictable, at this rank.
     pub(in crate::cache) fn enqueue(&mut self, rank: Rank) {
         self.ranks.insert(rank);
     }
 
-    /// Removes a page that is no longer evictable or has left the tier.
+    /// Removes the page with this rank, which is no longer evictable or has left the tier.
     pub(in crate::cache) fn dequeue(&mut self, rank: Rank) {
         self.ranks.remove(&rank);
     }
 
-    /// Returns the page that would be evicted next.
+    /// Returns the node of the page that would be evicted next; `None` if no page is evictable.
     pub(in crate::cache) fn first(&self) -> Option<NodeId> {
         self.ranks.first().map(|rank| rank.node)
     }
 
-    /// Returns the page to evict next and advances the clock to its priority; the page stays in the queue.
+    /// Returns the node of the page to evict next and advances the tier's clock to the page's priority. The page stays
+    /// in the queue until it leaves the tier. Returns `None` if no page is evictable.
     pub(in crate::cache) fn victim(&mut self) -> Option<NodeId> {
         let rank = self.ranks.first()?;
         self.clock = self.clock.max(f64::from_bits(rank.priority));
         Some(rank.node)
     }
 
-    /// Iterates over the evictable pages, in order of eviction.
+    /// Iterates over the ranks of the evictable pages, in order of eviction.
     pub(in crate::cache) fn ranks(&self) -> impl Iterator<Item = Rank> {
         self.ranks.iter().copied()
     }

@@ -22,42 +22,43 @@ use crate::cache::boundaries::DocumentBoundaries;
 use crate::cache::events::{CacheEvent, Tier};
 use crate::cache::tree::{self, NodeId};
 
-/// A node of the tree, with the tiers that hold its page.
+/// A node of the prefix tree (one page of KV state after a certain prefix), with the tiers that hold its page.
 pub(in crate::cache) type Node = tree::Node<Residence>;
 
-/// The tiers that hold a node's page, and the page's usage.
+/// Where a node's page is (on the device, in host memory, or both), and how it was used.
 #[derive(Default)]
 pub(in crate::cache) struct Residence {
     pub(in crate::cache) device: Option<TierPage<PageId>>,
     pub(in crate::cache) host: Option<TierPage<HostPageId>>,
-    /// Number of children whose pages are on the device. `host_children`: those in host memory.
+    /// Number of child nodes whose pages are on the device. `host_children` counts those whose pages are in host
+    /// memory.
     pub(in crate::cache) device_children: u32,
     pub(in crate::cache) host_children: u32,
-    /// True while a load from host memory into the device's page is planned but not done.
+    /// True while a copy from host memory into the node's device page is scheduled but not carried out.
     pub(in crate::cache) loading: bool,
-    /// Number of reasons to keep the host's page: loads from it that have not been carried out, and calls in progress.
+    /// Number of reasons to keep the host page: copies from it that have not been carried out, and calls in progress.
     pub(in crate::cache) pins: u32,
-    /// True if the page in host memory is a replica: the device still has the page too.
+    /// True if the page in host memory is a replica: a copy that was made while the device still has the page.
     pub(in crate::cache) replica: bool,
-    /// The state of the page's copy on disk.
+    /// Whether the page also has a copy on disk or is due to get one.
     pub(in crate::cache) disk_copy: DiskCopy,
-    /// True if the page begins within the same document as the page before it.
+    /// True if the page begins within the same document as the page before it in the sequence.
     pub(in crate::cache) continues: bool,
     pub(in crate::cache) usage: Usage,
     pub(in crate::cache) marks: DocumentBoundaries,
 }
 
-/// A page in one tier.
+/// A node's page in one tier: the device or host memory.
 pub(in crate::cache) struct TierPage<Page> {
     pub(in crate::cache) page: Page,
-    /// The page's rank as of its last use.
+    /// The page's rank in the tier's eviction order, as computed at its last use.
     pub(in crate::cache) rank: Rank,
-    /// True if the page is in its tier's queue, that is, evictable.
+    /// True if the page is in the eviction queue of its tier, that is, evictable.
     pub(in crate::cache) queued: bool,
 }
 
 impl<Page> TierPage<Page> {
-    /// Queues the page under `rank` if it is evictable; otherwise removes it from the queue.
+    /// Puts the page into the eviction queue at `rank` if it is evictable; otherwise removes it from the queue.
     fn refile(&mut self, queue: &mut Queue, rank: Rank, evictable: bool) {
         if self.queued && (!evictable || self.rank != rank) {
             queue.dequeue(self.rank);
@@ -81,7 +82,8 @@ impl Node {
 }
 
 impl PrefixCache {
-    /// Puts the node's KV state on the device, in `page`, which is filled now or by a scheduled load.
+    /// Records that `page` holds the node's KV state on the device, and logs the event. Copies nothing: the page has
+    /// been computed, or the caller schedules a copy from host memory that fills it.
     pub(in crate::cache) fn enter_device(&mut self, id: NodeId, page: PageId) {
         let rank = self.device.rank(id, &self.tree[id].at.usage);
         self.tree[id].at.device = Some(TierPage {
@@ -97,7 +99,8 @@ impl PrefixCache {
         self.tell_stored(id, Tier::Device);
     }
 
-    /// Detaches the node's device page, if it has one, and returns it. The caller returns it to the pool.
+    /// Records that the device no longer holds the node's KV state, logs the event, and returns the page, which the
+    /// caller must make free. Returns `None` if the node has no page on the device.
     pub(in crate::cache) fn leave_device(&mut self, id: NodeId) -> Option<PageId> {
         let at = &mut self.tree[id].at;
         let copy = at.device.take()?;
@@ -124,7 +127,8 @@ impl PrefixCache {
         Some(copy.page)
     }
 
-    /// Puts the node's KV state into host memory, in `page`, which is filled now or by a scheduled transfer.
+    /// Records that `page` holds the node's KV state in host memory, as a replica if `replica` is true, and logs the
+    /// event. Copies nothing: the caller schedules the transfer that fills the page.
     pub(in crate::cache) fn enter_host(&mut self, id: NodeId, page: HostPageId, replica: bool) {
         let queue = if replica { &self.replicas } else { &self.host };
         let rank = queue.rank(id, &self.tree[id].at.usage);
@@ -145,7 +149,8 @@ impl PrefixCache {
         self.tell_stored(id, Tier::Host);
     }
 
-    /// Detaches the node's host page, if it has one, and frees it.
+    /// Records that host memory no longer holds the node's KV state, logs the event, and makes the page free. Does
+    /// nothing if the node has no page there.
     pub(in crate::cache) fn leave_host(&mut self, id: NodeId) {
         let at = &mut self.tree[id].at;
         let Some(copy) = at.host.take() else { return };
@@ -168,7 +173,8 @@ impl PrefixCache {
         self.tell_removed(id, Tier::Host);
     }
 
-    /// Removes the node from the tree if neither the device nor host memory has its page.
+    /// Removes the node from the prefix tree if neither the device nor host memory has its page; its usage is recorded,
+    /// and its documents are logged as removed.
     pub(in crate::cache) fn forget_if_gone(&mut self, id: NodeId) {
         let at = &self.tree[id].at;
         if at.device.is_some() || at.host.is_some() {
@@ -184,21 +190,22 @@ impl PrefixCache {
         }
     }
 
-    /// Updates the node's place in the eviction queues, under its present rank.
+    /// Adds the node's pages to the eviction queues, or removes them, as they are evictable or not now. Their ranks
+    /// stay.
     pub(in crate::cache) fn refile(&mut self, id: NodeId) {
         self.enqueue(id, |_, _, rank| rank);
     }
 
-    /// Records that a node's page was used now, and recomputes its rank. Call it for a sequence's last page first, so
-    /// that no page counts as used later than the page before it.
+    /// Records that a node's page was used now, and recomputes its rank for eviction. Call it for a sequence's last
+    /// page first, so that no page counts as used later than the page before it.
     pub(in crate::cache) fn touch(&mut self, id: NodeId) {
         self.now += 1;
         self.tree[id].at.usage.last = self.now;
         self.enqueue(id, |queue, usage, _| queue.rank(id, usage));
     }
 
-    /// Updates the node's place in the eviction queues. `rank` computes the new rank from the queue, the node's usage
-    /// and the present rank.
+    /// Adds the node's pages to the eviction queues, or removes them, as they are evictable or not now. `rank` computes
+    /// the new rank from the tier's queue, the node's usage and the present rank.
     fn enqueue(&mut self, id: NodeId, rank: impl Fn(&Queue, &Usage, Rank) -> Rank) {
         let evictable = self.evictable(id);
         let at = &mut self.tree[id].at;
@@ -217,8 +224,8 @@ impl PrefixCache {
         }
     }
 
-    /// Returns the tiers that may evict the node's page: those in which no child's page is, no lease or load uses the
-    /// node's page, and it is not being loaded.
+    /// Returns the tiers that may evict the node's page: those that have it, that have no page of a child, and in which
+    /// no lease and no scheduled copy uses it.
     pub(in crate::cache) fn evictable(&self, id: NodeId) -> Evictable {
         let at = &self.tree[id].at;
         Evictable {
@@ -232,7 +239,8 @@ impl PrefixCache {
         }
     }
 
-    /// Updates the eviction queues for a node that moved and for its parent, and stamps both as changed.
+    /// Updates the eviction queues for a node whose page entered or left a tier, and for its parent. Records both as
+    /// changed in the tree.
     fn moved(&mut self, id: NodeId) {
         self.tree.note_move(id);
         self.refile(id);
@@ -260,7 +268,7 @@ impl PrefixCache {
     }
 }
 
-/// The tiers that may evict a node, see [`PrefixCache::evictable`].
+/// The tiers that may evict a node's page, see [`PrefixCache::evictable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cache) struct Evictable {
     pub(in crate::cache) device: bool,

@@ -10,47 +10,49 @@ use crate::cache::hash::PageHash;
 use crate::cache::tree::NodeId;
 use fxhash::FxHashSet;
 
-/// A data movement to or from a host page. Transfers are carried out in the order in which they were requested.
+/// A copy to or from a host page that the cache's caller has to carry out. Transfers are carried out in the order in
+/// which they were scheduled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Transfer {
-    /// Copy a device page to host memory before the device page is used for something else.
+    /// Copy a device page to host memory. Later transfers and steps may overwrite the device page.
     Store(Store),
-    /// Hand a host page to [`DiskTier::write`](crate::cache::DiskTier::write) before the host page is used for
-    /// something else.
+    /// Hand the bytes of a host page to [`DiskTier::write`](crate::cache::DiskTier::write). Later transfers may
+    /// overwrite the host page.
     Save {
-        /// The host page to read.
+        /// The host page whose bytes are written to disk.
         page: HostPageId,
-        /// Hash of the page's content.
+        /// Hash of the page's tokens and everything before them, by which the disk tier finds it.
         hash: PageHash,
-        /// Hash of the page before it, or the tenant's root.
+        /// Hash of the page before this one in its sequence, or the tenant's root.
         parent: PageHash,
     },
     /// Fill a host page with bytes that were read from disk.
     Fill {
-        /// The host page to write.
+        /// The host page that the bytes are written to.
         page: HostPageId,
-        /// The bytes that the page will hold.
+        /// The bytes that were read from disk.
         bytes: Vec<u8>,
     },
 }
 
-/// Everything that a failed step or transfer invalidates.
+/// Scheduled copies whose outcome is not known yet. If one fails, what they were to write is undefined.
 #[derive(Default)]
 pub(in crate::cache) struct InFlight {
-    /// Nodes whose host page is to be read, each with true if the load fills the node's page on the device.
+    /// Nodes whose host pages are to be copied to the device. The flag is true if the copy fills the node's own page
+    /// there, false if it fills a private page of a lease.
     pub(in crate::cache) loads: Vec<(NodeId, bool)>,
-    /// Host pages that are to be written.
+    /// Host pages that scheduled transfers are to write.
     pub(in crate::cache) written: Vec<HostPageId>,
 }
 
 impl PrefixCache {
-    /// Returns and removes the pending transfers. Carry them out, in order, before the copies, loads and pages that the
-    /// cache has returned since the last call are used.
+    /// Removes and returns the scheduled transfers. Carry them out, in order, before the copies, loads and pages that
+    /// the cache has returned since the last call are used.
     pub fn take_transfers(&mut self) -> Vec<Transfer> {
         std::mem::take(&mut self.transfers)
     }
 
-    /// Reports that everything requested has been carried out: transfers, copies, and the step with its loads.
+    /// Reports that everything scheduled has been carried out: transfers, copies, and the step with its loads.
     pub fn landed(&mut self) {
         self.disk_replicas.landed();
         self.in_flight.written.clear();
@@ -59,8 +61,8 @@ impl PrefixCache {
         }
     }
 
-    /// Reports that a transfer, a copy or the step failed, so that every page that was to be written is undefined. All
-    /// leases opened since the last [`PrefixCache::landed`] must have been closed or abandoned.
+    /// Reports that a transfer, a copy or the step failed, so that every page that they were to write is undefined and
+    /// leaves the cache. All leases opened since the last [`PrefixCache::landed`] must have been closed or abandoned.
     pub fn failed(&mut self) {
         self.transfers.clear();
         let loads = std::mem::take(&mut self.in_flight.loads);
@@ -74,8 +76,8 @@ impl PrefixCache {
         self.spoil_written();
     }
 
-    /// Reports that the device has lost its memory. Only pages in host memory remain whose predecessors are all in host
-    /// memory too. Every lease is void: drop it, do not close it.
+    /// Reports that the device has lost its memory. Pages in host memory remain cached if all pages before them are in
+    /// host memory too. Every open lease becomes void: drop it, do not close it.
     pub fn lose_device(&mut self) {
         self.transfers.clear();
         for (node, onto_device) in std::mem::take(&mut self.in_flight.loads) {
@@ -90,7 +92,8 @@ impl PrefixCache {
         }
     }
 
-    /// Removes the host pages whose writes may not have been carried out. Costs `O(nodes)`.
+    /// Removes the host pages from the cache that scheduled transfers were to write, because they may not have been
+    /// carried out. Costs `O(nodes)`.
     fn spoil_written(&mut self) {
         self.disk_replicas.spoil();
         let written = std::mem::take(&mut self.in_flight.written);
@@ -107,8 +110,8 @@ impl PrefixCache {
         }
     }
 
-    /// If neither the device nor host memory has the node's page, removes the node and its descendants, whose pages
-    /// only host memory has; these are saved to disk if there is one.
+    /// If neither the device nor host memory has the node's page, removes the node and its descendants from the prefix
+    /// tree. The descendants' pages, which only host memory has, are written to the disk tier if there is one.
     pub(in crate::cache) fn cut_off_if_gone(&mut self, id: NodeId) {
         let at = &self.tree[id].at;
         if at.device.is_some() || at.host.is_some() {

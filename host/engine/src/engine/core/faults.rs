@@ -7,9 +7,9 @@
 //! | a call was malformed | unchanged | fail, because the same call would be malformed again | untouched |
 //!
 //! A request that returns to the queue keeps its tokens. Before its first token its prompt is computed again; later it
-//! continues from its last token. In both cases it starts from the prefix that is still cached (RAGCache, section 6). Its
-//! tokens stay the same, because they depend on the sequence alone. A request during which the device fails again and again
-//! may be the cause, so it fails after [`EngineConfig::max_retries`](super::EngineConfig).
+//! continues from its last token. In both cases it starts from the prefix that is still cached (RAGCache, section 6).
+//! Its tokens stay the same, because they depend on the sequence alone. A request during which the device fails again
+//! and again may be the cause, so it fails after [`EngineConfig::max_retries`](super::EngineConfig).
 
 use super::speculation::HeldPrefill;
 use super::tiers::pools;
@@ -18,7 +18,7 @@ use crate::backend::{Backend, BackendError};
 use crate::engine::{Bounds, Event, Failure};
 
 impl Core {
-    /// Handles the error that the device returned for the prepared work, by the table in the [module](self).
+    /// Handles the error that the device returned for the work prepared last, by the table in the [module](self).
     pub(super) fn handle_failure(&mut self, error: &BackendError) {
         let failure = Failure::Device(error.to_string());
         match error {
@@ -47,7 +47,8 @@ impl Core {
         }
     }
 
-    /// Continues on another device, whose pages hold nothing yet. Running sequences return to the queue.
+    /// Continues on `backend`, another device, whose pages hold nothing yet: the cache starts empty. Running sequences
+    /// return to the queue; `failure` is the reason that the old device was given up.
     ///
     /// # Errors
     /// Returns a message when the new device's dimensions differ from the old one's.
@@ -73,7 +74,7 @@ impl Core {
         Ok(())
     }
 
-    /// Ends every request with `failure`.
+    /// Ends every waiting and running request with `failure`.
     pub(in crate::engine) fn fail_all(&mut self, failure: &Failure) {
         self.stop_fetching(|_| true);
         let running = self.take_all();
@@ -85,7 +86,8 @@ impl Core {
         }
     }
 
-    /// Returns all running sequences to the queue, and drops their leases, whose pages are lost.
+    /// Returns all running sequences to the queue and drops their leases (holds on pages), because the device's pages
+    /// are lost. Those with too many faults end with `failure`.
     fn lose_leases(&mut self, failure: &Failure) {
         self.totals.devices_lost += 1;
         for active in self.take_all().into_iter().rev() {
@@ -93,7 +95,8 @@ impl Core {
         }
     }
 
-    /// Counts a fault if `suspect`, then requeues the sequence, or ends it if it has more than `max_retries` faults.
+    /// Puts a sequence back at the head of the queue. If `suspect`, counts a fault first, and ends the sequence with
+    /// `failure` if it has more than `max_retries` faults.
     fn retry(&mut self, mut sequence: Sequence, suspect: bool, failure: &Failure) {
         sequence.faults += u32::from(suspect);
         if sequence.faults > self.max_retries {
@@ -104,7 +107,8 @@ impl Core {
         }
     }
 
-    /// Takes all running sequences, and the requests that have joined a held speculative prefill; drops other prefills.
+    /// Removes and returns all running sequences, and the requests that have joined a speculative prefill with a
+    /// computed prompt. Drops the other computed speculative prefills.
     fn take_all(&mut self) -> Vec<Active> {
         let mut all = self.take_running(|_| true);
         let joined = self.held.drain(..).filter(HeldPrefill::is_joined);

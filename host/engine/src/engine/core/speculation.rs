@@ -18,27 +18,30 @@
 use super::{Active, Core, Sequence};
 use crate::engine::{Event, Failure, FinishReason, Kind};
 
-/// A speculative prefill (guess) whose prompt is computed, or the request that has joined it.
+/// A speculative prefill (guess) whose prompt is computed and whose pages are kept, or the anticipated request that has
+/// taken its place.
 pub(super) struct HeldPrefill {
     pub(super) active: Active,
-    /// The logits of the prompt's last token.
+    /// The logits of the prompt's last token, from which the first token of the answer is sampled.
     logits: Vec<f32>,
 }
 
 impl HeldPrefill {
-    /// Returns whether the anticipated request has arrived; the next step samples its first token.
+    /// Returns whether the request that the prefill anticipates has arrived and taken its place; the next step samples
+    /// its first token.
     pub(super) fn is_joined(&self) -> bool {
         self.active.sequence.kind == Kind::Answer
     }
 }
 
-/// Maximum number of speculative prefills (guesses) that are complete and keep their pages for the expected request.
-/// A further one ends when its prompt is computed; its pages stay cached, but can be evicted.
+/// Maximum number of speculative prefills (guesses) of one engine whose prompts are computed and whose pages are kept
+/// in use for the anticipated request. A further one ends when its prompt is computed; its pages stay cached, but can
+/// be evicted.
 const MAX_HELD: usize = 8;
 
 impl Core {
-    /// Reports a guess as finished and keeps its pages and `logits` for the anticipated request, unless [`MAX_HELD`]
-    /// guesses are already kept.
+    /// Reports a speculative prefill (guess) as finished, and keeps its pages and `logits` for the anticipated request,
+    /// unless [`MAX_HELD`] guesses are already kept.
     pub(super) fn hold(&mut self, mut active: Active, logits: &[f32]) {
         if self.held.len() == MAX_HELD {
             return self.finish(active, FinishReason::Prefilled);
@@ -50,8 +53,8 @@ impl Core {
         self.held.push(HeldPrefill { active, logits });
     }
 
-    /// Releases the pages of held guesses for which `which` is true; their KV state stays cached. Returns true if there
-    /// was one.
+    /// Releases the pages of computed speculative prefills for which `which` is true and which no request has joined;
+    /// their KV state stays cached. Returns true if there was one.
     pub(super) fn release_held(&mut self, which: impl Fn(&Sequence) -> bool) -> bool {
         let is_meant = |held: &mut HeldPrefill| !held.is_joined() && which(&held.active.sequence);
         let released: Vec<HeldPrefill> = self.held.extract_if(.., is_meant).collect();
@@ -62,12 +65,14 @@ impl Core {
         is_any
     }
 
-    /// Returns the number of held guesses that their requests have joined.
+    /// Returns the number of computed speculative prefills whose anticipated requests have arrived and taken their
+    /// places.
     pub(super) fn joined(&self) -> usize {
         self.held.iter().filter(|held| held.is_joined()).count()
     }
 
-    /// Samples the first token of each request that has joined a held guess, and continues the request.
+    /// Samples the first token of each request that has taken the place of a computed speculative prefill, and
+    /// continues or ends the request.
     pub(super) fn continue_joined(&mut self) {
         let joined = self.held.extract_if(.., |held| held.is_joined());
         for mut held in joined.collect::<Vec<_>>() {
@@ -75,9 +80,9 @@ impl Core {
         }
     }
 
-    /// Joins a new request to the earlier one with its id and returns `None`, if their prompts are equal (and, for a
-    /// held guess, if the request can run at once). Otherwise ends the earlier one, if there is one, and returns the
-    /// new request for the queue.
+    /// Lets a new request take over the progress of the earlier one with its speculation id and salt, and returns
+    /// `None`, if their prompts are equal (and, if the earlier one's prompt is computed, the new one can run at once).
+    /// Otherwise ends the earlier one, if there is one, and returns the new request for the queue.
     pub(super) fn join_speculation(&mut self, mut sequence: Sequence) -> Option<Sequence> {
         let Some(id) = sequence.speculation else {
             return Some(sequence);
@@ -135,7 +140,8 @@ impl Core {
         Some(sequence)
     }
 
-    /// Replaces a running sequence with `sequence`, whose prompt is the same, and keeps its progress.
+    /// Replaces the running sequence with index `at` by `sequence`, whose prompt is the same, and keeps the pages that
+    /// were computed. The replaced request ends as superseded.
     fn take_over(&mut self, at: usize, mut sequence: Sequence) {
         let Active {
             sequence: running,

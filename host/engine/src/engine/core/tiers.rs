@@ -16,26 +16,27 @@ use crate::cache::{DiskReplicaBounds, Fetch, Pages, Transfer};
 use crate::engine::work::{Answers, Work};
 use std::time::{Duration, Instant};
 
-/// A request that is not queued until its pages have arrived from disk.
+/// A request that waits for pages from disk before it enters the queue.
 pub(super) struct Fetching {
     sequence: Sequence,
     fetch: Fetch,
-    /// Time of the first step at which the request waited for the disk.
+    /// Time of the first step at which the request waited for the disk; `None` before that.
     since: Option<Instant>,
 }
 
-/// The maximum time that a request waits for the disk. Pages that have not arrived by then are computed.
+/// Maximum time that a request waits for pages from disk. Those that have not arrived by then are computed.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The rate of copies to disk: a credit that grows with time, up to one second's worth.
+/// Limits the rate at which pages are copied to disk while they are still in memory: a credit of pages that grows with
+/// time, up to one second's worth.
 pub(super) struct Replication {
     bounds: DiskReplicaBounds,
-    /// Number of pages that may be written now, which may be fractional.
+    /// Number of pages that may be copied to disk now; may be fractional.
     credit: f64,
     since: Option<Instant>,
 }
 
-/// Pause of replication while the disk is busy.
+/// Minimum pause between copies of pages to disk by an idle engine while other writes wait for the disk.
 const BUSY_DISK: Duration = Duration::from_millis(10);
 
 impl Replication {
@@ -47,7 +48,8 @@ impl Replication {
         }
     }
 
-    /// Returns the number of pages that may be written at `now`. Adds credit for the time since the last call.
+    /// Adds the credit for the time since the last call, and returns the number of pages that may be copied to disk
+    /// now, in one step.
     fn allowed(&mut self, now: Instant) -> u32 {
         let rate = self.bounds.pages_per_second.max(0.0);
         let since = self.since.replace(now).unwrap_or(now);
@@ -56,7 +58,7 @@ impl Replication {
         (self.credit as u32).min(self.bounds.pages_per_step)
     }
 
-    /// Returns the time until a page may be written; `None` if the rate is zero.
+    /// Returns the time until one page may be copied to disk, at least 1 ms; `None` if the configured rate is zero.
     fn wait(&self) -> Option<Duration> {
         let missing = (1.0 - self.credit).max(0.0);
         let seconds = missing / self.bounds.pages_per_second.max(0.0);
@@ -66,7 +68,7 @@ impl Replication {
 }
 
 impl Core {
-    /// Schedules copies to disk of pages that are used often, within the configured rate.
+    /// Schedules copies to disk of pages in memory that are used often, within the configured rate.
     pub(super) fn replicate(&mut self, now: Instant) {
         if !self.cache.has_replicas_to_write() {
             return;
@@ -78,7 +80,8 @@ impl Core {
         }
     }
 
-    /// Returns the time that an idle engine waits before it copies further pages to disk; `None` if it never does.
+    /// Returns the time after which an idle engine copies further pages to disk; `None` if there is nothing to copy, or
+    /// copying is not configured.
     pub(in crate::engine) fn replication_wait(&self) -> Option<Duration> {
         if !self.cache.has_replicas_to_write() {
             return None;
@@ -92,8 +95,9 @@ impl Core {
         })
     }
 
-    /// Starts to read a request's pages that are on disk, and returns `None`: [`Core::queue_fetched`] queues the
-    /// request later. If no page is on disk or the request does not read the cache, returns it for the caller to queue.
+    /// Starts to read those pages from disk that follow a request's cached prefix, and returns `None`:
+    /// [`Core::queue_fetched`] queues the request later. If there are no such pages, or the request does not read the
+    /// cache, returns the request, for the caller to queue.
     pub(super) fn fetch(&mut self, sequence: Sequence) -> Option<Sequence> {
         if sequence.cache_use.reads == 0 {
             return Some(sequence);
@@ -109,8 +113,9 @@ impl Core {
         None
     }
 
-    /// Receives pages from disk. Queues the requests whose pages have all arrived or could not be read, and those that
-    /// have waited for [`PATIENCE`], are past their deadline or were cancelled.
+    /// Adds the pages that have arrived from disk to the cache. Queues the requests that waited for them and whose
+    /// pages have all arrived or could not be read, as well as those that have waited for [`PATIENCE`], are past their
+    /// deadline or were cancelled.
     pub(super) fn queue_fetched(&mut self, now: Instant) {
         self.cache.receive();
         let cache = &self.cache;
@@ -127,14 +132,14 @@ impl Core {
         }
     }
 
-    /// Removes and returns the requests that wait for the disk and whose callers have dropped their generations.
+    /// Removes and returns the requests that wait for pages from disk and whose callers have cancelled them.
     pub(super) fn take_unwanted_fetches(&mut self) -> Vec<Sequence> {
         let gone = (self.fetching).extract_if(.., |waiting| waiting.sequence.events.is_closed());
         gone.map(|waiting| waiting.sequence).collect()
     }
 
-    /// Queues the requests that wait for the disk and that `stops` selects, without their pages, so that a search of
-    /// the queue finds them.
+    /// Queues those requests that wait for pages from disk and for which `stops` is true, without waiting further, so
+    /// that a search of the queue finds them.
     pub(super) fn stop_fetching(&mut self, stops: impl Fn(&Sequence) -> bool) {
         let stopped = (self.fetching).extract_if(.., |waiting| stops(&waiting.sequence));
         for waiting in stopped.collect::<Vec<_>>() {
@@ -142,7 +147,7 @@ impl Core {
         }
     }
 
-    /// Adds to `work` the cache's pending transfers between tiers.
+    /// Moves the cache's scheduled transfers (copies between device, host memory and disk) to `work`.
     pub(super) fn add_transfers(&mut self, work: &mut Work) {
         work.transfers = self.cache.take_transfers();
         if !work.transfers.is_empty() {
@@ -150,7 +155,8 @@ impl Core {
         }
     }
 
-    /// Writes the pages in memory to disk and waits for that. Called when no further step follows.
+    /// Writes all full pages in memory to disk and waits until they are written, as far as the backend does not fail.
+    /// Called when no further step follows.
     pub(in crate::engine) fn save_all(&mut self, backend: &mut dyn Backend) {
         let Some(disk) = self.cache_config.disk.clone() else {
             return;
@@ -174,7 +180,7 @@ impl Core {
     }
 }
 
-/// Returns the sizes of a device's page pools.
+/// Returns the sizes of the backend's pools of pages.
 pub(super) fn pools(backend: &dyn Backend) -> Pages {
     let shape = backend.shape();
     Pages {

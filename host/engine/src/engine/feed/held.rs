@@ -8,7 +8,8 @@ use crate::cache::{CacheEvent, Document};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// The paths of cached documents. Bounded by the cache's content: each leaf has a mark on a page.
+/// The documents that are cached now, as a trie of document paths for each cache salt and scope. Bounded by the cache's
+/// content: the last document of each path has a mark on a cached page.
 #[derive(Debug, Default)]
 pub(super) struct HeldDocuments {
     roots: BTreeMap<(Arc<str>, u64), Children>,
@@ -24,7 +25,8 @@ struct Node {
 }
 
 impl HeldDocuments {
-    /// Adds a mark to the last document of this path. Returns true if that document was not cached before.
+    /// Adds a mark, reported by the cache, to the last document of `path`. Returns true if that document did not count
+    /// as cached before.
     pub(super) fn store(&mut self, salt: &Arc<str>, scope: u64, path: &[Document]) -> bool {
         if path.is_empty() {
             return false;
@@ -42,8 +44,8 @@ impl HeldDocuments {
         is_new
     }
 
-    /// Removes a mark from the last document of this path. Returns the number of leading documents of the path that are
-    /// still cached, or `None` if all of them are, or there was no such mark.
+    /// Removes a mark, reported by the cache, from the last document of `path`. Returns the number of leading documents
+    /// of `path` that are still cached; `None` if all of them are, or there was no such mark.
     pub(super) fn remove(
         &mut self,
         salt: &Arc<str>,
@@ -59,8 +61,8 @@ impl HeldDocuments {
         (left < path.len()).then_some(left)
     }
 
-    /// Returns events that describe all cached documents: a [`CacheEvent::DocumentsStored`] for each path that is not
-    /// the beginning of a longer one.
+    /// Returns events that describe all documents that are cached now: a [`CacheEvent::DocumentsStored`] for each path
+    /// that is not the beginning of a longer one.
     pub(super) fn events(&self) -> Vec<CacheEvent> {
         let mut events = Vec::new();
         for ((salt, scope), children) in &self.roots {
@@ -77,9 +79,9 @@ impl HeldDocuments {
     }
 }
 
-/// Removes a mark from the end of `path`, and every node that has no mark at or below it. Returns the number of
-/// documents of the path that are left, or `None` if there was no mark. The recursion is as deep as a path has
-/// documents, which the header that announces them bounds to a few hundred.
+/// Removes a mark from the last document of `path`, and every node of the trie that has no mark itself or below it.
+/// Returns the number of leading documents of `path` that remain, or `None` if there was no such mark. The recursion is
+/// as deep as the path has documents, which the header that announces them bounds to a few hundred.
 fn unmark(children: &mut Children, path: &[Document]) -> Option<usize> {
     let ((fingerprint, _), rest) = path.split_first()?;
     let node = children.get_mut(fingerprint)?;

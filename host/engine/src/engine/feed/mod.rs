@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The engine appends under a short lock and waits for no reader. A reader that falls behind by more than a ring must
-//! start again from a snapshot ([`EventsSince::reset`]). Positions count events within one *epoch* of the cache. A restart, or
-//! events that were lost before they reached the feed, begin a new epoch.
+//! start again from a snapshot ([`EventsSince::reset`]). Positions count events within one *epoch* of the cache. A
+//! restart, or events that were lost before they reached the feed, begin a new epoch.
 
 mod held;
 
@@ -20,60 +20,61 @@ use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use tokio::sync::watch;
 
-/// The events of one cache, stored for any number of readers.
+/// The most recent events of one prefix cache, stored for any number of readers.
 #[derive(Debug)]
 pub struct Feed {
-    /// Consistent after each line that changes it, so a panic under the lock does no harm.
+    /// The stored events. Consistent after each line that changes it, so a panic under the lock does no harm.
     state: Mutex<FeedState>,
     progress: watch::Sender<Progress>,
 }
 
-/// The numbers of events that the feed has published in the present epoch.
+/// How many events the feed has published in the present epoch, the time since the cache started or events were lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Identifies the present epoch of the cache: from its start, or from a loss of events.
+    /// Identifies the present epoch by a random number. A new epoch begins when the cache starts anew, and when events
+    /// are lost before they reach the feed.
     pub epoch: u64,
-    /// Number of events about documents in this epoch.
+    /// Number of events about documents published in this epoch.
     pub documents: u64,
-    /// Number of events about pages in this epoch.
+    /// Number of events about pages published in this epoch.
     pub pages: u64,
 }
 
-/// A position between two events of one epoch.
+/// A reader's position in the events about documents or about pages: between two events of one epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
     /// The [`Progress::epoch`] that the position belongs to.
     pub epoch: u64,
-    /// Number of events of the epoch before the position.
+    /// Number of events of the epoch before the position, which is the index of the next event.
     pub next: u64,
 }
 
-/// The events from one position to another.
+/// Events after a reader's position, with the position from which to read next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventsSince {
     /// The [`Progress::epoch`] that the events belong to.
     pub epoch: u64,
-    /// Number of events in the epoch before these.
+    /// Number of events of the epoch before the first of these.
     pub from: u64,
-    /// The [`Position::next`] from which to read next.
+    /// The [`Position::next`] from which to read the following events.
     pub next: u64,
-    /// True if the reader missed events and must discard its state. `events` then describe all cached documents, or,
-    /// for pages, begin with the oldest stored event.
+    /// True if the reader missed events and must discard what it knows. For documents, `events` then describe all
+    /// cached documents; for pages, they begin with the oldest event that is still stored.
     pub reset: bool,
-    /// Numbers of pages cached now, by tier.
+    /// Numbers of pages that are cached now, by tier.
     pub held: HeldPages,
     /// The events, oldest first.
     pub events: Vec<CacheEvent>,
 }
 
-/// Numbers of cached pages by tier; a page may be in several.
+/// Numbers of pages in the cache now, by tier; a page may be in several tiers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeldPages {
-    /// Pages on the device.
+    /// Number of pages on the device.
     pub device: u64,
-    /// Pages in host memory.
+    /// Number of pages in host memory.
     pub host: u64,
-    /// Pages on disk: 0 for our own cache, which reports no events of its disk tier.
+    /// Number of pages on disk: 0 for this engine's own cache, which reports no events of its disk tier.
     pub disk: u64,
 }
 
@@ -86,16 +87,16 @@ struct FeedState {
     held_pages: HeldPages,
 }
 
-/// The most recent events of one kind.
+/// The most recent events of one kind (documents or pages) in the present epoch, at most [`CAPACITY`].
 #[derive(Debug, Default)]
 struct Ring {
-    /// Number of events of the epoch before the oldest stored one.
+    /// Number of events of the epoch before the oldest one that is still stored.
     first: u64,
     events: VecDeque<CacheEvent>,
 }
 
-/// Maximum number of events that a ring holds: at 16 tokens a page, 16,384 take about 2 MiB and are the prefill of
-/// 260,000 tokens.
+/// Maximum number of events of one kind that a feed stores. At 16 tokens a page, 16,384 page events take about 2 MiB
+/// and are the prefill of 260,000 tokens.
 const CAPACITY: usize = 1 << 14;
 
 impl Default for Feed {
@@ -105,7 +106,7 @@ impl Default for Feed {
 }
 
 impl Feed {
-    /// Returns the feed of an empty cache.
+    /// Returns a feed without events, for an empty cache.
     pub fn new() -> Self {
         let state = FeedState::new();
         Self {
@@ -114,8 +115,8 @@ impl Feed {
         }
     }
 
-    /// Publishes the cache's events since the last call. At a [`CacheEvent::Gap`], which reports lost events, a new
-    /// epoch begins, in which only pages stored from then on count as cached: readers may know less than the cache
+    /// Adds the cache's events since the last call to the feed. At a [`CacheEvent::Gap`], which reports lost events, a
+    /// new epoch begins, in which only pages stored from then on count as cached: readers may know less than the cache
     /// holds, never more. Costs `O(events)`.
     pub fn publish(&self, events: Vec<CacheEvent>) {
         if events.is_empty() {
@@ -136,8 +137,8 @@ impl Feed {
         self.publish(vec![CacheEvent::Gap { events: 0 }]);
     }
 
-    /// Returns at most `limit` events about documents after a position. Without a position, or if events after it are
-    /// no longer stored, returns events that describe all cached documents, however many.
+    /// Returns at most `limit` events about documents after the position `since`. If it is `None`, or events after it
+    /// are no longer stored, returns events that describe all cached documents instead, however many.
     pub fn documents_since(&self, since: Option<Position>, limit: usize) -> EventsSince {
         let state = self.state.lock();
         match state.documents.since(state.epoch, since, limit) {
@@ -149,8 +150,8 @@ impl Feed {
         }
     }
 
-    /// Returns at most `limit` events about pages after a position. Without a position, or if events after it are no
-    /// longer stored, begins with the oldest stored event.
+    /// Returns at most `limit` events about pages after the position `since`. If it is `None`, or events after it are
+    /// no longer stored, begins with the oldest event that is still stored.
     pub fn pages_since(&self, since: Option<Position>, limit: usize) -> EventsSince {
         let state = self.state.lock();
         let known = state.pages.since(state.epoch, since, limit);
@@ -159,14 +160,15 @@ impl Feed {
         state.news(from, events, reset)
     }
 
-    /// Returns a receiver of the feed's progress. A slow receiver sees only the latest value.
+    /// Returns a channel that reports the feed's progress whenever events are published. A slow receiver sees only the
+    /// latest value.
     pub fn watch(&self) -> watch::Receiver<Progress> {
         self.progress.subscribe()
     }
 }
 
 impl FeedState {
-    /// Returns the state for an empty cache, in a new epoch.
+    /// Returns the state for an empty cache, in a new epoch, without events.
     fn new() -> Self {
         Self {
             epoch: random(),
@@ -249,7 +251,7 @@ impl HeldPages {
 }
 
 impl Ring {
-    /// Returns the position after the newest event.
+    /// Returns the number of events of the epoch up to the newest one, which is the position after it.
     fn next(&self) -> u64 {
         self.first + self.events.len() as u64
     }
@@ -267,8 +269,8 @@ impl Ring {
         (self.first, events.collect())
     }
 
-    /// Returns the position's number and at most `limit` events after it. Returns `None` without a position, for one of
-    /// another epoch, and if some events after it are no longer stored.
+    /// Returns the number of events before the position `since`, and at most `limit` events after it. Returns `None` if
+    /// `since` is `None` or of another epoch than `epoch`, or some events after it are no longer stored.
     fn since(
         &self,
         epoch: u64,
@@ -285,7 +287,8 @@ impl Ring {
     }
 }
 
-/// Returns a random epoch, so that no reader has seen it before, from this process or an earlier one.
+/// Returns a random number to identify an epoch, so that no reader has seen it before, from this process or an earlier
+/// one.
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }

@@ -7,13 +7,14 @@
 
 use std::collections::HashMap;
 
-/// Maximum length in bytes of a token that results from a merge; real ones have up to about a hundred.
+/// Maximum length in bytes of a token of a vocabulary that results from a merge; real ones have up to about a hundred.
 const MAX_TOKEN: usize = 256;
-/// Maximum number of merges; Gemma 3 has about half a million.
+/// Maximum number of merges of one vocabulary; Gemma 3 has about half a million.
 const MAX_MERGES: usize = 1 << 22;
 
-/// Returns the merges of the BPE tokenizer that is equivalent to a SentencePiece tokenizer with these scores, in order
-/// of priority: every pair of tokens that forms a token for which `is_joined` is true.
+/// Returns the merges (pairs of tokens, in order of priority) of the BPE tokenizer that is equivalent to a
+/// SentencePiece tokenizer with these scores: every pair whose concatenation is a token for which `is_joined` is true,
+/// given its index.
 pub(super) fn merges<'a>(
     tokens: &[&'a str],
     scores: &[f64],

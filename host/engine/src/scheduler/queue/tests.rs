@@ -165,7 +165,8 @@ fn a_group_is_as_large_as_those_of_it_that_wait() {
     for (number, first) in (0..).zip([1, 2, 2, 2, 1, 1]) {
         push_with(&mut queue, number, &[first, 10 + number]);
     }
-    // Two requests of the second group leave. Three of the first group wait and one of the second, so the first is larger.
+    // Two requests of the second group leave. Three of the first group wait and one of the second, so the first is
+    // larger.
     let gone = queue.extract(|item| item.number == 2 || item.number == 3);
     assert_eq!(gone.len(), 2);
     assert_eq!(numbers(&serve(&mut queue, 4)), [0, 4, 5, 1]);

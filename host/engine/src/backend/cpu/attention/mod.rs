@@ -32,7 +32,8 @@ use super::pages::{KvType, LayerPool};
 use crate::backend::Segment;
 use rayon::prelude::*;
 
-/// Returns the maximum number of rows in an item over a pool of type `kv_type`.
+/// Returns the maximum number of rows (tokens times query heads) in an attention item, for keys and values of type
+/// `kv_type`.
 pub(super) fn item_rows(kv_type: KvType) -> usize {
     match kv_type {
         KvType::F32 => wide::ITEM_ROWS,
@@ -40,14 +41,14 @@ pub(super) fn item_rows(kv_type: KvType) -> usize {
     }
 }
 
-/// The inputs of attention that all items of a layer share.
+/// The inputs of a layer's attention, the same for all of its items (units of work: some tokens with some query heads).
 pub(super) struct Attention<'a> {
     pub(super) kernels: Kernels,
-    /// The instructions for bf16 products; `None` if the pool stores f32.
+    /// The instructions that multiply pairs of bf16; `None` if keys and values are stored in f32.
     pub(super) machine: Option<Machine>,
     pub(super) queries: Heads<'a>,
     pub(super) rotary: &'a Rotary,
-    /// Number whose square root divides scores.
+    /// Number by whose square root attention scores are divided.
     pub(super) scalar: f32,
     /// Number of positions that a query attends to, its own included; `None` for all.
     pub(super) window: Option<usize>,
@@ -56,8 +57,9 @@ pub(super) struct Attention<'a> {
 }
 
 impl Attention<'_> {
-    /// Computes attention for `items` of `segments`, in parallel. Row `token * item_heads + head` of item `i` is at
-    /// `out[(i * item_rows + row) * padded_head..]`, `[head_dim]`. `out` is `[items, item_rows, padded_head]`.
+    /// Computes attention for `items` in parallel; `segments` are those of the step and have the pages. `out` is
+    /// `[items, item_rows, padded_head]`: the output of row `token * item_heads + head` of item `i`, `[head_dim]`,
+    /// begins at `out[(i * item_rows + row) * padded_head]`.
     pub(super) fn attend(&self, items: &[Item], segments: &[Segment], out: &mut [f32]) {
         let length = self.cut.item_rows * self.pool.layout.padded_head();
         let items = out.par_chunks_mut(length).zip(items);
@@ -70,13 +72,14 @@ impl Attention<'_> {
         });
     }
 
-    /// Returns the first position that a query at `position` attends to.
+    /// Returns the first position that a query at `position` attends to: 0, or the start of its sliding window.
     fn lowest(&self, position: usize) -> usize {
         self.window
             .map_or(0, |window| (position + 1).saturating_sub(window))
     }
 
-    /// Returns the number of tokens of an item, from its first one, whose windows begin before position `end`.
+    /// Returns the number of an attention item's tokens, counted from its first, whose sliding windows begin before
+    /// position `end`; all of them in a layer without a window.
     fn in_window(&self, item: &Item, end: usize) -> usize {
         let tokens = item.tokens as usize;
         self.window.map_or(tokens, |window| {
@@ -86,17 +89,18 @@ impl Attention<'_> {
         })
     }
 
-    /// Returns the key and value head of an item.
+    /// Returns the index of the key and value head that all query heads of an attention item share.
     fn kv_head(&self, item: &Item) -> usize {
         item.head as usize / self.cut.group
     }
 
-    /// Returns the number of rows of an item.
+    /// Returns the number of rows of an attention item: its tokens times its query heads.
     fn rows(&self, item: &Item) -> usize {
         item.tokens as usize * self.cut.item_heads
     }
 
-    /// Writes the query of row `row` of an item to `to`, `[head_dim]`, rotated and times `scale`.
+    /// Writes the query of row `row` of an attention item (one query head of one token) to `to`, `[head_dim]`, rotated
+    /// and times `scale`.
     #[inline(always)]
     fn query<const FMA: bool>(&self, item: &Item, row: usize, scale: f32, to: &mut [f32]) {
         let (token, head) = (row / self.cut.item_heads, row % self.cut.item_heads);

@@ -31,46 +31,51 @@ use half::bf16;
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Positions between two corrections of the running maximum.
+/// Number of positions in a span: those whose scores are computed at once, before the softmax's running maximum is
+/// corrected.
 const SPAN: usize = 64;
-/// Panels of rows in an item. More panels read each key and value less often, but leave fewer items for threads.
+/// Panels (32 rows each) in an attention item. More panels read each key and value less often, but leave fewer items
+/// for threads.
 const PANELS: usize = 4;
-/// Maximum number of bf16 parts of one number.
+/// Maximum number of bf16 parts whose sum represents one number.
 const PARTS: usize = 2;
-/// Maximum number of rows in an item.
+/// Maximum number of rows (tokens times query heads) in an attention item.
 pub(super) const ITEM_ROWS: usize = PANELS * PANEL;
 
-/// Scratch memory of an item. Its content is undefined when an item begins.
+/// A thread's scratch memory for one attention item at a time. Its content is undefined when an item begins.
 #[repr(align(64))]
 struct Buffers {
     panels: [Panel; PANELS],
     gathered: Gathered,
-    /// Scores of a panel's span `[position][row]`.
+    /// Attention scores of one panel (32 rows) for one span of positions, `[position][row]`.
     scores: [[f32; PANEL]; SPAN],
-    /// Weights of a panel's span `[part][position / 2][row]`, a word for a pair.
+    /// Softmax weights of one panel (32 rows) for one span, `[part][position / 2][row]`: a word holds the bf16 weights
+    /// of two positions.
     weights: [[u32; PANEL]; PARTS * SPAN / 2],
 }
 
-/// Keys and values of a span, copied together: a step of a product takes 32 positions and a page may hold 16.
+/// Keys and values of one span of positions, copied together from their pages: a matrix product takes 32 positions at a
+/// time, and a page may hold only 16.
 #[repr(align(64))]
 struct Gathered {
-    /// Keys `[position][part][part_width / 2]`.
+    /// Keys of the span, `[position][part][part_width / 2]`.
     keys: [Pair; PARTS * SPAN * MAX_HEAD / 2],
-    /// Values `[part][padded_head][position / 2]`, with zeroes after the item: a weight of zero does not hide a NaN.
+    /// Values of the span, `[part][padded_head][position / 2]`, with zeroes after the item's last position: a softmax
+    /// weight of zero would not hide a NaN.
     values: [[Pair; SPAN / 2]; PARTS * MAX_HEAD],
 }
 
-/// Up to 32 rows of an item.
+/// Queries, outputs and softmax state of up to 32 rows of an attention item; a row is one query head of one token.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Panel {
-    /// Queries `[part][part_width / 2][row]`.
+    /// Queries `[part][part_width / 2][row]`, as pairs of bf16.
     queries: [[Pair; PANEL]; PARTS * MAX_HEAD / 2],
-    /// Outputs so far `[head_dim][row]`.
+    /// Sums of weighted values so far, `[head_dim][row]`, not yet divided by `totals`.
     out: [[f32; PANEL]; MAX_HEAD],
     maxima: [f32; PANEL],
     totals: [f32; PANEL],
-    /// The first position that each row attends to. The last one is the row's own, in `positions`.
+    /// For each row, the first position that it attends to. The last one is its own, in `positions`.
     lowest: [i32; PANEL],
     positions: [i32; PANEL],
 }
@@ -96,7 +101,8 @@ thread_local! {
 
 const ZEROES: Pair = [bf16::ZERO; 2];
 
-/// Computes attention for `item` of a segment with `pages`, see [`Attention::attend`].
+/// Computes attention for `item`, whose sequence has the page table `pages`, and writes its rows to `out`; see
+/// [`Attention::attend`].
 pub(super) fn attend(
     attention: &Attention<'_>,
     machine: Machine,
@@ -221,7 +227,7 @@ fn attend_with(
     }
 }
 
-/// Rotates and scales an item's queries and stores them as right operands.
+/// Rotates and scales the queries of an attention item, and stores them as right operands of the products with keys.
 struct Queries<'a> {
     attention: &'a Attention<'a>,
     item: &'a Item,
@@ -252,18 +258,21 @@ impl Loop for Queries<'_> {
     }
 }
 
-/// One span of the online softmax: a panel's scores become weights, and outputs and totals follow the new maximum.
+/// One span of the online softmax, for one panel (32 rows): turns the span's scores into weights, and corrects outputs
+/// and totals for the new maximum.
 struct Softmax<'a> {
     panel: &'a mut Panel,
-    /// Scores of the span's positions up to the panel's last one, padded to a multiple of [`DEPTH`] positions.
+    /// Scores of the span's positions up to the one of the panel's last row, padded to a multiple of [`DEPTH`]
+    /// positions.
     scores: &'a mut [[f32; PANEL]],
-    /// Weights of these positions, two in a word: all high parts, then all low parts, which are unused unless `two`.
+    /// Output: the softmax weights of these positions, two in a word: all high parts, then all low parts, which are
+    /// used only if `two` is true.
     weights: &'a mut [[u32; PANEL]],
     two: bool,
-    /// Rows of the panel, rounded up to whole vectors.
+    /// Number of rows of the panel that are in use, rounded up to whole vectors of 16.
     columns: usize,
     padded_head: usize,
-    /// The span's first position.
+    /// The first position of the span.
     span: usize,
 }
 
@@ -381,12 +390,12 @@ impl Softmax<'_> {
     }
 }
 
-/// Copies a span's keys and values from their pages into one buffer.
+/// Copies the keys and values of a span of positions from their pages into one buffer, for one key and value head.
 struct Gather<'a> {
     pool: &'a LayerPool,
     pages: &'a [PageId],
     head: usize,
-    /// The span's positions up to the item's end.
+    /// The span's positions, up to the end of the attention item.
     positions: Range<usize>,
     to: &'a mut Gathered,
 }
@@ -394,7 +403,7 @@ struct Gather<'a> {
 impl Loop for Gather<'_> {
     #[inline(always)]
     fn run<const FMA: bool>(self) {
-        /// One element of a strip, at its 16 positions.
+        /// One element of a head for the 16 tokens of a strip.
         type Row = [Pair; LANES / 2];
         let layout = &self.pool.layout;
         let (page_tokens, pairs) = (layout.page_tokens, layout.width() / 2);

@@ -16,12 +16,15 @@ use crate::backend::cpu::kernels::{
 };
 use crate::backend::cpu::left_operand::write_row;
 
-/// Positions between two corrections of the running maximum: one block of the microkernel's left operand.
+/// Number of positions in a span: those whose scores are computed at once, before the softmax's running maximum is
+/// corrected. It is one block of columns of the matrix kernel's left operand.
 const SPAN: usize = BLOCK;
-/// Maximum number of rows in an item: two tiles, so that each key and value that is read serves all of them.
+/// Maximum number of rows (tokens times query heads) in an attention item: two tiles of the matrix kernel, so that each
+/// key and value that is read serves all of them.
 pub(super) const ITEM_ROWS: usize = 2 * TILE_ROWS;
 
-/// Computes attention for `item` of a segment with `pages`, see [`Attention::attend`].
+/// Computes attention for `item`, whose sequence has the page table `pages`, and writes its rows to `out`; see
+/// [`Attention::attend`].
 pub(super) fn attend(attention: &Attention<'_>, item: &Item, pages: &[PageId], out: &mut [f32]) {
     let (first, tokens, heads) = (
         item.position as usize,
@@ -75,8 +78,8 @@ pub(super) fn attend(attention: &Attention<'_>, item: &Item, pages: &[PageId], o
     }
 }
 
-/// Computes `scores[row][position - span] = queries · keys` of the first `in_window` tokens, for positions of the span up
-/// to the row's strip.
+/// Computes `scores[row][position - span] = queries · keys` for the rows of the item's first `in_window` tokens and the
+/// 128 positions from `span` on. For each row, only keys up to the 16 that contain its own position are multiplied.
 fn score(
     attention: &Attention<'_>,
     item: &Item,
@@ -117,8 +120,8 @@ fn score(
     }
 }
 
-/// Adds `out[row] += scores[row][position - span] · values` for the first `in_window` tokens, and for positions of the span
-/// up to the row's own.
+/// Adds `scores[row][position - span] · values` to `out[row]`, for the rows of the item's first `in_window` tokens and
+/// the 128 positions from `span` on, each row up to its own position. `scores` already hold softmax weights.
 fn add_values(
     attention: &Attention<'_>,
     item: &Item,
@@ -180,7 +183,7 @@ fn add_values(
     }
 }
 
-/// Rotates and scales an item's queries and stores them as left operands.
+/// Rotates and scales the queries of an attention item, and stores them as left operands of the products with keys.
 struct Queries<'a> {
     attention: &'a Attention<'a>,
     item: &'a Item,
@@ -203,19 +206,20 @@ impl Loop for Queries<'_> {
     }
 }
 
-/// One span of the online softmax: scores become weights, and outputs and totals follow the new maximum.
+/// One span of the online softmax: turns the scores of a range of rows into weights, and corrects outputs and totals
+/// for the new maximum.
 struct Softmax<'a> {
     attention: &'a Attention<'a>,
-    /// Scores `[rows][STRIDE]`, replaced by weights.
+    /// Scores of the span, `[rows][STRIDE]`, replaced by softmax weights.
     scores: &'a mut [f32],
-    /// Outputs so far, `[rows][out_stride]`.
+    /// Sums of weighted values so far, `[rows][out_stride]`.
     out: &'a mut [f32],
     out_stride: usize,
     maxima: &'a mut [f32],
     totals: &'a mut [f32],
     rows: std::ops::Range<usize>,
     heads: usize,
-    /// Position of the token of row 0 in its sequence.
+    /// Position in its sequence of the token that row 0 belongs to.
     first: usize,
     span: usize,
 }

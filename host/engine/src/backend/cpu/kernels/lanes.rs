@@ -6,13 +6,13 @@
 use super::LANES;
 use half::bf16;
 
-/// Returns `a * b + c`, rounded once with `FMA` and twice without.
+/// Returns `a * b + c`, rounded once if `FMA` is true and twice otherwise.
 #[inline(always)]
 pub(in super::super) fn fma<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
     if FMA { a.mul_add(b, c) } else { a * b + c }
 }
 
-/// Returns the nearest bf16, ties to even; a NaN stays a NaN.
+/// Returns the bf16 nearest to `x`, ties to even; a NaN stays a NaN.
 #[inline(always)]
 pub(in super::super) fn narrow(x: f32) -> bf16 {
     let bits = x.to_bits();
@@ -21,7 +21,7 @@ pub(in super::super) fn narrow(x: f32) -> bf16 {
     bf16::from_bits(if x.is_nan() { quiet } else { rounded } as u16)
 }
 
-/// Returns a number in two parts: the nearest bf16, and the bf16 nearest to the rest.
+/// Returns `x` as the sum of two bf16: the one nearest to `x`, and the one nearest to the remainder.
 #[inline(always)]
 pub(in super::super) fn split(x: f32) -> [bf16; 2] {
     let high = narrow(x);
@@ -29,15 +29,16 @@ pub(in super::super) fn split(x: f32) -> [bf16; 2] {
     [high, narrow(rest)]
 }
 
-/// Returns two finite numbers as the word of a pair of bf16, each the nearest, ties away from zero.
+/// Returns two finite numbers rounded to bf16 in one word, `even` in the low half, ties away from zero.
 #[inline(always)]
 pub(in super::super) fn narrow_pair(even: f32, odd: f32) -> u32 {
     let round = |x: f32| x.to_bits().wrapping_add(0x8000);
     round(odd) & 0xffff_0000 | round(even) >> 16
 }
 
-/// Returns two finite numbers in two parts, as the words of two pairs of bf16. The high part is the upper half of the
-/// number's bits, which takes less to compute than the nearest bf16; both together are within 2^-16 of the number.
+/// Returns two finite numbers as a high and a low part in bf16: a word with both high parts, then a word with both low
+/// parts. The high part is the upper half of the number's bits, which takes less to compute than the nearest bf16; the
+/// sum of both parts is within a relative 2^-16 of the number.
 #[inline(always)]
 pub(in super::super) fn split_pair(even: f32, odd: f32) -> [u32; 2] {
     let high = |x: f32| x.to_bits() & 0xffff_0000;
@@ -64,7 +65,8 @@ pub(in super::super) fn sum_of_squares<const FMA: bool>(values: &[f32]) -> f32 {
     tree(sums, |a, b| a + b)
 }
 
-/// Combines sixteen values pairwise in a fixed tree: value `i + 8` with value `i`, and so on down.
+/// Combines sixteen values pairwise by `combine` in a fixed order: value `i + 8` with value `i`, then `i + 4` with `i`,
+/// and so on, until one is left.
 #[inline(always)]
 pub(in super::super) fn tree(mut values: [f32; LANES], combine: impl Fn(f32, f32) -> f32) -> f32 {
     let mut half = LANES / 2;
@@ -77,7 +79,7 @@ pub(in super::super) fn tree(mut values: [f32; LANES], combine: impl Fn(f32, f32
     values[0]
 }
 
-/// Returns the larger value, or `b` where `a` is NaN (one instruction, unlike `f32::max`).
+/// Returns the larger of two values, or `b` where `a` is NaN (one instruction, unlike `f32::max`).
 #[inline(always)]
 pub(in super::super) fn max(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
@@ -109,8 +111,8 @@ pub(in super::super) fn exp<const FMA: bool>(x: f32) -> f32 {
     sum * f32::from_bits(exponent.wrapping_add(127) << 23)
 }
 
-/// Returns `2^x` for `x` up to 0, for weights that are rounded to bf16 afterwards: the relative error is below 4e-6
-/// (tested), and `2^0` is exact. Below -125 the result is `2^-125` (2.4e-38), so it is never zero.
+/// Returns `2^x` for `x` up to 0. For softmax weights that are rounded to bf16 afterwards: the relative error is below
+/// 4e-6 (tested), and `2^0` is exact. Below -125 the result is `2^-125` (2.4e-38), so it is never zero.
 #[inline(always)]
 pub(in super::super) fn exp2_of_nonpositive<const FMA: bool>(x: f32) -> f32 {
     // A NaN passes.
@@ -130,14 +132,15 @@ pub(in super::super) fn exp2_of_nonpositive<const FMA: bool>(x: f32) -> f32 {
 /// Adding this to a float below 2^22 rounds the float to an integer, which is then in the low bits.
 const ROUND: f32 = 12_582_912.0;
 
-/// Returns `x / (1 + e^-x)`.
+/// Returns the activation function SiLU: `x / (1 + e^-x)`.
 #[inline(always)]
 pub(in super::super) fn silu<const FMA: bool>(x: f32) -> f32 {
     x / (1.0 + exp::<FMA>(-x))
 }
 
-/// Returns GELU by its approximation `x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))` (Hendrycks and Gimpel, arXiv
-/// 1606.08415, section 2). With `(1 + tanh(a)) / 2 = 1 / (1 + e^-2a)` it has the form of [`silu`].
+/// Returns the activation function GELU by its approximation `x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`
+/// (Hendrycks and Gimpel, arXiv 1606.08415, section 2). With `(1 + tanh(a)) / 2 = 1 / (1 + e^-2a)` it has the form of
+/// [`silu`].
 #[inline(always)]
 pub(in super::super) fn gelu<const FMA: bool>(x: f32) -> f32 {
     // 2 √(2/π).

@@ -51,20 +51,20 @@ use packed::PackedProduct;
 use pairs::Parts;
 use std::ops::Range;
 
-/// Values in a vector.
+/// Number of f32 values in a vector, as the kernels count them; narrower CPUs use two registers for one.
 pub(super) const LANES: usize = 16;
-/// Columns in a strip of weights.
+/// Number of outputs in a panel of weights, and of columns that a kernel computes at once.
 pub(super) const PANEL: usize = 2 * LANES;
-/// Rows computed at once.
+/// Number of rows in a tile of a left operand, computed at once.
 pub(super) const TILE_ROWS: usize = 12;
-/// Columns of a left operand in one block.
+/// Number of columns of a left operand that are stored together in one block of a tile.
 pub(super) const BLOCK: usize = 128;
-/// Floats from one row of a block to the next.
+/// Distance in floats from one row of a tile's block to the next; the difference to [`BLOCK`] is padding.
 pub(super) const STRIDE: usize = BLOCK + LANES;
-/// Floats in one block of a tile.
+/// Number of floats in one block of columns of a tile, padding included.
 pub(super) const TILE_BLOCK: usize = TILE_ROWS * STRIDE;
 
-/// An element type of a right operand.
+/// A number type in which a right operand (weights, keys or values) can be stored: f32, bf16 or f16.
 pub(super) trait Scalar: Copy + Default + Send + Sync + 'static {
     const ELEMENT: Element;
     fn widen(self) -> f32;
@@ -80,7 +80,7 @@ impl Scalar for f32 {
 
 impl Scalar for bf16 {
     const ELEMENT: Element = Element::Bf16;
-    /// Widens by a shift, which vectorises, unlike `bf16::to_f32`, which quiets NaNs.
+    /// Converts to f32 by a shift, which vectorises, unlike `bf16::to_f32`, which quiets NaNs.
     #[inline(always)]
     fn widen(self) -> f32 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
@@ -95,48 +95,51 @@ impl Scalar for f16 {
     }
 }
 
-/// The initial value of an output.
+/// The value that the outputs of a product start from: zero, or the sum of earlier products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Start {
     /// Zero: the product overwrites the output.
     Zero,
-    /// The sum of earlier products along `k`, to which this product is added.
+    /// The present content of the output, the sum over earlier ranges of `k`, to which this product is added.
     Sum,
 }
 
 impl Start {
-    /// Returns the start for block `number` of a sum that is cut into blocks.
+    /// Returns the start for the product over block `number` of the inputs, counted from 0, if the inputs are cut into
+    /// blocks that are multiplied in order.
     pub(super) fn of_block(number: usize) -> Self {
         if number == 0 { Self::Zero } else { Self::Sum }
     }
 }
 
-/// A matrix product `c[row - rows.start][0..columns] (+)= Σ a[row][0..k] · b[0..k][0..columns]`.
+/// The operands of a matrix product `c[row - rows.start][0..columns] (+)= Σ a[row][0..k] · b[0..k][0..columns]`, which
+/// overwrites `c` or is added to it, as `start` says.
 pub(super) struct Product<'a, E> {
-    /// Left operand from the first row's tile and the first column of interest on, in the layout of the [module](self).
+    /// Left operand, in the layout of the [module](self): begins with the tile of row 0 and the first column to
+    /// multiply.
     pub(super) a: &'a [f32],
-    /// Floats of `a` from one tile to the next.
+    /// Distance in floats of `a` from one tile (twelve rows) to the next.
     pub(super) a_tile: usize,
-    /// Rows of `a` to compute.
+    /// Rows of `a` to compute, counted from the first row of the first tile.
     pub(super) rows: Range<usize>,
-    /// Columns of `a` and rows of `b`, at most [`BLOCK`].
+    /// Number of columns of `a` and rows of `b` to multiply, at most [`BLOCK`].
     pub(super) k: usize,
-    /// Right operand `[k][b_stride]`.
+    /// Right operand `[k][b_stride]`, of which the first `columns` of each row are multiplied.
     pub(super) b: &'a [E],
     pub(super) b_stride: usize,
-    /// Output `[rows.len()][c_stride]`.
+    /// Output `[rows.len()][c_stride]`, of which the first `columns` of each row are written.
     pub(super) c: &'a mut [f32],
     pub(super) c_stride: usize,
-    /// Columns to compute, [`LANES`] or [`PANEL`].
+    /// Number of columns to compute: [`LANES`] or [`PANEL`].
     pub(super) columns: usize,
     pub(super) start: Start,
 }
 
-/// A [`Product`] that has been checked to stay within its slices.
+/// A [`Product`] that has been checked: it reads and writes only within the slices of its operands.
 struct Checked<'a, E>(Product<'a, E>);
 
 impl<'a, E> Product<'a, E> {
-    /// Checks that the product stays within its slices.
+    /// Checks that the product reads and writes only within the slices of its operands.
     ///
     /// # Panics
     /// Panics when it would reach beyond them, which is a mistake in the caller's code and not in any input.
@@ -189,33 +192,36 @@ impl<'a, E> Product<'a, E> {
     }
 }
 
-/// Returns `count * stride + width`: the index after the last value read. Saturates, so it is never too small.
+/// Returns `count * stride + width`, the index after the last value that `count + 1` rows of `width` values span.
+/// Saturates, so that it is never too small.
 fn extent(count: usize, stride: usize, width: usize) -> usize {
     count.saturating_mul(stride).saturating_add(width)
 }
 
-/// A loop over vectors that is compiled once per instruction set.
+/// A loop over f32 values that is compiled once per instruction set; [`Kernels::run`] runs the version for the CPU.
 ///
 /// `run` must be `#[inline(always)]`, or it is compiled for the least capable of them.
 pub(super) trait Loop {
-    /// Runs the loop. `FMA` says that a fused multiply-add is one instruction ([`lanes::fma`]).
+    /// Runs the loop. `FMA` is true if the instruction set has fused multiply-adds, see [`lanes::fma`].
     fn run<const FMA: bool>(self);
 }
 
-/// The kernels in use, chosen for the CPU at run time.
+/// The kernels in use: instruction sets and ways of multiplying, chosen for the CPU at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kernels {
     isa: Isa,
-    /// The instructions that multiply bf16 activations by bf16 weights; `None` if activations are multiplied as f32.
+    /// The instructions that multiply bf16 activations by bf16 weights; `None` if such weights are widened and
+    /// multiplied by f32 activations.
     pairs: Option<pairs::Machine>,
-    /// The instructions for attention of models with bf16 weights, and the number of bf16 parts of each number. `None`
-    /// if attention is f32.
+    /// For models with bf16 or packed weights, the instructions for attention's products and the number of bf16 whose
+    /// sum represents a number. `None` if attention computes in f32.
     attention: Option<(pairs::Machine, Parts)>,
-    /// True if packed weights are multiplied as they are, by 8-bit activations. Otherwise they are unpacked to bf16.
+    /// True if packed (quantised) weights are multiplied as they are, by activations of 8 bits. Otherwise they are
+    /// unpacked to bf16 when they are loaded.
     packed: bool,
 }
 
-/// A vector instruction set. An `Avx512` or `Avx2` exists only where the CPU has the instructions.
+/// The vector instruction set in use. An `Avx512` or `Avx2` exists only where the CPU has the instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Isa {
     Avx512(x86::Avx512),
@@ -224,8 +230,8 @@ enum Isa {
 }
 
 impl Kernels {
-    /// Detects the best kernels of this CPU, and returns them with a warning if there is one. Returns `None` if the CPU
-    /// has no instruction for what `precision` demands.
+    /// Chooses the best kernels for this CPU and `precision`. Also returns a warning for the operator if the CPU has
+    /// AMX that cannot be used. Returns `None` if `precision` demands bf16 instructions and the CPU has none.
     pub(super) fn detect(precision: Precision) -> Option<(Self, Option<String>)> {
         let isa = x86::Avx512::detect()
             .map(Isa::Avx512)
@@ -268,8 +274,8 @@ impl Kernels {
         Some((kernels, found.warning))
     }
 
-    /// Returns all kernels of this CPU: vector sets, best first, then pair machines with the best of them, each with
-    /// every attention.
+    /// Returns all kernels that run on this CPU, for tests: one for each vector instruction set, best first; then, with
+    /// the best set, those with bf16 instructions, with each way of computing attention.
     #[cfg(test)]
     pub(super) fn available() -> Vec<Self> {
         let vectors = [
@@ -304,23 +310,24 @@ impl Kernels {
         all
     }
 
-    /// Returns the machine that multiplies bf16 by bf16, if one is in use.
+    /// Returns the instructions that multiply bf16 activations by bf16 weights, or `None` if they are multiplied as
+    /// f32.
     pub(super) fn pairs(self) -> Option<pairs::Machine> {
         self.pairs
     }
 
-    /// Returns the machine for attention's products of bf16 by bf16 and the number of bf16 parts of each number, or
-    /// `None` if attention is f32.
+    /// Returns the instructions for attention's products of bf16 by bf16 and the number of bf16 whose sum represents a
+    /// number, or `None` if attention computes in f32.
     pub(super) fn attention(self) -> Option<(pairs::Machine, Parts)> {
         self.attention
     }
 
-    /// Returns whether packed weights are multiplied as they are.
+    /// Returns whether packed (quantised) weights stay packed in memory and are multiplied by 8-bit activations.
     pub(super) fn keeps_packed(self) -> bool {
         self.packed
     }
 
-    /// Returns a human-readable name.
+    /// Returns a name of the instruction sets in use, for logs.
     pub(super) fn name(self) -> &'static str {
         match (self.isa, self.pairs) {
             (Isa::Avx512(_), None) => "AVX-512",
@@ -330,7 +337,7 @@ impl Kernels {
         }
     }
 
-    /// Computes `product`.
+    /// Computes `product` and writes its output.
     ///
     /// # Panics
     /// Panics when the product would reach beyond its slices.
@@ -346,7 +353,7 @@ impl Kernels {
         }
     }
 
-    /// Computes `product`, with the same bits on every CPU.
+    /// Computes `product`, packed weights by 8-bit activations, and writes its output: the same bits on every CPU.
     ///
     /// # Panics
     /// Panics when the product would reach beyond its slices.
@@ -361,7 +368,7 @@ impl Kernels {
         }
     }
 
-    /// Widens `from` to `to`, of the same length, a multiple of [`LANES`].
+    /// Converts `from` to f32 and writes the values to `to`.
     ///
     /// # Panics
     /// Panics when the lengths differ or are not a multiple of [`LANES`].
@@ -385,7 +392,7 @@ impl Kernels {
         }
     }
 
-    /// Runs `body` with this instruction set.
+    /// Runs `body`, compiled for the vector instruction set in use.
     #[inline]
     pub(super) fn run(self, body: impl Loop) {
         match self.isa {

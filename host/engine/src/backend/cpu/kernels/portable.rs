@@ -6,7 +6,8 @@
 
 use super::{Checked, LANES, Loop, STRIDE, Scalar, Start, TILE_ROWS};
 
-/// Rows at once: four rows of sixteen values fit the 32 vector registers of aarch64 and strain x86-64's sixteen.
+/// Number of rows computed at once: four rows of sixteen values fit the 32 vector registers of aarch64 and strain
+/// x86-64's sixteen.
 const ROWS: usize = 4;
 
 const FMA: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));

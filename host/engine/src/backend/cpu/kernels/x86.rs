@@ -55,8 +55,10 @@ pub(super) fn run_avx2(body: impl Loop) {
     body.run::<true>();
 }
 
+/// Converts `from` to f32 and writes the values to `to`, by AVX-512.
+///
 /// # Safety
-/// `from` and `to` have the same length, a multiple of [`LANES`].
+/// `from` and `to` have the same length, a multiple of [`LANES`], and the CPU has AVX-512 F, BW, DQ and VL, and FMA.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 pub(super) unsafe fn widen_avx512<E: Scalar>(from: &[E], to: &mut [f32]) {
     for i in (0..to.len()).step_by(LANES) {
@@ -65,8 +67,10 @@ pub(super) unsafe fn widen_avx512<E: Scalar>(from: &[E], to: &mut [f32]) {
     }
 }
 
+/// Converts `from` to f32 and writes the values to `to`, by AVX2.
+///
 /// # Safety
-/// The conditions of [`widen_avx512`] hold.
+/// `from` and `to` have the same length, a multiple of [`LANES`], and the CPU has AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn widen_avx2<E: Scalar>(from: &[E], to: &mut [f32]) {
     for i in (0..to.len()).step_by(LANES / 2) {
@@ -75,8 +79,10 @@ pub(super) unsafe fn widen_avx2<E: Scalar>(from: &[E], to: &mut [f32]) {
     }
 }
 
+/// Computes a matrix product by AVX-512.
+///
 /// # Safety
-/// The CPU must have AVX-512 F, BW, DQ and VL, and FMA. The product is checked.
+/// The CPU must have AVX-512 F, BW, DQ and VL, and FMA.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 pub(super) unsafe fn multiply_avx512<E: Scalar>(product: Checked<'_, E>) {
     let p = product.0;
@@ -110,8 +116,10 @@ pub(super) unsafe fn multiply_avx512<E: Scalar>(product: Checked<'_, E>) {
     }
 }
 
+/// Computes a matrix product by AVX2.
+///
 /// # Safety
-/// The CPU must have AVX2, FMA and F16C. The product is checked.
+/// The CPU must have AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn multiply_avx2<E: Scalar>(product: Checked<'_, E>) {
     let p = product.0;
@@ -147,8 +155,8 @@ pub(super) unsafe fn multiply_avx2<E: Scalar>(product: Checked<'_, E>) {
     }
 }
 
-/// Number of rows of `b` by which prefetching is ahead. There is none for single rows and, in f32, for less than a
-/// whole tile: without it these already request more than memory delivers.
+/// Number of rows of the right operand by which prefetching is ahead of the multiplication. A single row is computed
+/// without prefetching, and in f32 also less than a whole tile: these already request more than memory delivers.
 const AHEAD: usize = 16;
 
 #[derive(Clone, Copy)]
@@ -170,6 +178,8 @@ impl Shape {
     }
 }
 
+/// Multiplies `ROWS` rows of one tile of `a` by `VECTORS` vectors of 16 columns of `b`, and writes or adds to `c`.
+///
 /// # Safety
 /// `a` has `ROWS` rows of `k` floats at [`STRIDE`], `b` has `k` rows and `c` has `ROWS` rows of `VECTORS * 16` values.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
@@ -223,6 +233,8 @@ unsafe fn tile_512<E: Scalar, const ROWS: usize, const VECTORS: usize>(
     }
 }
 
+/// Multiplies `ROWS` rows of one tile of `a` by sixteen columns of `b`, and writes or adds to `c`.
+///
 /// # Safety
 /// The conditions of [`tile_512`] hold for sixteen columns.
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -260,7 +272,7 @@ unsafe fn tile_256<E: Scalar, const ROWS: usize>(
     }
 }
 
-/// Loads sixteen elements and widens them to f32.
+/// Loads sixteen elements from `from` and converts them to f32.
 ///
 /// # Safety
 /// Sixteen elements must be readable at `from`.
@@ -281,7 +293,7 @@ unsafe fn load_512<E: Scalar>(from: *const E) -> __m512 {
     }
 }
 
-/// Loads eight elements and widens them to f32.
+/// Loads eight elements from `from` and converts them to f32.
 ///
 /// # Safety
 /// Eight elements must be readable at `from`.

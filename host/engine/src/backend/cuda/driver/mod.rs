@@ -23,23 +23,25 @@ pub struct Unavailable {
     /// True if the machine has a CUDA driver or the device file of one (`/dev/nvidiactl`): its user then expects a GPU
     /// to be used.
     pub has_driver: bool,
-    /// The reason: what was found and what is needed.
+    /// The reason, in words: what was found and what is needed.
     pub reason: String,
 }
 
-/// Returns the reason why device `ordinal` cannot be used, or `None` if no check finds one. No check opens the device.
+/// Returns the reason why device `ordinal` (its index as CUDA counts) cannot be used, or `None` if no check finds one.
+/// No check opens the device.
 pub fn unavailable(ordinal: u32) -> Option<Unavailable> {
     find(ordinal).err()
 }
 
-/// A device for which [`find`] found a driver, libraries and kernels.
+/// A device that [`find`] has checked: driver, libraries and kernels for it are there.
 struct Found {
     handle: sys::CUdevice,
-    /// Compute capability: major and minor version.
+    /// Compute capability of the device: its major and minor version.
     capability: (u32, u32),
 }
 
-/// Finds device `ordinal`, with libraries and kernels for it.
+/// Checks whether device `ordinal` can be used: that there are a recent driver, cuBLASLt, the device, and kernels for
+/// it (embedded, or to be compiled). Returns the reason if not.
 fn find(ordinal: u32) -> Result<Found, Unavailable> {
     // SAFETY: loads libraries by their names and nothing more.
     let (loads, cublas) = unsafe { (sys::is_culib_present(), blas::is_culib_present()) };
@@ -98,17 +100,17 @@ fn find(ordinal: u32) -> Result<Found, Unavailable> {
         .map_err(absent)
 }
 
-/// The device file that NVIDIA's kernel module creates.
+/// The device file that NVIDIA's kernel module creates; it tells that the machine has a CUDA driver.
 const CONTROL: &str = "/dev/nvidiactl";
 
-/// Minimum version of CUDA that the driver must support, as `1000 · major + 10 · minor`: the kernels' machine code has
+/// Minimum CUDA version that the driver must support, as `1000 · major + 10 · minor`: the kernels' machine code has
 /// CUDA 13's ABI.
 const NEEDED: i32 = 13_000;
 
 const TOO_OLD: &str =
     "this machine's CUDA lacks functions of CUDA 13: update the driver to 580 or later";
 
-/// Returns the compute capability of a device.
+/// Returns the compute capability of a device: its major and minor version.
 fn capability(handle: sys::CUdevice) -> Result<(u32, u32), DriverError> {
     use sys::CUdevice_attribute as Attribute;
     let attribute = |attribute| {
@@ -121,13 +123,13 @@ fn capability(handle: sys::CUdevice) -> Result<(u32, u32), DriverError> {
     ))
 }
 
-/// Returns whether compiled kernels for a compute capability are embedded.
+/// Returns whether the program contains compiled kernels for a compute capability; for tests.
 #[cfg(test)]
 pub(super) fn is_built_in(major: u32, minor: u32) -> bool {
     modules::embedded_for(major, minor).is_some()
 }
 
-/// Returns the driver's name and description of an error.
+/// Returns the name and description that the driver has for an error.
 fn words(error: DriverError) -> String {
     let name = error
         .error_name()
@@ -151,24 +153,25 @@ impl From<DriverError> for Fault {
     }
 }
 
-/// Bytes of pinned memory through which copies to and from the device are staged.
+/// Bytes of pinned host memory through which copies to and from the device pass.
 const STAGING: usize = 64 << 20;
 
-/// An open device.
+/// An open CUDA device: its context, queues, loaded kernels and memory.
 pub(super) struct Driver {
     name: String,
     handle: sys::CUdevice,
     context: sys::CUcontext,
     processors: u32,
     queues: [sys::CUstream; 2],
-    /// Makes one queue wait for the other; recorded again for each wait.
+    /// CUDA event by which one queue waits for the other; recorded again for each wait.
     event: sys::CUevent,
     modules: Modules,
     products: Products,
     allocated: Vec<u64>,
     pinned: Vec<u64>,
     staging: *mut u8,
-    /// Offset at which the next copy is staged; data before it may still be read.
+    /// Byte offset in the staging memory at which the next copy is placed; queued copies may still read the bytes
+    /// before it.
     staged: usize,
     recordings: Vec<sys::CUgraphExec>,
 }
@@ -220,7 +223,7 @@ impl Driver {
         }
     }
 
-    /// Returns the same device with warpgroups disabled.
+    /// Returns the same device, but without the kernels that multiply by warpgroups; for tests.
     #[cfg(test)]
     pub(super) fn without_warpgroups(mut self) -> Self {
         self.modules.warpgroups = false;
@@ -228,7 +231,7 @@ impl Driver {
         self
     }
 
-    /// Makes the context current on this thread.
+    /// Makes the device's CUDA context current on the calling thread, as driver calls require.
     fn enter(&self) -> Result<(), Fault> {
         // SAFETY: the context is ours until we are dropped.
         Ok(unsafe { result::ctx::set_current(self.context) }?)
@@ -238,8 +241,8 @@ impl Driver {
         self.queues[queue as usize]
     }
 
-    /// Reserves `bytes` bytes of the staging area, at most [`STAGING`]. Waits for the compute queue if too few are
-    /// left.
+    /// Reserves `bytes` bytes of the staging memory, at most [`STAGING`], and returns their address. Waits for the
+    /// compute queue if too few are left.
     fn stage(&mut self, bytes: usize) -> Result<*mut u8, Fault> {
         if self.staged + bytes > STAGING {
             self.wait(Queue::Compute)?;

@@ -20,20 +20,21 @@ mod embedded {
     include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 }
 
-/// A loaded module and those of its functions that have been looked up.
+/// The loaded CUDA module with the kernels, and those of its functions that have been looked up.
 pub(super) struct Modules {
     module: sys::CUmodule,
-    /// True if the module includes kernels that multiply by warpgroups.
+    /// True if the module has kernels that multiply by warpgroups (groups of four warps).
     pub(super) warpgroups: bool,
-    /// Functions by name, each with the maximum number of bytes of shared memory of its launches.
+    /// Kernels by name, each with the bytes of dynamic shared memory that its launches are allowed so far.
     functions: FxHashMap<&'static str, (sys::CUfunction, u32)>,
 }
 
-/// Shared memory that a launch may have without setting the function's attribute.
+/// Bytes of dynamic shared memory that a launch may have without setting the function's attribute.
 const DEFAULT_SHARED: u32 = 48 << 10;
 
 impl Modules {
-    /// Loads the kernels for a compute capability. The context must be current.
+    /// Loads the kernels for a compute capability: embedded ones, or else compiled or cached ones. The device's context
+    /// must be current.
     pub(super) fn load(major: u32, minor: u32) -> Result<Self, Fault> {
         let (architecture, code) = match embedded_for(major, minor) {
             Some((architecture, code)) => (architecture.to_owned(), code.to_vec()),
@@ -52,7 +53,8 @@ impl Modules {
         })
     }
 
-    /// Returns a kernel that may be launched with `shared` bytes of shared memory.
+    /// Returns the kernel with this name, allowed to be launched with `shared` bytes of dynamic shared memory. Looks it
+    /// up on first use.
     pub(super) fn function(
         &mut self,
         name: &'static str,
@@ -85,8 +87,10 @@ impl Modules {
         Ok(function)
     }
 
+    /// Unloads the module.
+    ///
     /// # Safety
-    /// Nothing of the module may be running, and nothing may be launched afterwards.
+    /// None of the module's kernels may be running, and none may be launched afterwards.
     pub(super) unsafe fn close(&mut self) {
         // SAFETY: the caller's promise.
         let _ = unsafe { result::module::unload(self.module) };
@@ -96,10 +100,11 @@ impl Modules {
 /// Environment variable that disables the kernels that multiply by warpgroups; kernels that use warps take their place.
 const NO_WARPGROUPS: &str = "FOREWORD_NO_WARPGROUPS";
 
-/// The only architecture with warpgroup instructions: later devices lack them, and code for `sm_90` may not use them.
+/// The only architecture with warpgroup instructions: later devices lack them, and code for plain `sm_90` may not use
+/// them.
 const WARPGROUPS: &str = "sm_90a";
 
-/// Returns the architecture to compile for on exactly this device.
+/// Returns the name of the architecture to compile for so that the code runs on devices of this compute capability.
 fn own_architecture(major: u32, minor: u32) -> String {
     match (major, minor) {
         (9, 0) => WARPGROUPS.to_owned(),
@@ -107,11 +112,12 @@ fn own_architecture(major: u32, minor: u32) -> String {
     }
 }
 
-/// The architecture whose PTX drivers compile for devices of later major versions.
+/// The architecture of the embedded PTX, which drivers compile for devices of later major versions.
 const PTX: &str = "compute_90";
 
-/// Returns embedded code that runs on this device, with its architecture: that of exactly this device, else of the
-/// first device with the same major version, else, above major version 9, PTX. `None` if there is no such code.
+/// Returns embedded code that runs on devices of this compute capability, with its architecture: machine code for
+/// exactly this capability, else for the first one of the same major version, else, above major version 9, PTX. `None`
+/// if there is no such code.
 pub(super) fn embedded_for(major: u32, minor: u32) -> Option<(&'static str, &'static [u8])> {
     let named = |wanted: &str| embedded::MODULES.iter().find(|(name, _)| *name == wanted);
     named(&own_architecture(major, minor))
@@ -132,7 +138,7 @@ pub(super) fn obtainable(major: u32, minor: u32) -> Result<(), String> {
     ))
 }
 
-/// Returns code for an architecture from the disk cache, or compiles it and stores it there.
+/// Returns machine code of the kernels for an architecture from the disk cache, or compiles it and stores it there.
 fn compiled(architecture: &str) -> Result<Vec<u8>, String> {
     catch_unwind(|| {
         let kept = kept_at(architecture);
@@ -152,8 +158,8 @@ fn compiled(architecture: &str) -> Result<Vec<u8>, String> {
     .unwrap_or_else(|_| Err("NVRTC lacks functions of CUDA 13: it is too old".to_owned()))
 }
 
-/// Returns the path of the cached code, which depends on sources, compiler and driver versions; `None` if there is no
-/// cache folder or a version is unknown.
+/// Returns the path at which compiled code for an architecture is cached on disk. It depends on the versions of
+/// sources, compiler and driver; `None` if there is no cache folder or a version is unknown.
 fn kept_at(architecture: &str) -> Option<PathBuf> {
     let cache = crate::cache_folder()?;
     let (mut major, mut minor, mut driver) = (0, 0, 0);
@@ -169,7 +175,7 @@ fn kept_at(architecture: &str) -> Option<PathBuf> {
     known.then(|| cache.join("kernels").join(name))
 }
 
-/// Compiles the embedded sources for an architecture.
+/// Compiles the embedded kernel sources for an architecture by NVRTC and returns the machine code.
 fn compile(architecture: &str) -> Result<Vec<u8>, String> {
     let text = |text: &str| CString::new(text).map_err(|error| error.to_string());
     let root = embedded::SOURCES.iter().find(|(name, _)| *name == ROOT);

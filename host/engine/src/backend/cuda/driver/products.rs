@@ -11,7 +11,7 @@ use cudarc::driver;
 use fxhash::FxHashMap;
 use std::ffi::c_void;
 
-/// The library's handle, its workspace, and the algorithms that it has proposed by shape.
+/// cuBLASLt: its handle, its workspace, and for each shape of a matrix product the algorithm that it proposed.
 pub(super) struct Products {
     handle: sys::cublasLtHandle_t,
     workspace: u64,
@@ -42,14 +42,14 @@ struct PreparedProduct {
     algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
-/// Bytes of scratch memory for the library: NVIDIA's advice for Hopper.
+/// Bytes of scratch memory on the device for cuBLASLt: NVIDIA's advice for Hopper.
 const WORKSPACE: usize = 32 << 20;
 
-/// Maximum number of shapes whose algorithms are kept; at the limit, all are dropped. A server sees as many numbers of
-/// rows as there are lengths of prompts.
+/// Maximum number of shapes of matrix products whose algorithms are kept; at the limit, all are dropped. A server sees
+/// as many numbers of rows as there are lengths of prompts.
 const MAX_PREPARED: usize = 4096;
 
-/// The value of `CUBLAS_OP_T`, which only cuBLAS's own header defines.
+/// The value of `CUBLAS_OP_T` (transpose the operand), which only cuBLAS's own header defines.
 const TRANSPOSED: i32 = 1;
 
 fn fault(error: CublasError) -> Fault {
@@ -57,7 +57,7 @@ fn fault(error: CublasError) -> Fault {
 }
 
 impl Products {
-    /// Creates a handle and its workspace. The context must be current.
+    /// Creates cuBLASLt's handle and its workspace on the device. The device's context must be current.
     pub(super) fn new() -> Result<Self, Fault> {
         Ok(Self {
             handle: result::create_handle().map_err(fault)?,
@@ -67,7 +67,7 @@ impl Products {
         })
     }
 
-    /// Queues a product.
+    /// Queues a matrix product in `queue`. The algorithm for its shape is requested from the library on first use.
     pub(super) fn multiply(
         &mut self,
         product: &Product<'_>,
@@ -198,8 +198,10 @@ impl Products {
         }
     }
 
+    /// Frees the handle, the workspace and the algorithms.
+    ///
     /// # Safety
-    /// Nothing of the library may be running, and nothing may be multiplied afterwards.
+    /// None of these products may be running, and none may be queued afterwards.
     pub(super) unsafe fn close(&mut self) {
         self.forget();
         // SAFETY: the caller's promise.

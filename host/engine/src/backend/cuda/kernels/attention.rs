@@ -5,45 +5,49 @@ use super::{
     Heads, MAX_HEAD, MAX_SPLITS, PREFILL_ROWS, address, arguments, check, check_multiple, launch,
 };
 
-/// Minimum number of positions in a split of decode.
+/// Minimum number of positions in a split, a range of positions of which one partial result of decode attention is
+/// computed.
 const DECODE_SPLIT: u32 = 256;
 const DECODE_BLOCK_KEYS: u32 = 32;
 const DECODE_WARPS: u32 = 4;
-/// Keys in a block of prefill, and as many values.
+/// Number of keys, and of values, that the prefill kernel loads to shared memory at once.
 const BLOCK_KEYS: u32 = 64;
-/// Keys in a block of prefill by warpgroups; shared memory holds two blocks of keys and two of values.
+/// Number of keys, and of values, that the prefill kernel for warpgroups loads to shared memory at once; there is room
+/// for two such blocks of each.
 const WIDE_BLOCK_KEYS: u32 = 128;
 
-/// A unit of prefill attention: some tokens of a segment, and a range of the positions that they attend to.
+/// A unit of work of prefill attention: some tokens of a segment, and a range of the positions that they attend to.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::backend::cuda) struct Item {
-    /// First row of the item's queries.
+    /// Index of the row of queries of the item's first token.
     pub(in crate::backend::cuda) query: u32,
-    /// First row of the item's output.
+    /// Index of the row of the output of the item's first token.
     pub(in crate::backend::cuda) output: u32,
-    /// Number of tokens, at least 1; times the query heads of a group it is at most [`PREFILL_ROWS`].
+    /// Number of tokens, at least 1. Times the query heads that share a key and value head, it is at most
+    /// [`PREFILL_ROWS`].
     pub(in crate::backend::cuda) tokens: u32,
-    /// Position of the item's first token in its sequence.
+    /// Position of the item's first token in its sequence, counted from 0.
     pub(in crate::backend::cuda) position: u32,
-    /// Index at which the sequence's page table begins.
+    /// Index at which the sequence's page table begins among all page tables.
     pub(in crate::backend::cuda) table: u32,
-    /// First position seen: a multiple of [`PREFILL_KEYS`](super::PREFILL_KEYS), not after `position`.
+    /// First position that the item covers: a multiple of [`PREFILL_KEYS`](super::PREFILL_KEYS), not after `position`.
     pub(in crate::backend::cuda) begin: u32,
-    /// One past the last position seen; in the last split, one past the last token's position.
+    /// One past the last position that the item covers; in the last split, one past the last token's position.
     pub(in crate::backend::cuda) end: u32,
-    /// Index of the item's split, from 0: the positions that its tokens attend to are divided into `splits` ranges.
+    /// Index of this item's range of positions: the positions that its tokens attend to are divided into `splits`
+    /// ranges.
     pub(in crate::backend::cuda) split: u32,
-    /// Number of splits; with 1, the result is final.
+    /// Number of ranges into which the positions are divided; with 1, the item's result is final.
     pub(in crate::backend::cuda) splits: u32,
-    /// Index at which the first token's partial results begin.
+    /// Index of the first token's first partial result, if the positions are divided.
     pub(in crate::backend::cuda) first: u32,
 }
 
 impl Item {
     pub(in crate::backend::cuda) const WORDS: usize = size_of::<Self>() / 4;
 
-    /// Returns the item as the device reads it.
+    /// Returns the fields of the item as the 32-bit words that the kernel reads.
     pub(in crate::backend::cuda) fn words(&self) -> [u32; Self::WORDS] {
         [
             self.query,
@@ -76,27 +80,29 @@ arguments! {
     }
 }
 
-/// A layer's weights for [`place_heads`].
+/// A layer's weights for [`place_heads`]: biases, norms and rotary embedding of queries, keys and values.
 pub(in crate::backend::cuda) struct HeadWeights<'a> {
-    /// Bias of queries, keys and values.
+    /// Bias of queries, keys and values, in this order; `None` if the model has none.
     pub(in crate::backend::cuda) bias: Option<Part<'a, f32>>,
-    /// Norm weights of queries and of keys.
+    /// Weights of the norms of query heads and of key heads; `None` if the model does not norm them.
     pub(in crate::backend::cuda) norms: Option<[Part<'a, f32>; 2]>,
-    /// Rotary table `[positions][cosines, sines]`.
+    /// Cosines and sines of the rotary embedding, `[positions][cosines, sines]`.
     pub(in crate::backend::cuda) rotary: Part<'a, f32>,
     pub(in crate::backend::cuda) eps: f32,
 }
 
-/// Positions of rows in their sequences, and slots for their keys and values: `[rows]` each.
+/// For each row (token), its position in its sequence and where its key and value are stored: `[rows]` each.
 #[derive(Clone, Copy)]
 pub(in crate::backend::cuda) struct Places<'a> {
     pub(in crate::backend::cuda) positions: Part<'a, u32>,
-    /// The slot of each row's key and value, counted over all pages; [`NO_SLOT`](super::NO_SLOT) for padding rows.
+    /// For each row, page id times tokens of a page, plus the index in the page; [`NO_SLOT`](super::NO_SLOT) for
+    /// padding rows.
     pub(in crate::backend::cuda) slots: Part<'a, u32>,
 }
 
-/// Splits `sums [rows][queries, keys, values]` into rotated queries `[rows][heads][head_dim]`, and keys and values in
-/// the pool. Positions and slots must be within table and pool.
+/// Splits `sums [rows][queries, keys, values]`, the output of a layer's projection: writes normed and rotated queries
+/// to `queries [rows][heads][head_dim]`, and keys (treated likewise) and values to their KV pages in `pool`. The caller
+/// has checked that positions are within the rotary table and slots within the pool.
 pub(in crate::backend::cuda) fn place_heads(
     device: &mut dyn Device,
     heads: &Heads,
@@ -138,11 +144,11 @@ pub(in crate::backend::cuda) fn place_heads(
     unsafe { launch(device, "place_heads", [rows, 1, 1], 128, 0, &argument) }
 }
 
-/// Buffers for partial results of attention.
+/// Buffers on the device for partial results of attention, whose positions were divided into ranges (splits).
 pub(in crate::backend::cuda) struct Partials<'a> {
-    /// Outputs before division by the total, `[results][head_dim]`.
+    /// For each partial result, the weighted sum of values before division by the total weight, `[results][head_dim]`.
     pub(in crate::backend::cuda) sums: PartMut<'a, f32>,
-    /// Maximum score and total weight of each partial result, `[results][2]`.
+    /// For each partial result, the maximum score and the total weight, `[results][2]`.
     pub(in crate::backend::cuda) stats: PartMut<'a, f32>,
 }
 
@@ -158,17 +164,17 @@ impl<'a> Partials<'a> {
     }
 }
 
-/// The keys and values that attention reads.
+/// The keys and values that attention reads, and the page tables by which it finds them.
 #[derive(Clone, Copy)]
 pub(in crate::backend::cuda) struct Context<'a> {
-    /// The layer's pool.
+    /// Keys and values of all KV pages, in the layer that is computed.
     pub(in crate::backend::cuda) pool: Part<'a, Bf16>,
-    /// Page tables, whose pages are all in the pool.
+    /// The page tables of the sequences, whose page ids must all be in the pool.
     pub(in crate::backend::cuda) tables: Part<'a, u32>,
 }
 
 impl Context<'_> {
-    /// Checks that 32 bits suffice to count keys and values of all pages and heads, as the kernels do.
+    /// Panics unless 32 bits suffice to count the keys and values of all pages and heads, as the kernels do.
     #[track_caller]
     fn check(&self, heads: &Heads) {
         let vectors = self.pool.len() / heads.head_dim;
@@ -179,7 +185,8 @@ impl Context<'_> {
     }
 }
 
-/// Computes attention for `items [items][Item::WORDS]`, which the planner made for these buffers.
+/// Queues the attention of the work items `items [items][Item::WORDS]`, which the planner made for these buffers. Final
+/// results go to `output`, those of split items to `partials`.
 pub(in crate::backend::cuda) fn prefill(
     device: &mut dyn Device,
     heads: &Heads,
@@ -218,9 +225,9 @@ pub(in crate::backend::cuda) fn prefill(
     unsafe { launch(device, kernel, grid, threads, shared, &argument) }
 }
 
-/// Computes attention for the first `lengths.len()` rows, one token of a sequence each. No sequence is longer than
-/// `longest`. The page table of row `i` begins at `i * table_stride`. Lengths must be within the tables, and 0 for
-/// padding.
+/// Queues the attention of the first `lengths.len()` rows: one token each of different sequences. `lengths` are the
+/// numbers of positions that they attend to (at most `longest`, within the page tables, 0 for padding). The page table
+/// of row `i` begins at `i * table_stride`.
 #[expect(clippy::too_many_arguments, reason = "what the kernel takes")]
 pub(in crate::backend::cuda) fn decode(
     device: &mut dyn Device,
@@ -285,7 +292,8 @@ pub(in crate::backend::cuda) fn decode(
     combine(device, heads, None, Some(lengths), output, partials, rows)
 }
 
-/// Returns the number of splits of a sequence of `longest` positions, as `split_length` in `decode.cu` cuts it.
+/// Returns the number of ranges (splits) into which decode attention divides the positions of a sequence of `longest`
+/// positions, as `split_length` in `decode.cu` does.
 pub(in crate::backend::cuda) fn decode_splits(longest: u32) -> u32 {
     let mut split = u64::from(DECODE_SPLIT);
     while split * u64::from(MAX_SPLITS) < u64::from(longest) {
@@ -294,8 +302,8 @@ pub(in crate::backend::cuda) fn decode_splits(longest: u32) -> u32 {
     u64::from(longest).div_ceil(split).max(1) as u32
 }
 
-/// Combines the partial results of [`prefill`]. `tokens [tokens][3]`: each token's output row, number of splits, and
-/// index at which its partial results begin.
+/// Combines the partial results of [`prefill`] and writes final ones to `output`. `tokens [tokens][3]` has for each
+/// token the output row, the number of splits, and the index of its first partial result.
 pub(in crate::backend::cuda) fn combine_items(
     device: &mut dyn Device,
     heads: &Heads,

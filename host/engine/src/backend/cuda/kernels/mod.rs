@@ -25,37 +25,40 @@ pub(super) use sampling::{SamplingParameters, sample_rows};
 
 use super::device::{Argument, Device, Fault, Launch, Part, Queue};
 
-/// Maximum number of rows of a prefill item: its tokens times the query heads that share a key and value head.
+/// Maximum number of rows of a work item of prefill attention: its tokens times the query heads that share a key and
+/// value head.
 pub(super) const PREFILL_ROWS: usize = 128;
-/// Splits of prefill begin and end at multiples of this, which are whole blocks of keys for every kernel.
+/// Prefill attention divides positions into ranges (splits) that begin and end at multiples of this: whole blocks of
+/// keys for every kernel.
 pub(super) const PREFILL_KEYS: u32 = 128;
-/// Maximum number of parts into which one token's attention is split along the keys.
+/// Maximum number of ranges (splits) into which the positions that one token attends to are divided.
 pub(super) const MAX_SPLITS: u32 = 64;
-/// Maximum number of rows for which `matvec` computes products.
+/// Maximum number of rows (tokens) for which the kernel `matvec` computes matrix products; cuBLASLt computes larger
+/// ones.
 pub(super) const MATVEC_ROWS: usize = 4;
-/// The slot that marks a row as padding.
+/// The value in a list of key and value slots that marks a row as padding.
 pub(super) const NO_SLOT: u32 = u32::MAX;
-/// The largest head width, in elements, that attention has registers for.
+/// The largest width of an attention head, in elements, that the kernels have registers for.
 pub(super) const MAX_HEAD: usize = 128;
 
-/// Dimensions of a model's attention.
+/// Dimensions of a model's attention and of its KV pages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Heads {
     pub(super) heads: usize,
     pub(super) kv_heads: usize,
-    /// Width of a head: a multiple of 8, at most [`MAX_HEAD`].
+    /// Width of a head in elements: a multiple of 8, at most [`MAX_HEAD`].
     pub(super) head_dim: usize,
-    /// Tokens in a page, a power of two.
+    /// Tokens in a KV page, a power of two.
     pub(super) page_tokens: usize,
 }
 
 impl Heads {
-    /// Returns the number of elements in one layer's part of a page.
+    /// Returns the number of elements in one layer's part of a KV page: keys and values of all heads.
     pub(super) fn page(&self) -> usize {
         2 * self.kv_heads * self.page_tokens * self.head_dim
     }
 
-    /// Returns the number of elements in a row of queries.
+    /// Returns the number of elements of one token's queries, over all heads.
     pub(super) fn queries(&self) -> usize {
         self.heads * self.head_dim
     }
@@ -69,12 +72,14 @@ impl Heads {
         self.page_tokens.trailing_zeros()
     }
 
-    /// Returns the width that the kernels compute with, 64 or 128; narrower heads are padded with zeroes.
+    /// Returns the width of a head in elements with which the kernels compute, 64 or 128; narrower heads are padded
+    /// with zeroes.
     fn width(&self) -> usize {
         if self.head_dim <= 64 { 64 } else { MAX_HEAD }
     }
 
-    /// Returns the factor on scores, which includes log2(e) because the softmax uses powers of two.
+    /// Returns the factor by which attention scores are multiplied; it includes log2(e), because the softmax uses
+    /// powers of two.
     fn scale(&self) -> f32 {
         std::f32::consts::LOG2_E / (self.head_dim as f32).sqrt()
     }
@@ -98,7 +103,7 @@ macro_rules! arguments {
 
 use arguments;
 
-/// Returns the address of an optional part, 0 if it is absent.
+/// Returns the device address of a range of an array, or 0 for `None`.
 fn address<T>(part: Option<Part<'_, T>>) -> u64 {
     part.map_or(0, |part| part.address())
 }
@@ -119,7 +124,8 @@ fn check_multiple(name: &str, value: usize, of: usize) {
     );
 }
 
-/// Launches on the compute queue. Does nothing for an empty grid.
+/// Queues a launch of `kernel` in the compute queue, with `shared` bytes of shared memory for each block. Does nothing
+/// if the grid is empty.
 ///
 /// # Safety
 /// The conditions of [`Device::launch`] must hold.
@@ -145,7 +151,7 @@ unsafe fn launch(
     }
 }
 
-/// Launches like [`launch`], in any queue.
+/// Queues a launch as [`launch`] does, in the queue that is given.
 ///
 /// # Safety
 /// The conditions of [`Device::launch`] must hold.

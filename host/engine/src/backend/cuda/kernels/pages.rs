@@ -9,20 +9,21 @@ arguments! {
     }
 }
 
-/// The layout of pages in their buffers: their distance, and the runs of bytes of each page that are copied.
+/// How pages lie in their buffers: the distance between pages, and the runs of contiguous bytes of each page that are
+/// copied.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::backend::cuda) struct Runs {
-    /// Bytes from page to page in the source and in the destination.
+    /// Bytes from the start of one page to the start of the next, in the source and in the destination.
     pub(in crate::backend::cuda) strides: [usize; 2],
     pub(in crate::backend::cuda) runs: usize,
-    /// Bytes of a run that are copied, a multiple of 16.
+    /// Bytes that are copied of each run, a multiple of 16.
     pub(in crate::backend::cuda) run: usize,
-    /// Bytes from the start of one run of a page to the start of the next, the same in source and destination.
+    /// Bytes from the start of one run to the start of the next within a page, the same in source and destination.
     pub(in crate::backend::cuda) pitch: usize,
 }
 
-/// Copies pages: `pairs [pages][from, to]`, all within both buffers. The buffers may be the same one if no page is both
-/// read and written.
+/// Queues copies of pages from the buffer at address `from` to the one at address `to`. `pairs [pages][from, to]` has
+/// the page ids, which must be within the buffers. The buffers may be the same one if no page is both read and written.
 pub(in crate::backend::cuda) fn copy_pages(
     device: &mut dyn Device,
     queue: Queue,

@@ -9,7 +9,7 @@ arguments! {
     }
 }
 
-/// Computes a product: few rows by [`matvec`], more by the device's library.
+/// Queues a matrix product: of at most [`MATVEC_ROWS`] rows by the kernel [`matvec`], of more by the device's library.
 pub(in crate::backend::cuda) fn multiply(
     device: &mut dyn Device,
     product: &Product<'_>,
@@ -53,8 +53,8 @@ pub(in crate::backend::cuda) fn multiply(
     unsafe { matvec(device, [one, four], &argument, 4) }
 }
 
-/// Computes `output [rows, width] = silu(gate) * up` of the product with `weights [2 * width, inputs]`, for at most
-/// [`MATVEC_ROWS`] rows.
+/// Computes `output [rows, width] = silu(gate) * up`, where gate and up are the halves of the product of `input` with
+/// `weights [2 * width, inputs]`, plus `bias` if there is one. For at most [`MATVEC_ROWS`] rows.
 #[expect(clippy::too_many_arguments, reason = "what the kernel takes")]
 pub(in crate::backend::cuda) fn multiply_gate(
     device: &mut dyn Device,
@@ -89,8 +89,11 @@ pub(in crate::backend::cuda) fn multiply_gate(
     unsafe { matvec(device, ["matvec_gate_1", "matvec_gate_4"], &argument, 2) }
 }
 
+/// Launches a kernel that multiplies up to four rows by a matrix: the kernel `one` for one row, `four` for more. Each
+/// thread block computes `columns` outputs.
+///
 /// # Safety
-/// The argument's memory must have the shapes that it states.
+/// The memory that `argument` names must have the shapes that it states.
 unsafe fn matvec(
     device: &mut dyn Device,
     [one, four]: [&'static str; 2],

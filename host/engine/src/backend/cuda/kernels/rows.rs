@@ -10,8 +10,8 @@ arguments! {
     struct GateRows { sums: u64, bias: u64, output: u64, width: u32, unused: u32 }
 }
 
-/// Sets `residual [rows, hidden]` to the rows of `table [vocabulary, hidden]` for `tokens`. All tokens must belong to
-/// the vocabulary.
+/// Sets `residual [rows, hidden]` to the embeddings of `tokens`: their rows of `table [vocabulary, hidden]`. The caller
+/// has checked that all tokens belong to the vocabulary.
 pub(in crate::backend::cuda) fn embed_rows(
     device: &mut dyn Device,
     table: Part<'_, Bf16>,
@@ -33,7 +33,7 @@ pub(in crate::backend::cuda) fn embed_rows(
     unsafe { launch(device, "embed_rows", [rows, 1, 1], 256, 0, &argument) }
 }
 
-/// Adds `bias`, if there is one, to the rows of `residual [rows, hidden]`, and writes the rows to `output`, normed.
+/// Adds `bias`, if there is one, to each row of `residual [rows, hidden]`, and writes the rows' RMS norms to `output`.
 pub(in crate::backend::cuda) fn norm_rows(
     device: &mut dyn Device,
     residual: PartMut<'_, f32>,
@@ -60,7 +60,8 @@ pub(in crate::backend::cuda) fn norm_rows(
     unsafe { launch(device, "norm_rows", [rows, 1, 1], 256, 32, &argument) }
 }
 
-/// Sets `to [rows, hidden]` to the chosen `rows` of `from`, which must have them.
+/// Copies the rows of `from [.., hidden]` whose indices are `rows` to `to [rows, hidden]`, in that order. The caller
+/// has checked that `from` has these rows.
 pub(in crate::backend::cuda) fn keep_rows(
     device: &mut dyn Device,
     from: Part<'_, f32>,
@@ -81,7 +82,8 @@ pub(in crate::backend::cuda) fn keep_rows(
     unsafe { launch(device, "keep_rows", [rows.len(), 1, 1], 256, 0, &argument) }
 }
 
-/// Computes `output [rows, width] = silu(gate) * up` of `sums [rows, 2 * width]`, with the bias `[2 * width]`.
+/// Computes `output [rows, width] = silu(gate) * up`, where gate and up are the halves of `sums [rows, 2 * width]`,
+/// plus `bias [2 * width]` if there is one.
 pub(in crate::backend::cuda) fn gate_rows(
     device: &mut dyn Device,
     sums: Part<'_, Bf16>,

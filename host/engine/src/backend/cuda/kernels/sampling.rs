@@ -8,16 +8,17 @@ arguments! {
     struct SampleRows { logits: u64, choices: u64, chosen: u64, vocabulary: u32, unused: u32 }
 }
 
-/// The parameters with which a token is sampled.
+/// The parameters of one choice of a token, as the kernel reads them; see [`Draw`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(in crate::backend::cuda) struct SamplingParameters {
-    /// Random point in `[0, 1)`.
+    /// The point at which the token is selected, as a fraction, in `[0, 1)`, of the sum of the weights of all tokens
+    /// that top-k, top-p and min-p leave.
     pub(in crate::backend::cuda) point: f64,
-    /// Temperature; 0 for greedy sampling.
+    /// Temperature by which logits are divided; 0 always takes the most likely token.
     pub(in crate::backend::cuda) temperature: f32,
     pub(in crate::backend::cuda) top_p: f32,
-    /// Maximum number of tokens to consider; 0 for no limit.
+    /// Maximum number of most likely tokens to consider; 0 for no limit.
     pub(in crate::backend::cuda) top_k: u32,
     pub(in crate::backend::cuda) min_p: f32,
 }
@@ -36,8 +37,9 @@ impl SamplingParameters {
     }
 }
 
-/// Samples `chosen [rows][kind, token]` from `logits [rows][vocabulary]`. Kind 0: `token` was chosen. Kind 1: its logit
-/// is NaN or plus infinity. Kind 2: no token is left.
+/// Samples a token from each row of `logits [rows][vocabulary]` by the row's parameters in `choices`, and writes
+/// `chosen [rows][kind, token]`. Kind 0: `token` was chosen. Kind 1: the logit of `token` is NaN or plus infinity. Kind
+/// 2: no token has a finite logit.
 pub(in crate::backend::cuda) fn sample_rows(
     device: &mut dyn Device,
     logits: Part<'_, f32>,

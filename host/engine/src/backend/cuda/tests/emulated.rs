@@ -1,8 +1,8 @@
 //! The emulator as a device: the kernels of `kernels/`, compiled for the CPU, and products in f32.
 //!
 //! Every launch runs twice, once with the first thread of each block first and once with the last one first, and must
-//! produce the same bits: if it does not, a barrier is missing. The compiled library is in the tests' folder and is rebuilt
-//! when a source changes.
+//! produce the same bits: if it does not, a barrier is missing. The compiled library is in the tests' folder and is
+//! rebuilt when a source changes.
 
 use crate::backend::cuda::device::{Device, Fault, Launch, Output, Product, Queue};
 use crate::backend::cuda::forward::MAX_RECORDINGS;

@@ -18,7 +18,8 @@ use super::driver::Driver;
 use emulated::Emulated;
 
 /// Returns the devices that tests run on, each without the warpgroup kernels and, where it has them, with them. Prints
-/// which devices are missing, and why. With `FOREWORD_TEST_DEVICE=cuda` they are those of the machine, which must have one.
+/// which devices are missing, and why. With `FOREWORD_TEST_DEVICE=cuda` they are those of the machine, which must have
+/// one.
 fn devices() -> Vec<Box<dyn Device>> {
     if standin::is_loaded() {
         return vec![Box::new(Driver::open(0).unwrap())];

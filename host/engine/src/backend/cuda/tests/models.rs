@@ -1,5 +1,5 @@
-//! Tests of whole models against the CPU backend, whose f32 is the reference: with sequences that are cut, copied, moved to
-//! the host pool and back, or decoded together with others.
+//! Tests of whole models against the CPU backend, whose f32 is the reference: with sequences that are cut, copied,
+//! moved to the host pool and back, or decoded together with others.
 //!
 //! Tolerance: both sides have the same bf16 weights, and this one rounds activations and the KV state to bf16 (2^-9
 //! relative). The root mean square of a row's errors may be 2e-2 of the row's own deviation, the bound that was set for

@@ -1,7 +1,7 @@
 //! Times steps of a whole model, for `tests/gpu.sh`: one line of JSON for each, printed as soon as it is measured.
 //!
-//! `FOREWORD_STEPS` names the model's `config.json`; without it the model is small, so that the suite runs this as well. With
-//! `FOREWORD_PROFILED` there are few steps, for a profiler that times each kernel.
+//! `FOREWORD_STEPS` names the model's `config.json`; without it the model is small, so that the suite runs this as
+//! well. With `FOREWORD_PROFILED` there are few steps, for a profiler that times each kernel.
 
 use super::{devices, is_emulated};
 use crate::backend::cuda::ceilings::ceilings;

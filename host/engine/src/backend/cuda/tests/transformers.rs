@@ -3,8 +3,9 @@
 //!
 //! Tolerance, as where the CPU backend rounds activations to bf16: 2e-2 of a row's deviation as the root mean square,
 //! and five times that for a single logit. Both double where the weights, f16 or f32 in their files, are rounded too.
-//! Prompts that only a card computes are hundreds of tokens long: there it is what `transformers` itself, in bf16 on an H200,
-//! strays by for Llama, 3.3e-2 (3.6e-2 to 4.5e-2 for Mistral, Qwen2 and Qwen3, 1.4e-2 with YaRN; `gpu_peer.py` prints it).
+//! Prompts that only a card computes are hundreds of tokens long: there it is what `transformers` itself, in bf16 on an
+//! H200, strays by for Llama, 3.3e-2 (3.6e-2 to 4.5e-2 for Mistral, Qwen2 and Qwen3, 1.4e-2 with YaRN; `gpu_peer.py`
+//! prints it).
 
 use super::fixtures::{deviation, families, json, prompts, strays};
 use super::{devices, is_emulated};

@@ -1,7 +1,9 @@
-//! The twin of `avx2.rs` for other architectures.
+//! Stands in for `avx2.rs` on other architectures.
 
 use super::Checked;
 
+/// Stands for the AVX2 kernel that multiplies packed weights.
+///
 /// # Safety
-/// Cannot be called: there is no proof of AVX2.
+/// Cannot be called: no proof of AVX2 exists on this architecture.
 pub(in super::super) unsafe fn multiply(_: Checked<'_>) {}

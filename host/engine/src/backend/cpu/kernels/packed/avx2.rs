@@ -24,18 +24,18 @@ use std::arch::x86_64::{
     _mm256_storeu_ps, _mm256_sub_ps,
 };
 
-/// Outputs in a vector.
+/// Number of f32 or 32-bit sums in an AVX2 vector, one for each output.
 const LANES: usize = 8;
 
-/// A packing as a type, for which the kernel is compiled.
+/// A quantisation format as a type, so that the kernel is compiled once for each format.
 trait Format {
     const PACKING: Packing;
     const LAYOUT: Layout = Layout::of(Self::PACKING);
-    /// True if a block has one scale for its first 16 inputs and another for its last 16.
+    /// True if each block of 32 inputs has one scale for its first 16 inputs and another for its last 16.
     const HALVES: bool = matches!(Self::PACKING, Packing::Q6K);
     /// True if a weight is its integer times a scale, without an offset.
     const PLAIN: bool = matches!(Self::PACKING, Packing::Q5_0 | Packing::Q8_0);
-    /// True if sums of products are widened to 32 bits at once.
+    /// True if each sum of two products is widened from 16 to 32 bits at once, because sums of more do not fit 16 bits.
     const WIDE: bool = Self::LAYOUT.integers == BLOCK * PANEL && !Self::HALVES;
 }
 
@@ -50,8 +50,10 @@ macro_rules! formats {
 
 formats!(Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4K Q5K Q6K);
 
+/// Computes a product of 8-bit activations with packed weights.
+///
 /// # Safety
-/// The CPU must have AVX2, FMA and F16C. The product is checked.
+/// The CPU must have AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in super::super) unsafe fn multiply(product: Checked<'_>) {
     // SAFETY: as above.
@@ -69,8 +71,10 @@ pub(in super::super) unsafe fn multiply(product: Checked<'_>) {
     }
 }
 
+/// Computes a product with packed weights of format `F`, up to four rows at a time.
+///
 /// # Safety
-/// The CPU must have AVX2, FMA and F16C. The product is checked.
+/// The CPU must have AVX2, FMA and F16C, and the product's weights must be of format `F`.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn rows<F: Format>(product: Checked<'_>) {
     let p = product.0;
@@ -100,7 +104,7 @@ unsafe fn rows<F: Format>(product: Checked<'_>) {
     }
 }
 
-/// The operands from a tile's first row on.
+/// Pointers to the operands of a product: activations, their scales and the outputs from one row on, and the weights.
 #[derive(Clone, Copy)]
 struct Tile {
     a: *const i8,
@@ -111,7 +115,8 @@ struct Tile {
 }
 
 impl Tile {
-    /// Adds the products of block `block` of `ROWS` rows, `VECTORS` vectors of outputs at a time.
+    /// Multiplies `ROWS` rows by block `block` of the inputs (32 inputs) and adds the products to the outputs,
+    /// `VECTORS` vectors of 8 outputs at a time.
     ///
     /// # Safety
     /// `a`, `scales` and `c` have `ROWS` rows, and both operands have the block.
@@ -206,8 +211,8 @@ impl Tile {
     }
 }
 
-/// Returns, for the eight outputs from `output` on, their scales, and then their offsets (with [`Format::HALVES`] the
-/// scales of their last 16 inputs).
+/// Returns two vectors for the eight outputs of a block from `output` on: their scales and their offsets. With
+/// [`Format::HALVES`], which has no offsets, the second has the scales of the block's last 16 inputs.
 ///
 /// # Safety
 /// `head` and `scales` are those of a block of a panel.
@@ -251,7 +256,7 @@ unsafe fn weight_scales<F: Format>(
     }
 }
 
-/// Returns eight f16 from number `at` on, widened.
+/// Returns the eight f16 numbers from index `at` on, converted to f32.
 ///
 /// # Safety
 /// The sixteen bytes of these numbers are readable.
@@ -262,6 +267,8 @@ unsafe fn half(from: *const u8, at: usize) -> __m256 {
     _mm256_cvtph_ps(unsafe { _mm_loadu_si128(from.add(2 * at).cast()) })
 }
 
+/// Loads 32 bytes from `from`, at any alignment.
+///
 /// # Safety
 /// 32 bytes are readable at `from`.
 #[inline]
@@ -271,7 +278,7 @@ unsafe fn load(from: *const u8) -> __m256i {
     unsafe { _mm256_loadu_si256(from.cast()) }
 }
 
-/// Returns four adjacent inputs in every lane.
+/// Returns a vector that repeats the four adjacent inputs at `from` in every 32-bit lane.
 ///
 /// # Safety
 /// Four bytes are readable at `from`.

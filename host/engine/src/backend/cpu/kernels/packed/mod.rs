@@ -38,21 +38,21 @@ use crate::models::Packing;
 use half::f16;
 use std::ops::Range;
 
-/// Inputs in a block.
+/// Number of inputs in a block, whose products are summed exactly as integers.
 pub(in super::super) const BLOCK: usize = 32;
-/// Adjacent inputs that are stored together for each output.
+/// Number of adjacent inputs that are stored together for each output.
 const GROUP: usize = 4;
 
-/// The sizes of a record of a panel, see the [module](self).
+/// The sizes of a record: the unit of a panel's memory, with 32 or 256 inputs of 32 outputs, see the [module](self).
 #[derive(Clone, Copy)]
 struct Layout {
-    /// Blocks of 32 inputs.
+    /// Number of blocks of 32 inputs in a record: 1 or 8.
     blocks: usize,
-    /// Bytes of the head.
+    /// Bytes of a record's head, which has the scales (and offsets) that all its blocks share; 0 if they share none.
     head: usize,
-    /// Bytes of a block's integers.
+    /// Bytes of the weights' integers in a block of 32 inputs of 32 outputs.
     integers: usize,
-    /// Bytes of a block.
+    /// Bytes of a block: its integers and its scales.
     block: usize,
 }
 
@@ -80,21 +80,22 @@ impl Layout {
         self.head + self.blocks * self.block
     }
 
-    /// Returns the byte offsets, in a panel, of the head that block `block` belongs to and of the block.
+    /// Returns two byte offsets in a panel: of the head of the record that has block `block`, and of the block itself.
     const fn places(self, block: usize) -> (usize, usize) {
         let head = block / self.blocks * self.record();
         (head, head + self.head + block % self.blocks * self.block)
     }
 }
 
-/// Returns the number of bytes in a panel of `inputs` inputs, which are whole blocks of `packing`.
+/// Returns the number of bytes in a panel: 32 outputs with `inputs` inputs each, stored in format `packing`. Panics
+/// unless the inputs are whole blocks of that format.
 pub(in super::super) fn panel_bytes(packing: Packing, inputs: usize) -> usize {
     let (numbers, _) = packing.block();
     assert!(inputs.is_multiple_of(numbers), "{inputs} inputs");
     inputs / numbers * Layout::of(packing).record()
 }
 
-/// Writes the packed matrix row `row` into `panel`, as the weights of output `output`.
+/// Copies `row`, a row of a packed matrix, into `panel`, where it becomes the weights of output `output`.
 pub(in super::super) fn pack_row(packing: Packing, row: &[u8], output: usize, panel: &mut [u8]) {
     let layout = Layout::of(packing);
     let records = panel.chunks_exact_mut(layout.record());
@@ -150,11 +151,12 @@ pub(in super::super) fn pack_row(packing: Packing, row: &[u8], output: usize, pa
     }
 }
 
-/// A block of a panel, decoded.
+/// The quantised weights from 32 inputs to the outputs of one panel, unpacked to 8-bit integers, with their scales and
+/// offsets. A weight is its integer times its scale, plus its offset.
 struct Block {
-    /// `[input / 4][output][input % 4]`.
+    /// The integers, `[input / 4][output][input % 4]`.
     integers: [[[i8; GROUP]; PANEL]; BLOCK / GROUP],
-    /// Scales of the first and of the last 16 inputs, `[2][output]`.
+    /// Scales `[2][output]`: first those of the block's first 16 inputs, then those of its last 16.
     scales: [[f32; PANEL]; 2],
     offsets: [f32; PANEL],
 }
@@ -208,7 +210,7 @@ impl Block {
     }
 }
 
-/// Writes the weights of output `output` of `panel`, widened: the values that [`Packing::unpack`] returns.
+/// Writes the weights of output `output` of a panel to `to` as f32: the values that [`Packing::unpack`] returns.
 pub(in super::super) fn row(packing: Packing, panel: &[u8], output: usize, to: &mut [f32]) {
     for (block, to) in to.chunks_exact_mut(BLOCK).enumerate() {
         let read = Block::read(packing, panel, block);
@@ -220,29 +222,31 @@ pub(in super::super) fn row(packing: Packing, panel: &[u8], output: usize, to: &
     }
 }
 
-/// A product `c[row - rows.start][0..32] (+)= Σ a[row] · panel`, of some blocks of inputs. Block 0 overwrites `c`,
-/// others are added to it.
+/// The operands of a product of 8-bit activations with one panel of packed weights, `c[row - rows.start][0..32] (+)= Σ
+/// a[row] · panel`, over some blocks of the inputs. If block 0 is among them, `c` is overwritten; otherwise the product
+/// is added to it.
 pub(in super::super) struct PackedProduct<'a> {
-    /// Activations rounded to 8 bits, the left operand, `[rows][inputs]`.
+    /// The left operand, activations rounded to 8 bits, `[rows][inputs]`.
     pub(in super::super) a: &'a [i8],
-    /// Scale and sum of each block of the left operand, `[rows][inputs / 32]`.
+    /// For each block of 32 inputs of each row of `a`, the scale and the sum of its integers, `[rows][inputs / 32]`.
     pub(in super::super) scales: &'a [[f32; 2]],
     pub(in super::super) inputs: usize,
-    /// Rows of `a` to compute.
+    /// Rows of `a` to compute, as a range of row indices.
     pub(in super::super) rows: Range<usize>,
     pub(in super::super) packing: Packing,
     pub(in super::super) panel: &'a [u8],
-    /// Blocks of inputs to multiply.
+    /// Blocks of 32 inputs to multiply.
     pub(in super::super) blocks: Range<usize>,
-    /// The sums of the panel's 32 outputs for each computed row, `[rows.len()][32]`.
+    /// Output `[rows.len()][32]`: the sums for the panel's 32 outputs for each computed row.
     pub(in super::super) c: &'a mut [f32],
 }
 
-/// A [`PackedProduct`] that has been checked to stay within its slices.
+/// A [`PackedProduct`] that has been checked: it reads and writes only within the slices of its operands.
 pub(super) struct Checked<'a>(PackedProduct<'a>);
 
 impl<'a> PackedProduct<'a> {
-    /// Checks that the product stays within its slices, and clears `c` if it begins with block 0.
+    /// Checks that the product reads and writes only within the slices of its operands. Sets the outputs to zero if it
+    /// begins with block 0.
     ///
     /// # Panics
     /// Panics when it would reach beyond them, which is a mistake in the caller's code and not in any input.
@@ -274,7 +278,7 @@ impl<'a> PackedProduct<'a> {
     }
 }
 
-/// Computes the product without intrinsics.
+/// Computes a product of 8-bit activations with packed weights, without intrinsics.
 pub(super) fn multiply(product: Checked<'_>) {
     let p = product.0;
     for block in p.blocks {
@@ -310,13 +314,13 @@ pub(super) fn multiply(product: Checked<'_>) {
     }
 }
 
-/// Rounds activations `[32 · n]` to 8 bits: in each block the largest becomes ±127. A block with a number that is not
-/// finite has the scale NaN, and one whose numbers are all below 1e-30 is zero.
+/// Rounds activations to 8 bits, in blocks of 32: the largest magnitude of each block becomes 127. A block with a
+/// number that is not finite gets the scale NaN, and one whose numbers are all below 1e-30 becomes zero.
 pub(in super::super) struct Quantise<'a> {
-    /// At most 128 columns of one row: whole blocks of 32.
+    /// The activations: at most 128 columns of one row, whole blocks of 32.
     pub(in super::super) from: &'a [f32],
     pub(in super::super) integers: &'a mut [i8],
-    /// Scale and sum of the integers of each block.
+    /// Output: the scale of each block of 32, and the sum of its integers.
     pub(in super::super) scales: &'a mut [[f32; 2]],
 }
 

@@ -3,11 +3,11 @@
 use super::Checked;
 pub(in super::super::super) use super::tiles::Emulated as TileRegisters;
 
-/// Proof of AMX, which does not exist on this architecture.
+/// Stands for the proof that the CPU has AMX, of which no value exists on this architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super::super) enum Amx {}
 
-/// Proof of AVX512-BF16, which does not exist on this architecture.
+/// Stands for the proof that the CPU has AVX512-BF16, of which no value exists on this architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super::super) enum Avx512Bf16 {}
 

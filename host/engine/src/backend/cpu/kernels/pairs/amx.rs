@@ -12,7 +12,8 @@ use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
-/// Proof that the CPU has AMX with bf16, that the OS lets this process use it, and that a small product was correct.
+/// Proof that the CPU has AMX with bf16, that the operating system lets this process use it, and that a small product
+/// was computed correctly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super::super) struct Amx(());
 
@@ -35,7 +36,7 @@ impl Amx {
         found.clone().map(|usable| usable.then_some(Self(())))
     }
 
-    /// Configures the calling thread's tiles; dropping the result releases them.
+    /// Configures the AMX tile registers of the calling thread; dropping the result releases them.
     pub(super) fn unit(self) -> TileRegisters {
         // SAFETY: an `Amx` exists.
         unsafe { TileRegisters::configure() }
@@ -46,7 +47,8 @@ impl Amx {
 fn has_instructions() -> bool {
     const OSXSAVE: u32 = 1 << 27;
     const AMX_BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;
-    /// State bits for the configuration and the data of tiles, which a context switch saves.
+    /// Bits of the extended control register that the operating system sets if a context switch saves the tile
+    /// registers and their configuration.
     const TILE_STATE: u64 = 0b11 << 17;
     if __cpuid(0).eax < 0x1d
         || __cpuid(1).ecx & OSXSAVE == 0
@@ -64,6 +66,8 @@ fn has_instructions() -> bool {
         && palette.ecx & 0xffff == 16
 }
 
+/// Returns the extended control register, whose bits say which registers the operating system saves.
+///
 /// # Safety
 /// The CPU must have `xgetbv`.
 #[target_feature(enable = "xsave")]
@@ -72,7 +76,8 @@ unsafe fn extended_control() -> u64 {
     unsafe { _xgetbv(0) }
 }
 
-/// Asks Linux for the use of tiles, once per process. A thread's state grows by 8 KiB when it first uses them.
+/// Asks Linux, once per process, to permit the use of AMX tile registers. The state that is saved for a thread grows by
+/// 8 KiB when the thread first uses them.
 #[cfg(target_os = "linux")]
 fn request_permission() -> Result<(), String> {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
@@ -92,8 +97,9 @@ fn request_permission() -> Result<(), String> {
     Err("it was never tried on this operating system".into())
 }
 
-/// Checks a product with two tiles of rows and part of a third, two steps of inputs and a start from sums. Its values
-/// are small integers, so it is exact in every order of addition.
+/// Checks that `unit` computes the same product as the emulation in software, or returns the first difference. The
+/// values are small integers, so the product is exact in every order of addition. It covers two tiles of rows and part
+/// of a third, two steps of inputs, and a start from earlier sums.
 fn check(unit: &mut impl Unit) -> Result<(), String> {
     const ROW_COUNT: usize = 2 * ROWS + 5;
     let number =
@@ -140,7 +146,7 @@ fn check(unit: &mut impl Unit) -> Result<(), String> {
     }
 }
 
-/// The operand of `LDTILECFG`: palette 1, eight tiles of 16 rows of 64 bytes.
+/// The operand of the instruction `LDTILECFG`: palette 1, eight tiles of 16 rows of 64 bytes.
 #[repr(C, align(64))]
 struct Configuration {
     palette: u8,
@@ -158,15 +164,19 @@ static CONFIGURATION: Configuration = Configuration {
     rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
 };
 
-/// The calling thread's tiles. They are released on drop, because a thread with tiles in use takes longer to switch.
+/// The AMX tile registers of the calling thread, configured. They are released on drop, because a context switch takes
+/// longer for a thread with tiles in use.
 pub(in super::super::super) struct TileRegisters {
-    /// Makes the type stay in its thread, whose registers these are.
+    /// Keeps the value in its thread (neither `Send` nor `Sync`), to which the registers belong.
     thread: PhantomData<*const ()>,
 }
 
 impl TileRegisters {
+    /// Configures the AMX tile registers of the calling thread.
+    ///
     /// # Safety
-    /// The CPU must have the instructions and the process the permission, and this thread must have no other value.
+    /// The CPU must have the instructions and the process the permission to use them, and no other [`TileRegisters`] of
+    /// this thread may exist.
     unsafe fn configure() -> Self {
         // SAFETY: see above; the operand is 64 bytes in the manual's layout.
         unsafe {

@@ -22,9 +22,9 @@ impl Avx512Bf16 {
         present.then(|| Self { faster: is_amd() })
     }
 
-    /// Returns whether this instruction is faster than the f32 kernels. Measured: twice the f32 rate on AMD's Zen 5,
-    /// half of it on Intel's Sapphire Rapids (which has AMX). The answer depends on the maker and not on a measurement,
-    /// so that a machine computes the same bits every day.
+    /// Returns whether AVX512-BF16 is faster than the f32 kernels on this CPU. Measured: twice the f32 rate on AMD's
+    /// Zen 5, half of it on Intel's Sapphire Rapids (which has AMX). The answer depends on the maker and not on a
+    /// measurement, so that a machine computes the same bits every day.
     pub(super) fn is_faster_than_f32(self) -> bool {
         self.faster
     }
@@ -41,13 +41,16 @@ fn is_amd() -> bool {
     [name.ebx, name.edx, name.ecx].map(u32::to_le_bytes) == [*b"Auth", *b"enti", *b"cAMD"]
 }
 
-/// Rows computed at once: sixteen accumulators hide the latency, and the two halves of a tile read the same `b`.
+/// Number of rows computed at once: their sixteen accumulators hide the latency, and the two halves of a tile read the
+/// same right operand.
 const GROUP: usize = ROWS / 2;
-/// Number of pairs of each row that one step takes.
+/// Number of pairs of inputs of each row in a step, the unit in which a left operand is stored.
 const STEP: usize = DEPTH / 2;
 
+/// Computes a product of bf16 pairs by AVX512-BF16.
+///
 /// # Safety
-/// The CPU must have AVX512-BF16. The product is checked.
+/// The CPU must have AVX512-BF16.
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn multiply(product: Checked<'_>) {
     let (row, columns) = (product.0.a.row, product.0.columns);
@@ -61,7 +64,8 @@ unsafe fn multiply(product: Checked<'_>) {
     }
 }
 
-/// Computes `V` vectors of each row of a product.
+/// Computes the first `V` vectors (16 outputs each) of each row of a product. `a_row` is the stride between rows of the
+/// left operand, in pairs.
 ///
 /// # Safety
 /// The CPU must have AVX512-BF16. The product is checked.
@@ -99,9 +103,11 @@ unsafe fn multiply_terms<const V: usize>(product: Checked<'_>, a_row: usize) {
     }
 }
 
-/// Pairs of inputs that are multiplied for all rows before the next ones.
+/// Number of pairs of inputs that are multiplied for all rows before the next ones.
 const PART: usize = 128;
 
+/// Multiplies `R` rows of `a` by `V` vectors (16 outputs each) of `b`, and writes or adds to `c`.
+///
 /// # Safety
 /// The CPU must have AVX512-BF16. `a` points to `steps` steps of `R` rows, and comes with the number of pairs from one
 /// row, and from one step, to the next. `b` has as many steps of [`PANEL`] pairs, and `c` has `R` rows of [`PANEL`]
@@ -146,6 +152,8 @@ unsafe fn rows<const R: usize, const V: usize>(
     }
 }
 
+/// Loads sixteen pairs of bf16 from `from`, at any alignment.
+///
 /// # Safety
 /// The CPU must have AVX-512, and sixteen pairs must be readable at `from`.
 #[inline]
@@ -155,7 +163,7 @@ unsafe fn load(from: *const Pair) -> __m512bh {
     bits(unsafe { _mm512_loadu_si512(from.cast()) })
 }
 
-/// Reinterprets the bits as bf16 numbers.
+/// Reinterprets the 64 bytes of an integer vector as bf16 numbers.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn bits(vector: __m512i) -> __m512bh {

@@ -46,68 +46,70 @@ use super::{LANES, PANEL, Start, extent};
 use half::bf16;
 use std::ops::Range;
 
-/// Two adjacent inputs.
+/// Two adjacent inputs of an operand in bf16.
 pub(in super::super) type Pair = [bf16; 2];
 
-/// Rows in a tile.
+/// Number of rows in a tile of a left operand.
 pub(in super::super) const ROWS: usize = 16;
-/// Inputs are padded to a multiple of this.
+/// Number of inputs in a step, the unit of storage; inputs are padded with zeroes to a multiple of this.
 pub(in super::super) const DEPTH: usize = 32;
-/// Maximum number of inputs of one product.
+/// Maximum number of inputs of one [`PairProduct`]; more are multiplied in several.
 pub(in super::super) const BLOCK: usize = 512;
-/// Pairs in a tile of one step, where its rows are adjacent.
+/// Number of pairs in one step (32 inputs) of a tile, if its rows are adjacent.
 pub(in super::super) const STEP_PAIRS: usize = ROWS * DEPTH / 2;
 
-/// A left operand. Sixteen rows are a tile, and 32 inputs of a tile are a step.
+/// A left operand of bf16 pairs. Sixteen rows are a tile, and 32 inputs of a tile are a step.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Left<'a> {
-    /// Pairs from the first row's tile and the first step of interest on.
+    /// The operand's pairs, beginning with the tile of row 0 and the first step to multiply.
     pub(in super::super) pairs: &'a [Pair],
-    /// Stride in `pairs` between the rows of a tile.
+    /// Distance in `pairs` from one row of a tile to the next.
     pub(in super::super) row: usize,
-    /// Stride in `pairs` between the steps of a tile.
+    /// Distance in `pairs` from one step (32 inputs) of a tile to the next.
     pub(in super::super) step: usize,
-    /// Stride in `pairs` between tiles.
+    /// Distance in `pairs` from one tile (16 rows) to the next.
     pub(in super::super) tile: usize,
-    /// Distance in `pairs` from a number's high part to its low part, if numbers have two parts.
+    /// Distance in `pairs` from a number's high part to its low part; `None` if each number is a single bf16.
     pub(in super::super) low: Option<usize>,
-    /// True to load the pairs as streamed data (AMX only), which leaves the first-level cache to `b`.
+    /// True if the pairs are loaded past the first-level cache, which leaves it to the right operand; only AMX does so.
     pub(in super::super) streamed: bool,
 }
 
-/// A product of bf16 pairs, `c[row - rows.start][0..columns] (+)= Σ a[row] · b[..][0..columns]`.
+/// The operands of a product of bf16 pairs, `c[row - rows.start][0..columns] (+)= Σ a[row] · b[..][0..columns]`, which
+/// overwrites `c` or is added to it, as `start` says.
 pub(in super::super) struct PairProduct<'a> {
     pub(in super::super) a: Left<'a>,
-    /// Rows of `a` to compute; the first begins a tile.
+    /// Rows of `a` to compute; the first must be a multiple of [`ROWS`].
     pub(in super::super) rows: Range<usize>,
-    /// Right operand `[inputs / 2][32]`: a multiple of [`DEPTH`] inputs, at most [`BLOCK`]. If numbers are in two
-    /// parts, all high parts come first.
+    /// Right operand `[inputs / 2][32]`, with a multiple of [`DEPTH`] inputs, at most [`BLOCK`]. If numbers have two
+    /// parts, all high parts come first, then all low parts.
     pub(in super::super) b: &'a [Pair],
-    /// The right operand of the next product, which AMX's kernel fetches to the second-level cache meanwhile. May be
+    /// The right operand of the next product, which AMX's kernel prefetches to the second-level cache meanwhile. May be
     /// empty.
     pub(in super::super) next: &'a [Pair],
-    /// Output `[rows.len()][32]`. Where it holds the whole last tile, that tile's unwanted rows are undefined
-    /// afterwards.
+    /// Output `[rows.len()][32]`. If the slice has room for all sixteen rows of the last tile, those beyond `rows` are
+    /// undefined afterwards.
     pub(in super::super) c: &'a mut [f32],
-    /// Columns to compute, [`LANES`] or [`PANEL`]. The others keep their content.
+    /// Number of columns to compute, [`LANES`] or [`PANEL`]. The other columns of `c` are undefined or unchanged.
     pub(in super::super) columns: usize,
     pub(in super::super) start: Start,
 }
 
-/// A product of the high or low parts of `a` with those of `b`; none if `b` is empty.
+/// One of the up to three products that make up a [`PairProduct`]: the high or low parts of the left operand times
+/// those of the right one. It is no product if `b` is empty.
 #[derive(Clone, Copy)]
 struct Term<'a> {
-    /// Offset of the parts of `a`, in pairs: 0 for the high ones, [`Left::low`] for the low ones.
+    /// Offset in pairs of the left operand's parts: 0 for the high parts, [`Left::low`] for the low ones.
     a: usize,
     b: &'a [Pair],
 }
 
-/// A [`PairProduct`] that has been checked to stay within its slices.
+/// A [`PairProduct`] that has been checked: it reads and writes only within the slices of its operands.
 struct Checked<'a>(PairProduct<'a>);
 
 impl<'a> PairProduct<'a> {
-    /// Returns the products whose sum is this one. If numbers are in two parts, these are high · high, low · high and
-    /// high · low; low · low is negligible. Otherwise the last two are empty.
+    /// Returns the products whose sum is this one. If numbers have two parts, these are high · high, low · high and
+    /// high · low; low · low is negligible. Otherwise there is one, and the last two are empty.
     #[inline(always)]
     fn terms(&self) -> [Term<'a>; 3] {
         let term = |a, b| Term { a, b };
@@ -120,7 +122,7 @@ impl<'a> PairProduct<'a> {
         }
     }
 
-    /// Checks that the product stays within its slices.
+    /// Checks that the product reads and writes only within the slices of its operands.
     ///
     /// # Panics
     /// Panics when it would reach beyond them, which is a mistake in the caller's code and not in any input.
@@ -166,24 +168,24 @@ impl<'a> PairProduct<'a> {
     }
 }
 
-/// The number of bf16 whose sum represents a number.
+/// The number of bf16 whose sum represents a number: one (8 significant bits) or two (16).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Parts {
     One,
     Two,
 }
 
-/// Instructions that multiply pairs of bf16. A value exists only where the CPU has them.
+/// The instructions that multiply pairs of bf16. A value exists only where the CPU has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Machine {
     Amx(amx::Amx),
     Avx512(avx512::Avx512Bf16),
-    /// AMX in software: slow, but it tests the AMX kernel on CPUs without AMX.
+    /// AMX emulated in software: slow, but it tests the AMX kernel on CPUs without AMX.
     #[cfg(test)]
     Emulated,
 }
 
-/// The result of detecting a machine.
+/// The result of [`Machine::detect`]: the instructions to use, and a warning.
 pub(in super::super) struct DetectedMachine {
     pub(in super::super) machine: Option<Machine>,
     /// The reason that AMX is not used although the CPU has it; `None` if AMX is used or absent.
@@ -191,7 +193,7 @@ pub(in super::super) struct DetectedMachine {
 }
 
 impl Machine {
-    /// Detects the fastest machine of this CPU.
+    /// Returns the fastest instructions of this CPU that multiply bf16, if it has any.
     pub(in super::super) fn detect() -> DetectedMachine {
         let plain = || avx512::Avx512Bf16::detect().map(Machine::Avx512);
         match amx::Amx::detect() {
@@ -210,7 +212,7 @@ impl Machine {
         }
     }
 
-    /// Returns all machines that can run here, the emulation included.
+    /// Returns all instructions that multiply bf16 and can run here, including the emulation of AMX; for tests.
     #[cfg(test)]
     pub(in super::super) fn available() -> Vec<Self> {
         let amx = amx::Amx::detect().ok().flatten().map(Machine::Amx);
@@ -226,7 +228,7 @@ impl Machine {
             .collect()
     }
 
-    /// Returns a human-readable name of the machine, with its vector instructions.
+    /// Returns a name of the instructions and of the vector instruction set that goes with them, for logs.
     pub(in super::super) fn name(self) -> &'static str {
         match self {
             Machine::Amx(_) => "AVX-512 and AMX, bf16 by bf16",
@@ -236,7 +238,8 @@ impl Machine {
         }
     }
 
-    /// Returns whether the machine is faster than the f32 kernels, as far as CPUs of its kind were measured.
+    /// Returns whether these instructions multiply bf16 faster than the f32 kernels multiply f32. AMX and AMD's
+    /// AVX512-BF16 do, by measurements on one CPU of each kind.
     pub(in super::super) fn is_faster_than_f32(self) -> bool {
         match self {
             Machine::Amx(_) => true,
@@ -246,12 +249,14 @@ impl Machine {
         }
     }
 
-    /// Returns whether the CPU multiplies tiles, so fast that three products of parts take less time than one in f32.
+    /// Returns whether these instructions multiply tiles (AMX): so fast that three products of bf16 parts take less
+    /// time than one product in f32.
     pub(in super::super) fn has_tiles(self) -> bool {
         matches!(self, Machine::Amx(_))
     }
 
-    /// Prepares the machine in the calling thread, which must have no other [`Ready`]. For AMX: configures the tiles.
+    /// Prepares the calling thread for products; for AMX, configures its tile registers. The thread must have no other
+    /// [`Ready`].
     pub(in super::super) fn ready(self) -> Ready {
         match self {
             Machine::Amx(machine) => Ready::Amx(machine.unit()),
@@ -262,8 +267,8 @@ impl Machine {
     }
 }
 
-/// A machine that is ready in one thread: its tiles are configured. Kept for as many products as possible, because
-/// configuring takes about as long as a small one.
+/// Instructions that are ready for products in one thread: for AMX, the tile registers are configured. Kept for as many
+/// products as possible, because configuring takes about as long as a small one.
 pub(in super::super) enum Ready {
     Amx(amx::TileRegisters),
     Avx512(avx512::Avx512Bf16),
@@ -272,7 +277,7 @@ pub(in super::super) enum Ready {
 }
 
 impl Ready {
-    /// Computes `product`.
+    /// Computes `product` and writes its output.
     ///
     /// # Panics
     /// Panics when the product would reach beyond its slices.

@@ -15,14 +15,14 @@
 use super::{Checked, Left, PANEL, Pair, ROWS, Start, Term};
 use std::slice::Chunks;
 
-/// Words in a row of a tile.
+/// Number of 32-bit words in a row of a tile: sixteen sums, or sixteen pairs of bf16.
 const WORDS: usize = 16;
 
-/// A machine with eight tiles, each of [`ROWS`] by [`WORDS`].
+/// A machine with eight tile registers, each of [`ROWS`] by [`WORDS`]: the CPU's AMX, or an emulation.
 pub(super) trait Unit {
-    /// Clears tile `T`.
+    /// Sets all words of tile `T` to zero.
     fn zero<const T: usize>(&mut self);
-    /// Fills tile `T` with rows of sixteen pairs that are `stride` pairs apart.
+    /// Fills tile `T` with sixteen rows of sixteen pairs; in `from`, the rows are `stride` pairs apart.
     ///
     /// # Panics
     /// Panics when `from` is too short.
@@ -32,28 +32,29 @@ pub(super) trait Unit {
     /// # Panics
     /// Panics when `from` is too short.
     fn stream_pairs<const T: usize>(&mut self, from: &[Pair], stride: usize);
-    /// Brings the cache line of `pair` to the second-level cache.
+    /// Prefetches the cache line of `pair` to the second-level cache.
     fn fetch(&mut self, pair: &Pair);
-    /// Fills tile `T` with rows of sixteen sums that are `stride` floats apart.
+    /// Fills tile `T` with sixteen rows of sixteen sums; in `from`, the rows are `stride` floats apart.
     ///
     /// # Panics
     /// Panics when `from` is too short.
     fn load_sums<const T: usize>(&mut self, from: &[f32], stride: usize);
-    /// Writes tile `T` to rows of sixteen sums that are `stride` floats apart.
+    /// Writes tile `T` to `to`, as sixteen rows of sixteen sums that are `stride` floats apart.
     ///
     /// # Panics
     /// Panics when `to` is too short.
     fn store_sums<const T: usize>(&mut self, to: &mut [f32], stride: usize);
-    /// Computes `c[m][n] += Σ a[m][k] · b[k][n]` over sixteen pairs `k`.
+    /// Computes `c[m][n] += Σ a[m][k] · b[k][n]` over sixteen pairs `k`, where `c`, `a` and `b` are the tiles `C`, `A`
+    /// and `B`.
     fn multiply<const C: usize, const A: usize, const B: usize>(&mut self);
 }
 
-/// Returns the number of elements that sixteen rows of sixteen, `stride` apart, span.
+/// Returns the number of elements from the first to the last of sixteen rows of sixteen elements, `stride` apart.
 pub(super) const fn span(stride: usize) -> usize {
     (ROWS - 1) * stride + WORDS
 }
 
-/// Buffer for the sums of two whole tiles of rows, where fewer rows are wanted.
+/// Buffer for the sums of two whole tiles of rows, where the output has room for fewer rows.
 #[repr(align(64))]
 struct Whole([f32; 2 * ROWS * PANEL]);
 
@@ -77,7 +78,8 @@ pub(super) fn multiply<U: Unit>(unit: &mut U, product: Checked<'_>) {
     }
 }
 
-/// Cache lines to fetch, spread over the steps of a product: memory is idle while a product reads its caches.
+/// Cache lines of the next product's right operand to prefetch, spread over the steps of a product: memory is idle
+/// while a product reads its caches.
 struct Fetch<'a> {
     lines: Chunks<'a, Pair>,
     per_step: usize,
@@ -92,7 +94,8 @@ impl Fetch<'_> {
     }
 }
 
-/// Multiplies `rows` rows by both halves of each `b` if `WIDE`, otherwise by the left half only.
+/// Multiplies the first `rows` rows of `left` by all 32 columns of each term's right operand if `WIDE`, otherwise by
+/// its first 16, and writes or adds to `c`.
 #[inline(always)]
 fn multiply_rows<U: Unit, const WIDE: bool>(
     unit: &mut U,
@@ -122,7 +125,7 @@ fn multiply_rows<U: Unit, const WIDE: bool>(
     }
 }
 
-/// Multiplies one tile of rows, or two if `second`.
+/// Multiplies the first tile of sixteen rows of `left`, or the first two if `second`, and writes or adds to `c`.
 #[inline(always)]
 fn multiply_tiles<U: Unit, const WIDE: bool>(
     unit: &mut U,
@@ -186,7 +189,7 @@ fn multiply_tiles<U: Unit, const WIDE: bool>(
     }
 }
 
-/// Fills tile `T` with a step of the left operand, which begins at `from`.
+/// Fills tile `T` with one step (sixteen rows of 32 inputs) of the left operand, which begins at `from`.
 #[inline(always)]
 fn load_left<U: Unit, const T: usize>(unit: &mut U, left: Left<'_>, from: &[Pair]) {
     if left.streamed {
@@ -196,8 +199,8 @@ fn load_left<U: Unit, const T: usize>(unit: &mut U, left: Left<'_>, from: &[Pair
     }
 }
 
-/// The tile instructions in software, as Intel's manual specifies them (Software Developer's Manual, volume 2,
-/// `TDPBF16PS`).
+/// AMX's tile registers and instructions in software, as Intel's manual specifies them (Software Developer's Manual,
+/// volume 2, `TDPBF16PS`).
 pub(in super::super::super) struct Emulated([[[u32; WORDS]; ROWS]; 8]);
 
 impl Emulated {
@@ -248,9 +251,9 @@ impl Unit for Emulated {
         }
     }
 
-    /// Emulates `TDPBF16PS`. Even and odd inputs of the sixteen pairs have a partial sum each; their total is added to
-    /// the output.
-    /// Subnormal numbers count as zero, in inputs and results, and roundings are to nearest, ties to even.
+    /// Emulates the instruction `TDPBF16PS`, which multiplies two tiles of bf16 pairs and adds the result to a third.
+    /// Even and odd inputs of the sixteen pairs have a partial sum each; their total is added to the output. Subnormal
+    /// numbers count as zero, in inputs and results, and roundings are to nearest, ties to even.
     ///
     /// Intel's manual fuses multiplication and addition. A product of two bf16 has 16 significant bits, so f32 holds it
     /// exactly, and rounding it first changes nothing unless it leaves f32's range of exponents.

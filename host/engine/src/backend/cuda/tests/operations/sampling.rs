@@ -100,8 +100,8 @@ fn tokens_are_chosen_as_the_host_chooses_them() {
     }
 }
 
-/// Checks that `sampling` chooses the host's token from `logits`, and returns the work per token of the vocabulary: loads
-/// of logits, and additions to shared memory.
+/// Checks that `sampling` chooses the host's token from `logits`, and returns the work per token of the vocabulary:
+/// loads of logits, and additions to shared memory.
 fn work_of(device: &mut Emulated, logits: &[f32], sampling: &Sampling) -> (f64, f64) {
     let device_logits = put(device, logits);
     let choices = put(device, &[SamplingParameters::of(&sampling.draw(3))]);
