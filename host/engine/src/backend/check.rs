@@ -1,5 +1,5 @@
 //! Validation of a step, common to all backends: tokens, positions and pages are in range; page tables are long enough;
-//! and no page that the step writes is visible to another segment or at a second position.
+//! and no page that the step writes is read or written by another segment of the step, or written at two positions.
 
 use super::{BackendError, BackendShape, HostPageId, Load, Output, PageId, Step, Store};
 use fxhash::FxHashSet;

@@ -63,9 +63,9 @@ pub struct Segment {
     /// Position of the first token in its sequence; `pages` already hold the KV state of positions `0..start`, unless
     /// loads of the same step bring it.
     pub start: u32,
-    /// The sequence's page table: the KV state of position `p` is in page `pages[p / page_tokens]`, at index `p %
-    /// page_tokens`. The table covers at least `start + tokens.len()` positions. A page that a segment writes in a step
-    /// is neither read nor written by another segment of the step.
+    /// The sequence's page table: the KV state of position `p` is in page `pages[p / page_tokens]`, at index
+    /// `p % page_tokens`. The table covers at least `start + tokens.len()` positions. A page that a segment writes in a
+    /// step is neither read nor written by another segment of the step.
     pub pages: Vec<PageId>,
     /// The result that the caller wants from the segment: nothing, rows of logits, or a sampled token.
     pub output: Output,

@@ -27,20 +27,20 @@ pub(super) struct Route {
     passed: usize,
 }
 
-/// The mark of a document on the last page that lies wholly before the document's end. The document is the last one of
-/// `path[..documents]`.
+/// A mark on a page: records that a document ends on the page or on the page after it. The document is the last one of
+/// `path[..documents]`, and the page is the last one wholly before its end.
 struct DocumentBoundary {
     scope: u64,
     path: Arc<[Document]>,
     documents: usize,
 }
 
-/// The marks on one page: which documents end on it or on the page after it. There are several if documents are short
-/// or prompts with different documents share the page.
+/// The documents that are known to end on one page or on the page after it, for the events about documents. There are
+/// several if documents are short or prompts with different documents share the page.
 #[derive(Default)]
 pub(super) struct DocumentBoundaries(SmallVec<[DocumentBoundary; 1]>);
 
-/// Maximum number of document marks on one page; further documents get none.
+/// Maximum number of documents that are recorded on one page as ending there; further ones are not recorded.
 const MAX_BOUNDARIES: usize = 8;
 
 impl Route {
@@ -56,8 +56,8 @@ impl Route {
     }
 
     /// Advances to the next document up to whose end at most `pages` full pages lie, skipping documents that end within
-    /// the first page. Returns the index of the last page wholly before its end, and the mark to put there; `None` if
-    /// no further document is reached.
+    /// the first page. Returns the index of the last page wholly before its end, and the mark (a record of the
+    /// document) to put there; `None` if no further document is reached.
     pub(super) fn pass(&mut self, pages: u32) -> Option<(usize, PassedDocument)> {
         while let Some(&end) = self.bounds.get(self.passed + 1)
             && end / self.page_tokens <= pages
@@ -87,12 +87,12 @@ impl Route {
     }
 }
 
-/// The mark of a document whose full pages are all cached, to be passed to [`DocumentBoundaries::add`].
+/// The record of a document whose full pages are all cached, to be put on a page by [`DocumentBoundaries::add`].
 pub(super) struct PassedDocument(DocumentBoundary);
 
 impl DocumentBoundaries {
-    /// Adds a document's mark to the page and logs the document as stored in the cache. Does nothing if the mark is
-    /// already there or the page has [`MAX_BOUNDARIES`] marks.
+    /// Records on the page that a document ends there, and logs the document as stored in the cache. Does nothing if
+    /// that is already recorded or the page has [`MAX_BOUNDARIES`] records.
     pub(super) fn add(&mut self, document: PassedDocument, salt: &Arc<str>, log: &mut EventLog) {
         let PassedDocument(mark) = document;
         if self.0.len() == MAX_BOUNDARIES || self.0.iter().any(|other| other.is(&mark)) {
@@ -111,7 +111,7 @@ impl DocumentBoundaries {
         self.0.len()
     }
 
-    /// Logs the documents that have marks on the page as removed from the cache, the last one first. For a page that
+    /// Logs the documents that are recorded on the page as removed from the cache, the last one first. For a page that
     /// leaves the cache.
     pub(super) fn tell_removed(self, salt: &Arc<str>, log: &mut EventLog) {
         for mark in self.0.into_iter().rev() {

@@ -1,4 +1,4 @@
-//! Checks of the cache's invariants, for tests.
+//! Checks of the prefix cache's invariants, for tests.
 
 use super::PrefixCache;
 use super::lease::Lease;

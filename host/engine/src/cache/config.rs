@@ -75,7 +75,7 @@ pub struct DiskReplicaBounds {
 pub struct Pages {
     /// Number of pages in the memory that the device computes on.
     pub device: u32,
-    /// Number of pages in host memory.
+    /// Number of pages in the pool in host memory.
     pub host: u32,
     /// Number of tokens whose KV state fits a page, at least one.
     pub tokens: u32,

@@ -41,7 +41,7 @@ pub enum CacheEvent {
     Removed {
         /// Hash of the page's tokens and of everything before them.
         hash: PageHash,
-        /// The tier that held the page.
+        /// The tier that the page has left.
         tier: Tier,
     },
     /// The cache is empty: no page is left in device or host memory.

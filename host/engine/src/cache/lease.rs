@@ -65,13 +65,13 @@ impl Default for CacheUse {
 pub struct Match {
     /// Number of leading tokens that need not be computed, at most all but the last.
     pub tokens: u32,
-    /// Those of `tokens` that only host memory holds, so that they must be loaded onto the device.
+    /// Of the `tokens`, the number that only host memory holds, so that they must be loaded onto the device.
     pub host_tokens: u32,
     /// Number of tokens after the first `tokens` that could be [fetched](super::PrefixCache::fetch) from disk.
     pub disk_tokens: u32,
     /// Number of full pages on the device that the sequence would share, so that it needs no new ones for them.
     pub pages: u32,
-    /// Those of `pages` that no lease holds now; they count as available until one does.
+    /// Of the `pages`, the number that no lease holds now; they count as available until one does.
     pub idle_pages: u32,
 }
 
@@ -83,7 +83,7 @@ pub struct Opening {
     pub lease: Lease,
     /// Number of leading tokens whose KV state the lease's pages hold, once `loads` have been carried out.
     pub cached_tokens: u32,
-    /// Those of `cached_tokens` that are loaded from host memory.
+    /// Of the `cached_tokens`, the number that are loaded from host memory.
     pub host_tokens: u32,
     /// Copies of pages from host memory to the device, to be carried out before the sequence is computed. The lease
     /// must stay open until then.

@@ -15,11 +15,11 @@ use std::sync::Arc;
 pub struct CachedLookup {
     /// Number of leading tokens that need not be computed, at most all but the last.
     pub tokens: u32,
-    /// Those of `tokens` that only host memory holds, so that they must be loaded onto the device.
+    /// Of the `tokens`, the number that only host memory holds, so that they must be loaded onto the device.
     pub host_tokens: u32,
     salt: Arc<str>,
     /// The nodes of the prefix tree with the last full page that was found in any tier, and with the last one on the
-    /// device; `None` if there was no such page.
+    /// device; `None` if no page was found.
     ends: [Option<NodeId>; 2],
     /// The prefix tree's change counter at the time of the lookup.
     seen: u64,

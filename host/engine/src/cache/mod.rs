@@ -81,9 +81,11 @@ pub struct PrefixCache {
     /// Eviction order of the device's pages: those that no lease (running sequence) holds and that no page on the
     /// device follows.
     device: Queue,
-    /// Eviction order of the pages in host memory that no page in host memory follows, except replicas.
+    /// Eviction order of the pages in host memory that no page in host memory follows, except replicas (copies of pages
+    /// that are still on the device).
     host: Queue,
-    /// Pages in host memory that are replicas of pages on the device, the least frequently used first.
+    /// Pages in host memory that are replicas (copies of pages that are still on the device), the least frequently used
+    /// first.
     replicas: Queue,
     max_replicas: u32,
     /// True if all pages of a document are evicted together, as [`EvictionPolicy::PgdsfPaper`] does.
@@ -98,8 +100,8 @@ pub struct PrefixCache {
     transfers: Vec<Transfer>,
     in_flight: InFlight,
     events: EventLog,
-    /// Counts uses of pages, in place of a clock. A page that no lease holds was never used later than such a page that
-    /// it follows.
+    /// Counts uses of pages, in place of a clock. Of two pages that no lease holds, of which one follows the other, the
+    /// later one in the sequence was never used more recently.
     now: u64,
     counts: Counts,
 }
@@ -136,7 +138,7 @@ pub struct CacheStats {
     pub host_evicted: u64,
     /// Pages in device or host memory now that also have a copy on disk, so that a restarted process finds them.
     pub disk_replicas: u32,
-    /// Writes of such copies to disk scheduled so far, in pages.
+    /// Copies to disk of pages that are still in memory, scheduled so far, in pages.
     pub disk_replicated: u64,
     /// Pages read back from disk into host memory so far.
     pub fetched: u64,
@@ -387,8 +389,8 @@ impl PrefixCache {
         }
     }
 
-    /// Puts marks on the pages of the lease for the documents that its full pages have reached, and logs these
-    /// documents as cached.
+    /// Records, on the pages of the lease, the documents that end there, as far as its full pages have reached them,
+    /// and logs these documents as cached.
     fn mark(&mut self, lease: &mut Lease) {
         let Some(route) = &mut lease.route else {
             return;

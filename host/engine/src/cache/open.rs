@@ -123,9 +123,9 @@ impl PrefixCache {
         }
     }
 
-    /// Adds the pages of the lease's nodes to its page table. The first `near` nodes have pages on the device. For each
-    /// of the others, takes a page from `free` and returns the load from host memory that fills it. The caller has
-    /// protected all nodes from eviction by [`PrefixCache::keep`].
+    /// Adds the pages of the lease's nodes (pages of the prefix tree that were found) to its page table. The first
+    /// `near` nodes have pages on the device. For each of the others, takes a page from `free` and returns the load
+    /// from host memory that fills it. The caller has protected all nodes from eviction by [`PrefixCache::keep`].
     fn share(
         &mut self,
         lease: &mut Lease,
@@ -149,8 +149,9 @@ impl PrefixCache {
         loads
     }
 
-    /// Makes the first `tokens` tokens of a node's page available in page `to`, and records how in `opening`: a copy on
-    /// the device, or a load of the whole page from host memory, of which the sequence overwrites the rest.
+    /// Makes the KV state of the first `tokens` tokens of a cached page, that of `node`, available in page `to`, and
+    /// records how in `opening`: a copy on the device, or a load of the whole page from host memory, of which the
+    /// sequence overwrites the rest.
     fn open_tail(&mut self, opening: &mut Opening, node: NodeId, to: PageId, tokens: u32) {
         let at = &self.tree[node].at;
         let from_host = at.device.is_none() || at.loading;
@@ -193,7 +194,8 @@ impl PrefixCache {
         self.refile(node);
     }
 
-    /// Returns the number of the full pages found by `walk` that are on the device; these are the leading ones.
+    /// Returns how many of the full pages found by `walk`, a cache lookup, are on the device; these are the leading
+    /// ones.
     pub(super) fn on_device(&self, walk: &Walk) -> usize {
         walk.full
             .partition_point(|&node| self.tree[node].at.device.is_some())
@@ -203,8 +205,8 @@ impl PrefixCache {
         walk.full.len() as u32 * self.page_tokens + walk.tail.map_or(0, |(_, tokens)| tokens)
     }
 
-    /// Returns the number of the tokens found by `walk` that only host memory holds. `near` is the number of its full
-    /// pages that are on the device.
+    /// Returns how many of the tokens found by `walk`, a cache lookup, only host memory holds. `near` is the number of
+    /// its full pages that are on the device.
     pub(super) fn host_tokens_of(&self, walk: &Walk, near: usize) -> u32 {
         let tail = walk
             .tail

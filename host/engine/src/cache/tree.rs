@@ -64,7 +64,7 @@ struct Root {
 
 pub(super) struct Tree<At> {
     page_tokens: usize,
-    /// The model's identity, which is part of all page hashes, see [`PageHash::root`].
+    /// Hash of the model, which is part of all page hashes, see [`PageHash::root`].
     identity: u64,
     slots: Vec<Slot<At>>,
     free: Vec<NodeId>,
@@ -111,7 +111,8 @@ impl<At: Default> Tree<At> {
         }
     }
 
-    /// Finds the longest prefix of `tokens` for which the tree has nodes, among sequences with this cache salt.
+    /// Finds the longest prefix of `tokens` that is cached, for sequences with this cache salt: walks down the tree, a
+    /// page a node.
     pub(super) fn walk(&self, salt: &str, tokens: &[TokenId]) -> Walk {
         let mut walk = Walk::default();
         let mut children = self.roots.get(salt).map(|root| &root.children);

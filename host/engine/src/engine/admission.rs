@@ -55,7 +55,8 @@ impl Admission {
         })
     }
 
-    /// Returns whether a [`Kind::Prefill`] request would be accepted now. Each `false` counts as a refusal.
+    /// Returns whether a [`Kind::Prefill`] request would be accepted now. Each `false` counts among the speculative
+    /// requests refused so far.
     pub(super) fn takes_guesses(&self) -> bool {
         let mut counts = self.counts.lock();
         let takes = counts.waiting < self.max_prefill_batch;

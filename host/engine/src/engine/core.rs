@@ -43,7 +43,8 @@ pub(super) struct Core {
     bounds: Bounds,
     /// Maximum number of tokens of a step whose logits are needed to score prompts, see [`max_scored_tokens`].
     pub(super) max_scored_tokens: u32,
-    /// How often a request is computed again after device failures, see [`EngineConfig::max_retries`].
+    /// Maximum number of times that a request is computed again after device failures, see
+    /// [`EngineConfig::max_retries`].
     max_retries: u32,
     /// True if requests may use the prefix cache, as [`EngineConfig::prefix_caching`] says.
     prefix_caching: bool,
@@ -55,8 +56,8 @@ pub(super) struct Core {
     running: Vec<Active>,
     /// Speculative prefills whose prompts are computed, and whose pages are kept for the request that they anticipate.
     held: Vec<HeldPrefill>,
-    /// Number of generations that callers have dropped before their end (cancelled); shared with all [`Generation`]s,
-    /// which increment it.
+    /// Number of generations that callers have dropped before their end (cancelled). Each
+    /// [`Generation`](super::Generation) shares this counter and increments it when that happens.
     bell: Arc<AtomicU64>,
     /// The value of `bell` at the last search for cancelled requests; if it differs from `bell`, there are new ones.
     rung: u64,
@@ -109,8 +110,8 @@ struct Active {
 }
 
 impl Core {
-    /// Returns a core without requests, for a device with the dimensions of `backend`. It searches for cancelled
-    /// requests whenever the counter `bell` has changed.
+    /// Returns the state of an engine without requests, for a device with the dimensions of `backend`. It searches for
+    /// cancelled requests whenever the counter `bell` has changed.
     pub(super) fn new(backend: &dyn Backend, config: &EngineConfig, bell: Arc<AtomicU64>) -> Self {
         Self {
             cache: PrefixCache::new(pools(backend), &config.cache),
@@ -333,8 +334,8 @@ impl Core {
         }
     }
 
-    /// Returns the input of the scheduler: counts of running and of the next waiting requests. Also returns a ticket
-    /// for each of these waiting requests, in the same order.
+    /// Returns the input of the scheduler: counts of running and of the next waiting requests. Also returns a ticket,
+    /// which identifies it in the queue, for each of these waiting requests, in the same order.
     fn state(&mut self) -> (SchedulerState, Vec<Ticket>) {
         let running = self.running.iter().map(|active| Running {
             tokens: active.sequence.length(),
@@ -481,8 +482,9 @@ impl Core {
         active.sequence
     }
 
-    /// Admits the waiting sequence of `ticket`: opens a lease on pages for it, adds the loads and copies that fill them
-    /// to `work`, and makes it run. Returns `false` if there are too few pages or the sequence has left the queue.
+    /// Admits the waiting sequence that `ticket` identifies: opens a lease on pages for it, adds the loads and copies
+    /// that fill them to `work`, and makes it run. Returns `false` if there are too few pages or the sequence has left
+    /// the queue.
     fn admit(&mut self, ticket: &Ticket, work: &mut Work, now: Instant) -> bool {
         let Some(sequence) = self.waiting.get(ticket) else {
             return false;

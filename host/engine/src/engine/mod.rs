@@ -83,7 +83,7 @@ pub struct EngineConfig {
     /// True if requests start from cached prefixes and leave their own prefixes in the cache. If false, every prompt is
     /// computed in full.
     pub prefix_caching: bool,
-    /// Configuration of the prefix cache: eviction policy, replicas and disk.
+    /// Configuration of the prefix cache: eviction policy, and copies of pages in host memory and on disk.
     pub cache: CacheConfig,
 }
 
@@ -177,10 +177,10 @@ impl Default for PrefixCaching {
     }
 }
 
-/// The purpose of a request.
+/// The purpose of a request: to generate an answer, or only to fill the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kind {
-    /// Generates tokens after the prompt.
+    /// Generates an answer: tokens after the prompt.
     #[default]
     Answer,
     /// Warms up the cache: only the prompt is computed, and the request ends with [`FinishReason::Prefilled`]. Accepted
@@ -208,7 +208,7 @@ pub enum Event {
     Prompt(Vec<Logprobs>),
     /// The next token of the answer was generated.
     Token {
-        /// The generated token.
+        /// The id of the generated token.
         id: TokenId,
         /// Log-probabilities of the token and of alternatives; `None` unless [`Request::top_logprobs`] is set.
         logprobs: Option<Box<Logprobs>>,
@@ -256,8 +256,8 @@ pub enum SubmitError {
     /// submitted.
     #[error("too busy for speculative work: {limit} requests or more are waiting")]
     Busy {
-        /// The configured [`EngineConfig::max_prefill_batch`]: how many requests may wait for a prefill to be accepted,
-        /// plus one.
+        /// The configured [`EngineConfig::max_prefill_batch`]: a prefill is refused while at least this many requests
+        /// wait.
         limit: u32,
     },
     /// The prompt is too long: it could not be served at any time.
@@ -288,11 +288,12 @@ pub struct Stats {
     pub running: u32,
     /// Tokens of prompts so far, counted when a request is first admitted.
     pub prompt_tokens: u64,
-    /// Those of `prompt_tokens` that were served from the cache.
+    /// Of the `prompt_tokens`, the number that were served from the cache.
     pub cached_tokens: u64,
-    /// Those of `cached_tokens` that were loaded from host memory, possibly after a read from disk.
+    /// Of the `cached_tokens`, the number that were loaded from host memory, possibly after a read from
+    /// disk.
     pub host_tokens: u64,
-    /// Tokens generated so far.
+    /// Number of tokens generated so far, over all requests.
     pub generated_tokens: u64,
     /// Prefix lookups so far, one per request at its first admission. `partial_hits` and `full_hits` count those that
     /// matched something; the others matched nothing.
@@ -311,7 +312,7 @@ pub struct Stats {
     pub pages_cached: u32,
     /// Number of pages in the host's pool.
     pub host_pages: u32,
-    /// Host pages that hold cached prefixes now, including replicas of device pages.
+    /// Host pages that hold cached prefixes now, including copies of pages that are still on the device.
     pub host_pages_cached: u32,
     /// Pages evicted from host memory so far.
     pub host_evicted_pages: u64,
@@ -319,7 +320,7 @@ pub struct Stats {
     pub fetched_pages: u64,
     /// Pages in device or host memory that also have a copy on disk now, so that a restarted process finds them.
     pub disk_replicas: u32,
-    /// Copies of such pages to disk scheduled so far, in pages.
+    /// Copies to disk of pages that are still in memory, scheduled so far, in pages.
     pub disk_replicated_pages: u64,
     /// Counters of the disk tier; all 0 if there is no disk tier.
     pub disk: DiskCounts,

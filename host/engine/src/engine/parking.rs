@@ -26,10 +26,10 @@ struct Parked<Core, Owner> {
 
 #[derive(Debug)]
 enum State<Owner> {
-    /// The owner's device has been computing since `since`. The owner may take the core back; others only once the
-    /// owner has been computing for too long.
+    /// The owner's device has been computing since `since`. The owner may take the core (the engine's state) back;
+    /// others only once the owner has been computing for too long.
     Computing { owner: Owner, since: Instant },
-    /// The owner has abandoned its device for this reason, and does not come back for the core.
+    /// The owner has abandoned its device for this reason, and does not come back for the core (the engine's state).
     GivenUp(Failure),
 }
 
@@ -40,27 +40,28 @@ impl<Core, Owner> Default for Parking<Core, Owner> {
 }
 
 impl<Core, Owner: PartialEq> Parking<Core, Owner> {
-    /// Stores the core while the device of `owner` computes, from time `since` on.
+    /// Stores the core (the engine's state) while the device of `owner` computes, from time `since` on.
     pub(super) fn park(&mut self, core: Core, owner: Owner, since: Instant) {
         let state = State::Computing { owner, since };
         self.0 = Some(Parked { core, state });
     }
 
-    /// Stores a core whose owner has abandoned its device because of `failure`, for the watchdog to take.
+    /// Stores a core (an engine's state) whose owner has abandoned its device because of `failure`, for the watchdog to
+    /// take.
     pub(super) fn give_up(&mut self, core: Core, failure: Failure) {
         let state = State::GivenUp(failure);
         self.0 = Some(Parked { core, state });
     }
 
-    /// Takes back the core that the owner `own` stored. Returns `None` if it was taken meanwhile, even if another owner
-    /// has stored it since.
+    /// Takes back the core (the engine's state) that the owner `own` stored. Returns `None` if it was taken meanwhile,
+    /// even if another owner has stored it since.
     pub(super) fn take_back(&mut self, own: &Owner) -> Option<Core> {
         let is_own = |parked: &mut Parked<Core, Owner>| matches!(&parked.state, State::Computing { owner, .. } if owner == own);
         self.0.take_if(is_own).map(|parked| parked.core)
     }
 
-    /// Takes the core if its owner has abandoned its device, or has been computing for longer than `patience` (`None`:
-    /// for no limit). Returns it with the reason; otherwise returns `None`.
+    /// Takes the core (the engine's state) if its owner has abandoned its device, or has been computing for longer than
+    /// `patience` (`None`: for no limit). Returns it with the reason; otherwise returns `None`.
     pub(super) fn take_given_up(
         &mut self,
         now: Instant,

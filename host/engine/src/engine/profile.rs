@@ -162,8 +162,9 @@ pub fn measure(
     Ok(CostProfile::new(cached, new, table.concat())?)
 }
 
-/// Returns the numbers of tokens at which to measure along one axis, ascending: `start`, then `from`, `4 * from`, `16 *
-/// from` and so on below `end`, then `end`. The first number of `start` is included even if it is not below `end`.
+/// Returns the numbers of tokens at which to measure along one axis, ascending: `start`, then `from`, `4 * from`,
+/// `16 * from` and so on below `end`, then `end`. The first number of `start` is included even if it is not below
+/// `end`.
 fn axis(start: &[u32], from: u32, end: u32) -> Vec<u32> {
     let powers = std::iter::successors(Some(from), |value| value.checked_mul(4));
     let mut axis: Vec<u32> = start.iter().copied().chain(powers.take(16)).collect();

@@ -34,7 +34,7 @@ pub(super) struct PromptScores {
 pub(super) struct ScoredRows {
     /// Number of rows of the segment before the first one that scores a token.
     skipped: usize,
-    /// The tokens that the rows after these score, one for each row.
+    /// The tokens of the prompt that are scored, one for each of the segment's rows after the first `skipped`.
     targets: Vec<TokenId>,
     top: u32,
 }

@@ -32,7 +32,7 @@ pub(super) type Clock = Arc<dyn Fn() -> Instant + Send + Sync>;
 /// Whether an engine serves requests, as health checks report it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// The engine serves requests.
+    /// The engine serves requests, and its device works.
     Good,
     /// The device is stuck or lost, and a replacement is being made. Requests are accepted and wait.
     Recovering,
@@ -45,8 +45,8 @@ pub enum Health {
 
 /// State that an engine's handles, its thread and its watchdog share.
 pub(super) struct Shared {
-    /// Submitted requests, published counters and the parked core. Consistent after each line that changes it, so a
-    /// panic under the lock does no harm.
+    /// Submitted requests, published counters and, while the device computes, the engine's state. Consistent after each
+    /// line that changes it, so a panic under the lock does no harm.
     inbox: Mutex<Inbox>,
     /// Signalled when the engine's thread may have something to do.
     wake: Condvar,
@@ -132,7 +132,8 @@ impl Shared {
         Ok(generation)
     }
 
-    /// Returns whether a speculative prefill would be accepted now. Each `false` counts as a refusal.
+    /// Returns whether a speculative prefill would be accepted now. Each `false` counts among the speculative requests
+    /// refused so far.
     pub(super) fn takes_guesses(&self) -> bool {
         self.admission.takes_guesses()
     }
@@ -225,7 +226,8 @@ impl Shared {
         }
     }
 
-    /// Publishes the core's counters, then the events of its cache, then the events of its requests.
+    /// Publishes the counters of the core (the engine's state), then the events of its cache, then the events of its
+    /// requests.
     pub(super) fn publish(&self, core: &mut Core) {
         self.inbox.lock().stats = core.stats();
         self.feed.publish(core.take_cache_events());
@@ -295,7 +297,7 @@ pub(super) fn start(shared: &Arc<Shared>, core: Box<Core>, backend: Box<dyn Back
 }
 
 /// The engine's thread: runs until the engine is to stop and has no requests left, until the watchdog has taken the
-/// core, or until it gives up a device that is lost.
+/// core (the engine's state), or until it gives up a device that is lost.
 fn run(shared: &Shared, mut core: Box<Core>, mut backend: Box<dyn Backend>) {
     let mut guard = EndOnExit(Some(shared));
     // Reused across steps for its allocation.
@@ -349,8 +351,8 @@ fn run(shared: &Shared, mut core: Box<Core>, mut backend: Box<dyn Backend>) {
     core.save_all(&mut *backend);
 }
 
-/// Moves submitted requests to the core, and waits until there is something to do. Returns the channels of requests to
-/// clear the cache, or `None` when the engine is to stop and has no requests left.
+/// Moves submitted requests to the core (the engine's state), and waits until there is something to do. Returns the
+/// channels of requests to clear the cache, or `None` when the engine is to stop and has no requests left.
 fn receive(shared: &Shared, core: &mut Core) -> Option<Vec<SyncSender<u32>>> {
     let mut inbox = shared.inbox.lock();
     loop {
@@ -375,7 +377,8 @@ fn receive(shared: &Shared, core: &mut Core) -> Option<Vec<SyncSender<u32>>> {
 }
 
 impl Shared {
-    /// Waits for at most [`RETRY_INTERVAL`] if the core has requests of which nothing can be computed yet.
+    /// Waits for at most [`RETRY_INTERVAL`] if the core (the engine's state) has requests of which nothing can be
+    /// computed yet.
     fn rest(&self, core: &Core) {
         let mut inbox = self.inbox.lock();
         if !core.is_idle() && inbox.submitted.is_empty() && inbox.clears.is_empty() {
@@ -384,7 +387,8 @@ impl Shared {
     }
 }
 
-/// Ends the engine when its thread ends, for instance by a panic, unless the thread has given up the core.
+/// Ends the engine when its thread ends, for instance by a panic, unless the thread has given up the engine's state to
+/// the watchdog.
 struct EndOnExit<'a>(Option<&'a Shared>);
 
 impl Drop for EndOnExit<'_> {

@@ -24,7 +24,7 @@ pub(crate) struct LayerWeights<'a> {
     pub(crate) output: Tensor<'a>,
     pub(crate) output_bias: Option<Tensor<'a>>,
     /// Weights of the norms of the outputs of attention and of the feed-forward layer, applied before these are added
-    /// to the residual stream; `None` if the model has no such norms.
+    /// to the residual stream; `None` if the model does not norm these outputs.
     pub(crate) post_norms: Option<[Tensor<'a>; 2]>,
     pub(crate) mlp_norm: Tensor<'a>,
     /// Gate and up matrices of the feed-forward layer.

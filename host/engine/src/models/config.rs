@@ -40,7 +40,7 @@ pub struct ModelConfig {
     pub ignores_vision: bool,
     /// Width of the residual stream (hidden size), in elements.
     pub(crate) hidden: usize,
-    /// Number of decoder layers.
+    /// Number of decoder layers of the model.
     pub(crate) layers: usize,
     /// Number of query heads, a multiple of `kv_heads`.
     pub(crate) heads: usize,

@@ -1,4 +1,4 @@
-//! Blocks of packed numbers, as GGUF files store them (llama.cpp, `ggml-quants.c`).
+//! Formats of quantised weights: blocks of integers with scales, as GGUF files store them (llama.cpp, `ggml-quants.c`).
 
 use half::f16;
 
@@ -38,8 +38,8 @@ impl Packing {
         }
     }
 
-    /// Returns the byte offset, within a block, of the block's scale, an f16. In formats with offsets, the f16 that
-    /// scales the offsets follows it.
+    /// Returns the byte offset, within a block, of the block's scale, an f16. In formats with offsets, an f16 for the
+    /// offset or offsets follows it.
     pub(crate) const fn scale(self) -> usize {
         match self {
             Self::Q6K => 208,

@@ -1,4 +1,4 @@
-//! `config.json` as written, before validation.
+//! The fields of `config.json` as written, before validation.
 
 use super::rope::RawRope;
 use serde::Deserialize;

@@ -1,4 +1,4 @@
-//! Log-probabilities of a row, for clients that need the model's confidence.
+//! Log-probabilities of tokens from a row of logits, for clients that need the model's confidence.
 
 use super::{SamplingError, most_likely};
 use crate::TokenId;

@@ -45,9 +45,9 @@ pub struct Sampling {
 pub struct OutOfRange {
     /// The parameter's name in a request, such as `top_p`.
     pub name: &'static str,
-    /// The value that was refused.
+    /// The value of the parameter that was refused.
     pub value: f32,
-    /// The allowed values, in words.
+    /// The values that the parameter may have, in words.
     pub range: &'static str,
 }
 

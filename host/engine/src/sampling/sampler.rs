@@ -1,4 +1,4 @@
-//! The choices of one sequence, from its first token to its last.
+//! The choices of one sequence's tokens, from the first generated one to the last.
 
 use super::penalties::History;
 use super::{Constraint, Draw, Logprobs, Sampling, SamplingError};
@@ -22,7 +22,7 @@ pub struct Sampler {
 pub enum NextToken {
     /// A token of the answer was chosen.
     Token {
-        /// The chosen token.
+        /// The id of the chosen token.
         id: TokenId,
         /// Log-probabilities of the token and of alternatives; `None` if they were not requested.
         logprobs: Option<Box<Logprobs>>,

@@ -57,13 +57,14 @@ pub struct Running {
 /// Counts of a waiting sequence, and of what the cache holds of its prefix.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Waiting {
-    /// Number of tokens in the sequence.
+    /// Number of tokens in the sequence: those of the prompt, and those generated before it was preempted.
     pub tokens: u32,
     /// Number of leading tokens of the sequence that are cached; at least one token is not.
     pub cached: u32,
     /// Number of full cached pages on the device that the sequence would share, so that it needs no new ones for them.
     pub shared_pages: u32,
-    /// Those of `shared_pages` that no running sequence holds, and that therefore count as available now.
+    /// Of the `shared_pages`, the number that no running sequence holds, and that therefore count as available
+    /// now.
     pub idle_pages: u32,
 }
 
@@ -83,8 +84,8 @@ pub enum Plan {
     },
 }
 
-/// Decides what the engine does next: preempt a sequence, or compute a step. Deterministic; costs `O(running +
-/// waiting)`.
+/// Decides what the engine does next: preempt a sequence, or compute a step. Deterministic; costs
+/// `O(running + waiting)`.
 pub fn plan(state: &SchedulerState) -> Plan {
     let Limits {
         max_step_tokens,

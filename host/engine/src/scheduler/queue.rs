@@ -37,7 +37,7 @@ pub struct Queue<T> {
     rule: Rule,
     /// Requests that were put back after they had run, in the order in which they are admitted again.
     returned: VecDeque<T>,
-    /// Newly arrived requests by tenant: a lane for each tenant that has any, in order of arrival.
+    /// Newly arrived requests by tenant, those of each tenant in order of arrival; a tenant without any has no entry.
     lanes: BTreeMap<Arc<str>, Lane<T>>,
     shares: Shares,
     /// Number of newly arrived requests that wait now, of all tenants.
@@ -53,7 +53,7 @@ pub struct Queue<T> {
 pub struct Entry {
     /// The tenant that sent the request.
     pub tenant: Arc<str>,
-    /// Number of tokens in the request's prompt, and in its answer so far.
+    /// Number of tokens in the request's prompt.
     pub tokens: u32,
     /// The documents with which the prompt begins, in order, each with the token index after its last token.
     pub documents: Box<[(Fingerprint, u32)]>,
@@ -213,7 +213,8 @@ impl<T> Queue<T> {
         self.shares.charge(tenant, GENERATED_COST);
     }
 
-    /// Returns tickets for up to `most` requests in the order of admission, beginning with those that were put back.
+    /// Returns tickets, which identify requests in the queue, for up to `most` requests in the order of admission,
+    /// beginning with those that were put back.
     ///
     /// `look` returns the number of a request's tokens that are cached, and a detail that is returned with its ticket.
     /// `more` decides after each ticket whether to continue. Costs `O(waiting + most · log waiting)` and about one call
@@ -268,7 +269,7 @@ impl<T> Queue<T> {
         tickets
     }
 
-    /// Returns the request with this ticket, or `None` if it has left the queue.
+    /// Returns the request that this ticket identifies, or `None` if it has left the queue.
     pub fn get(&self, Ticket(place): &Ticket) -> Option<&T> {
         match place {
             QueuePosition::Returned => self.returned.front(),
@@ -280,8 +281,8 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Removes and returns the request with this ticket; the earlier requests of its tenant count as overtaken by it.
-    /// Returns `None` if it has left the queue.
+    /// Removes and returns the request that this ticket identifies; the earlier requests of its tenant count as
+    /// overtaken by it. Returns `None` if it has left the queue.
     pub fn take(&mut self, Ticket(place): &Ticket) -> Option<T> {
         match place {
             QueuePosition::Returned => self.returned.pop_front(),
@@ -379,8 +380,8 @@ impl<T> Queue<T> {
         self.iter_mut().find(|item| found(item))
     }
 
-    /// Updates counts after `count` newly arrived requests have left this tenant's lane, and removes the lane if it is
-    /// empty.
+    /// Updates counts after `count` newly arrived requests of this tenant have left the queue, and removes the tenant's
+    /// entry if it has no others.
     fn left(&mut self, tenant: &Arc<str>, count: u32) {
         self.arrived -= count as usize;
         for _ in 0..count {
@@ -392,11 +393,12 @@ impl<T> Queue<T> {
     }
 }
 
-/// The newly arrived requests of one tenant, ranked, while [`Queue::head`] creates tickets for them.
+/// The newly arrived requests of one tenant, ranked, while [`Queue::head`] creates tickets for them; a ticket
+/// identifies a request in the queue.
 struct RankedLane<'q, T> {
     tenant: &'q Arc<str>,
     lane: &'q mut Lane<T>,
-    /// Indices of the lane's requests in the order in which the rule serves them; empty until they have been ranked.
+    /// Indices of the tenant's requests in the order in which the rule serves them; empty until they have been ranked.
     order: Vec<usize>,
     /// Number of leading entries of `order` whose requests already have a ticket.
     next: usize,

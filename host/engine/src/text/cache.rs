@@ -19,8 +19,8 @@ use std::sync::Arc;
 pub struct TokenCache {
     /// The rule by which texts are cut into pieces; `None` if the cache is off.
     cuts: Option<Cuts>,
-    /// Tokens that the tokenizer puts before a raw prompt; `None` if it changes a raw prompt in any other way, and such
-    /// prompts are not cached.
+    /// Tokens that the tokenizer puts before a raw prompt. `None` if it changes a raw prompt in any other way; raw
+    /// prompts are then tokenised whole.
     opening: Option<Vec<TokenId>>,
     /// Keys of the hash of pieces, different in every process, so that a client cannot prepare pieces that collide.
     keys: RandomState,
@@ -35,7 +35,7 @@ pub struct TokenCache {
 pub struct TokenCacheStats {
     /// Bytes of text that were looked up so far.
     pub text_bytes: u64,
-    /// Those of `text_bytes` whose tokens were found in the cache.
+    /// Of the `text_bytes`, the number whose tokens were found in the cache.
     pub found_bytes: u64,
     /// Approximate number of bytes of memory that the cache takes now.
     pub held_bytes: u64,

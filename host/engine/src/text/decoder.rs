@@ -15,7 +15,7 @@ use crate::TokenId;
 /// tokens.
 pub struct Decoder<'a> {
     tokenizer: &'a Tokenizer,
-    /// Bytes of an unfinished character that are held back: at most three between calls.
+    /// Bytes of an unfinished character, kept until the character is complete: at most three between calls.
     held: Vec<u8>,
     /// Number of leading spaces of the text that are still to be stripped if they come.
     strip: usize,
@@ -51,14 +51,14 @@ impl<'a> Decoder<'a> {
         self.strip(text)
     }
 
-    /// Ends the text: returns replacement characters for the bytes that are still held back, or an empty text.
+    /// Ends the text: returns replacement characters for the bytes of an unfinished character, or an empty text.
     pub fn finish(&mut self) -> String {
         let held = std::mem::take(&mut self.held);
         let text = self.replacement(held.len());
         self.strip(text)
     }
 
-    /// Converts all held bytes to text, except an unfinished character at the end, which stays held. Invalid bytes are
+    /// Converts all bytes that have been kept to text, except an unfinished character at the end. Invalid bytes are
     /// replaced.
     fn take_complete(&mut self) -> String {
         let mut text = String::new();

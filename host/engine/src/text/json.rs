@@ -8,8 +8,8 @@ use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 use std::fmt::Write;
 
-/// The filter of chat templates that writes a value as JSON: `tojson(indent=None, separators=None, ensure_ascii=False,
-/// sort_keys=False)`.
+/// The filter of chat templates that writes a value as JSON:
+/// `tojson(indent=None, separators=None, ensure_ascii=False, sort_keys=False)`.
 pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<Value> = options.get("indent")?;
     let indent = match indent.filter(|indent| !indent.is_none()) {

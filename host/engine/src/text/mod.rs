@@ -42,7 +42,7 @@ pub enum TextError {
     /// A file of the checkpoint is missing or malformed.
     #[error("{file}: {reason}")]
     Checkpoint {
-        /// Path of the file.
+        /// Path of the checkpoint's file that is missing or malformed.
         file: String,
         /// What is wrong with the file.
         reason: String,

@@ -31,8 +31,8 @@ pub(super) enum Cuts {
 }
 
 impl Cuts {
-    /// Returns the rule for the tokenizer in `file`, the bytes of a `tokenizer.json`. Returns `None` if no rule is
-    /// known for it.
+    /// Returns the rule that says where texts of a tokenizer can be cut; `file` has the bytes of its `tokenizer.json`.
+    /// Returns `None` if no rule is known for it.
     pub(super) fn recognise(file: &[u8]) -> Option<Self> {
         let file: File = serde_json::from_slice(file).ok()?;
         let plain = |token: &AddedToken| {

@@ -308,7 +308,7 @@ struct Load {
 }
 
 impl Load {
-    /// Returns the counts for two schemas that are alternatives, or that apply to different values.
+    /// Returns the sum of the counts for two schemas that are alternatives, or that apply to different values.
     fn beside(self, other: Self) -> Self {
         Self {
             patterns: self.patterns.saturating_add(other.patterns),
@@ -319,7 +319,7 @@ impl Load {
         }
     }
 
-    /// Returns the counts for two schemas that both apply to one value.
+    /// Returns the counts for two schemas that both apply to one value, so that their patterns combine.
     fn and(self, other: Self) -> Self {
         let pairs = self
             .patterns
@@ -418,8 +418,8 @@ impl<'a, 'b> Loads<'a, 'b> {
         Ok(all)
     }
 
-    /// Returns the counts for those keywords of a schema that do not combine schemas. `meets` is true if another schema
-    /// applies to the same value.
+    /// Returns the counts ([`Load`]) for those keywords of a schema that do not combine schemas. `meets` is true if
+    /// another schema applies to the same value.
     fn own(
         &mut self,
         fields: &'a serde_json::Map<String, Json>,

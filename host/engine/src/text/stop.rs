@@ -56,7 +56,7 @@ impl StopStrings {
             .map(String::as_str)
     }
 
-    /// Returns the text that is still held back, for a stream that has ended without a stop string.
+    /// Ends the text without a stop string: returns the text that was kept because it might have begun one.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }

@@ -1,9 +1,9 @@
 //! A checkpoint's chat template: from messages to a prompt.
 //!
 //! Templates are Jinja programs written for `transformers`, which runs them with `trim_blocks`, `lstrip_blocks`, loop
-//! controls, a few functions and Python's methods on strings and maps. Here minijinja provides the same. `{% generation
-//! %}` blocks, which only training uses, are treated as plain blocks. Known departure: dates are in UTC, not in the
-//! machine's time zone.
+//! controls, a few functions and Python's methods on strings and maps. Here minijinja provides the same.
+//! `{% generation %}` blocks, which only training uses, are treated as plain blocks. Known departure: dates are in UTC,
+//! not in the machine's time zone.
 //!
 //! A template comes with the checkpoint and is not trusted. It can read only its variables, takes a bounded number of
 //! steps and yields a bounded number of bytes. Depth is bounded as well: minijinja drops, prints and compares nested

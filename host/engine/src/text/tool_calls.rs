@@ -11,9 +11,10 @@ use serde_json::value::RawValue;
 pub struct ToolCalls {
     held: String,
     place: ParserState,
-    /// True if a call was found: text after it that is only white space is dropped.
+    /// True if a tool call was found in the answer: text after it that is only white space is dropped.
     found: bool,
-    /// True if text other than white space was returned since the last call or, before a call, since the beginning.
+    /// True if text other than white space was returned since the last tool call or, before the first, since the
+    /// beginning.
     shown: bool,
 }
 
@@ -38,12 +39,12 @@ pub struct ToolCall {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ParserState {
     Outside,
-    /// Within a call. The held text begins after [`OPEN`]; closing tags before byte offset `seen` of it are part of a
-    /// string.
+    /// Within a tool call. The text kept so far (`held`) begins after [`OPEN`]; closing tags before its byte offset
+    /// `seen` are part of a string.
     Inside {
         seen: usize,
     },
-    /// The whole answer is expected to be one call without tags.
+    /// The whole answer is expected to be one tool call without tags.
     Bare,
 }
 
@@ -127,7 +128,7 @@ impl ToolCalls {
         }
     }
 
-    /// Ends the answer and returns the parts that were held back: at most one.
+    /// Ends the answer and returns the parts that had to wait for its end: at most one.
     pub fn finish(&mut self) -> Vec<Part> {
         let held = std::mem::take(&mut self.held);
         let place = std::mem::replace(&mut self.place, ParserState::Outside);
@@ -149,8 +150,8 @@ impl ToolCalls {
         }
     }
 
-    /// Moves the held text up to byte offset `end` to `parts`. Keeps it if it is white space that may only separate
-    /// calls.
+    /// Moves the text kept so far, up to byte offset `end`, to `parts`. Keeps it if it is white space that may only
+    /// separate tool calls.
     fn show(&mut self, end: usize, parts: &mut Vec<Part>) {
         if end == 0 || (!self.shown && self.held[..end].trim().is_empty()) {
             return;

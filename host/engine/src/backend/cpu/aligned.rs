@@ -18,7 +18,7 @@ pub(super) struct Aligned<T> {
     length: usize,
 }
 
-/// Bytes in a cache line.
+/// Number of bytes in a cache line of the CPU.
 const LINE: usize = 64;
 
 impl<T: Copy + Default> Aligned<T> {

@@ -1,4 +1,4 @@
-//! A step as lists of work: what each row computes, which pages are written, and which queries attend together.
+//! A step as lists of work: which tokens are computed, which pages are written, and which queries attend together.
 //!
 //! The step is [checked](crate::backend::check) first, so nothing after that checks it again.
 
@@ -15,16 +15,18 @@ pub(super) struct Cut {
     pub(super) heads: usize,
     /// Number of query heads that share a key and value head.
     pub(super) group: usize,
-    /// Number of query heads in an attention item, a divisor of `group`.
+    /// Number of query heads in an attention item (a unit of work: some tokens with some query heads), a divisor of
+    /// `group`.
     pub(super) item_heads: usize,
-    /// Maximum number of tokens in an attention item.
+    /// Maximum number of tokens in an attention item (a unit of work: some tokens with some query heads).
     pub(super) item_tokens: usize,
-    /// Maximum number of rows in an attention item; a row is one query head of one token.
+    /// Maximum number of rows in an attention item (a unit of work); a row is one query head of one token.
     pub(super) item_rows: usize,
 }
 
 impl Cut {
-    /// Returns the dimensions that cut `model`'s attention into items of at most `item_rows` rows each.
+    /// Returns the dimensions that cut `model`'s attention into items (units of work: some tokens with some query
+    /// heads) of at most `item_rows` rows each; a row is one query head of one token.
     pub(super) fn new(model: &ModelConfig, item_rows: usize) -> Self {
         let group = model.group();
         let divides = |heads: &usize| group.is_multiple_of(*heads);
@@ -45,29 +47,30 @@ pub(super) struct Row {
     pub(super) token: TokenId,
     /// Index of the token among all tokens of the step.
     pub(super) number: u32,
-    /// Index of the first attention item with queries of this token. The items with its further query heads follow,
-    /// `next_heads` items apart.
+    /// Index of the first attention item (unit of work) that has queries of this token. The items with its further
+    /// query heads follow, `next_heads` items apart.
     pub(super) item: u32,
     pub(super) next_heads: u32,
-    /// Index of the token within its attention items: the same in all of them, which differ in the query heads.
+    /// Index of the token within its attention items (units of work): the same in all of them, which differ in the
+    /// query heads.
     pub(super) within: u32,
 }
 
-/// An attention item: queries that are computed together. It has `tokens` times [`Cut::item_heads`] rows, one for each
-/// query head of each token, with the heads of a token adjacent.
+/// An attention item, the unit of parallel work: queries that are computed together. It has `tokens` times
+/// [`Cut::item_heads`] rows, one for each query head of each token, with the heads of a token adjacent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item {
     pub(super) segment: u32,
-    /// Index of the item's first token among all tokens of the step.
+    /// Index of the first of this attention item's tokens among all tokens of the step.
     pub(super) row: u32,
     pub(super) tokens: u32,
-    /// Position of the item's first token in its sequence, counted from 0.
+    /// Position in its sequence, counted from 0, of the first of this attention item's tokens.
     pub(super) position: u32,
-    /// Index of the item's first query head among those of the model.
+    /// Index of the first of this attention item's query heads among those of the model.
     pub(super) head: u32,
 }
 
-/// Tokens that pass through a layer together (rows), with the attention items that hold their queries.
+/// Tokens that pass through a layer together (rows), with the attention items (units of work) that hold their queries.
 #[derive(Default)]
 pub(super) struct Selection {
     pub(super) rows: Vec<Row>,
@@ -77,7 +80,7 @@ pub(super) struct Selection {
 /// A checked step as lists of work. Planning the next step reuses the memory of the lists.
 #[derive(Default)]
 pub(super) struct Batch {
-    /// Every token of the step, with its attention items.
+    /// Every token of the step, with the attention items (units of work) that hold its queries.
     pub(super) all: Selection,
     /// The tokens whose logits are wanted, in order. After the last layer's keys and values, no other token is needed.
     pub(super) wanted: Selection,
@@ -90,7 +93,8 @@ pub(super) struct Batch {
 
 impl Batch {
     /// Checks `step` and replaces the batch's lists of work with those of the step. Returns an error, and leaves the
-    /// lists undefined, if the step is malformed. `cut` says how attention is cut into items.
+    /// lists undefined, if the step is malformed. `cut` says how attention is cut into items, the units of parallel
+    /// work.
     pub(super) fn plan(
         &mut self,
         step: &Step,
@@ -137,9 +141,9 @@ impl Selection {
         self.items.clear();
     }
 
-    /// Adds a row for each of `tokens`, consecutive tokens of one segment, and the attention items with their queries.
-    /// `first` has the segment, row and position of the first token. Items that share a key and value head are
-    /// adjacent, so that a thread finds keys and values in its cache from one item to the next.
+    /// Adds a row for each of `tokens`, consecutive tokens of one segment, and the attention items (units of work) with
+    /// their queries. `first` has the segment, row and position of the first token. Items that share a key and value
+    /// head are adjacent, so that a thread finds keys and values in its cache from one item to the next.
     fn add(&mut self, tokens: &[TokenId], first: Item, cut: Cut) {
         let next_heads = tokens.len().div_ceil(cut.item_tokens) as u32;
         let item = self.items.len() as u32;

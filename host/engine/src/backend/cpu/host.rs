@@ -1,4 +1,4 @@
-//! The host pool: pages as bytes, which nothing computes on.
+//! The host pool: KV pages as bytes in host memory, on which nothing computes.
 //!
 //! A page is one contiguous piece, and a disk stores exactly these bytes. Only the writer and reader of a page know
 //! what the bytes mean ([pages](super::pages)).

@@ -109,7 +109,8 @@ impl Tiles {
         }
     }
 
-    /// Returns the number of bytes in a tile with all its columns; the formula is the same for both forms.
+    /// Returns the number of bytes in a tile (12 or 16 rows) with all its columns; the formula is the same for both
+    /// forms.
     pub(super) fn tile_bytes(&self) -> usize {
         self.tile_length() * size_of::<f32>()
     }
@@ -213,7 +214,7 @@ fn pair_place(row: usize, column: usize) -> usize {
     (column / DEPTH * pairs::ROWS + row) * DEPTH + column % DEPTH
 }
 
-/// Writes `values` to row `row` of a tile of f32 numbers, from column `column` on.
+/// Writes `values` to row `row` of a tile of f32 numbers (twelve rows), from column `column` on.
 #[inline(always)]
 pub(super) fn write_row(tile: &mut [f32], row: usize, mut column: usize, mut values: &[f32]) {
     while !values.is_empty() {

@@ -108,7 +108,7 @@ impl Sums {
     }
 
     /// Copies results of row `row` to `to`: the columns from `column` on, counted from the first column of panel
-    /// `panel`.
+    /// `panel`; a panel has 32 columns.
     #[inline(always)]
     pub(super) fn read(&self, row: usize, panel: usize, mut column: usize, mut to: &mut [f32]) {
         while !to.is_empty() {
@@ -127,7 +127,8 @@ impl Sums {
 pub(super) struct Panels {
     data: Data,
     inputs: usize,
-    /// For each part (matrix), the index of its first panel; then the number of all panels.
+    /// For each part (one of the matrices side by side), the index of its first panel (32 outputs); at the end, the
+    /// number of all panels.
     starts: Vec<usize>,
 }
 
@@ -137,7 +138,7 @@ enum Data {
     F16(Aligned<f16>),
     /// Bf16 weights that are multiplied by bf16 activations, as pairs of inputs; the inputs are padded with zeroes.
     Pairs(Machine, Aligned<Pair>),
-    /// For each part (matrix), its quantisation format and its packed weights.
+    /// For each part (one of the matrices side by side), its quantisation format and its packed weights.
     Packed(Vec<(Packing, Aligned<u8>)>),
 }
 
@@ -299,8 +300,8 @@ fn panel_pairs(inputs: usize) -> usize {
     inputs.next_multiple_of(pairs::DEPTH) / 2 * PANEL
 }
 
-/// Transposes the bf16 matrices `parts` into panels of pairs of inputs. Outputs and inputs beyond a matrix's last are
-/// zero. `starts` has the first panel of each matrix.
+/// Transposes the bf16 matrices `parts` into panels of 32 outputs, as pairs of inputs. Outputs and inputs beyond a
+/// matrix's last are zero. `starts` has the first panel of each matrix.
 fn pack_pairs(parts: &[&Tensor<'_>], starts: &[usize]) -> Aligned<Pair> {
     let inputs = parts[0].columns;
     let mut data = Aligned::<Pair>::touched(starts[starts.len() - 1] * panel_pairs(inputs));
@@ -318,8 +319,8 @@ fn pack_pairs(parts: &[&Tensor<'_>], starts: &[usize]) -> Aligned<Pair> {
     data
 }
 
-/// Copies a quantised matrix into panels of packed weights, and returns them with their format. Returns `None` if the
-/// matrix is not quantised. Outputs beyond the last are zero.
+/// Copies a quantised matrix into panels of 32 outputs, still quantised, and returns them with their format. Returns
+/// `None` if the matrix is not quantised. Outputs beyond the last are zero.
 fn pack_rows(part: &Tensor<'_>) -> Option<(Packing, Aligned<u8>)> {
     let Element::Packed(packing) = part.element else {
         return None;
@@ -339,7 +340,8 @@ fn pack_rows(part: &Tensor<'_>) -> Option<(Packing, Aligned<u8>)> {
     Some((packing, data))
 }
 
-/// Iterates over the rows of the matrices `parts` that form panel `panel`, each with its column in the panel.
+/// Iterates over the rows of the matrices `parts` that form panel `panel` (32 outputs), each with its column in the
+/// panel. `starts` has the first panel of each matrix.
 fn panel_rows<'a, const N: usize>(
     parts: &'a [&Tensor<'_>],
     starts: &[usize],

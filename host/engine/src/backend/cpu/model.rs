@@ -71,7 +71,7 @@ struct Layer {
     output: Panels,
     output_bias: Option<Vec<f32>>,
     /// Weights of the norms of the outputs of attention and of the feed-forward layer, applied before these are added
-    /// to the residual stream; `None` if the model has no such norms.
+    /// to the residual stream; `None` if the model does not norm these outputs.
     post_norms: Option<[Vec<f32>; 2]>,
     mlp_norm: Vec<f32>,
     gate_up: Panels,
@@ -253,7 +253,7 @@ impl Model {
     }
 
     /// Adds the last matrix product in `scratch` to the residual stream, norms the stream with `weights`, and writes
-    /// the result to the tiles, as the left operand of a product with `next`. `addend` is the operation that adds the
+    /// the result to `scratch` as the left operand of a product with `next`. `addend` is the operation that adds the
     /// last product; `None` in the first layer, where there is none.
     fn norm(
         &self,
@@ -311,8 +311,8 @@ impl Model {
         );
     }
 
-    /// Computes the attention of the tokens of `selection`, and writes their heads' outputs to the tiles of `scratch`,
-    /// as the left operand of the output projection.
+    /// Computes the attention of the tokens of `selection`, and writes their heads' outputs to `scratch`, as the left
+    /// operand of the output projection.
     fn attend(
         &self,
         layer: &Layer,
@@ -381,7 +381,7 @@ impl Model {
             });
     }
 
-    /// Multiplies the tokens in the tiles of `scratch` by the output layer `head` and appends their logits to `logits`.
+    /// Multiplies the normed tokens in `scratch` by the output layer `head` and appends their logits to `logits`.
     fn logits(&self, head: &Panels, scratch: &mut Scratch, logits: &mut Vec<f32>) {
         let vocabulary = self.config.vocabulary;
         self.multiply(head, scratch);

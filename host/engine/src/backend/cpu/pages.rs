@@ -220,7 +220,7 @@ pub(super) struct Pool {
     layers: Vec<LayerPool>,
 }
 
-/// One layer's part of every KV page.
+/// One layer's part of every KV page: keys and values of all heads.
 pub(super) struct LayerPool {
     pub(super) layout: Layout,
     layer: usize,

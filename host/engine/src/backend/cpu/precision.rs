@@ -1,4 +1,4 @@
-//! The number format of products on the CPU.
+//! The number formats in which the CPU backend multiplies matrices, and how it chooses one.
 
 /// The number format in which weights of a bf16 model, or packed ones, are multiplied. Weights of other types, and all
 /// arithmetic outside products, use f32.

@@ -1,4 +1,5 @@
-//! The work on rows between two matrix products: residual sums, norms and the gate.
+//! The work on tokens between two matrix products: sums of the residual stream, norms, and the gate of the feed-forward
+//! layer.
 
 use super::heads::inverse_rms;
 use super::kernels::{BLOCK, Loop, PANEL, lanes};
@@ -16,19 +17,19 @@ pub(super) enum Addend<'a> {
     Normed(&'a [f32]),
 }
 
-/// Adds a matrix product to one row (token) of the residual stream, norms the row, and writes the result to a tile as
-/// the left operand of the next product.
+/// Adds a matrix product to one token's row of the residual stream, norms the row, and writes the result to a row of
+/// `tile`, part of the left operand of the next product.
 pub(super) struct Norm<'a, 'b> {
     /// The token's row of the residual stream, `[hidden]`, which the product is added to.
     pub(super) residual: &'a mut [f32],
     /// The product to add, the index of the token's row in it, and the operation that adds it. `None` in the first
     /// layer.
     pub(super) addend: Option<(&'a Sums, usize, Addend<'a>)>,
-    /// Weights `[hidden]` of the norm.
+    /// Weights `[hidden]` of the norm that is applied to the residual stream.
     pub(super) weights: &'a [f32],
     pub(super) eps: f32,
     pub(super) tile: &'a mut Tile<'b>,
-    /// Index of the row of `tile` that is written.
+    /// Index of the row of `tile` (12 or 16 tokens) that is written.
     pub(super) row: usize,
 }
 
@@ -75,8 +76,8 @@ impl Loop for Norm<'_, '_> {
     }
 }
 
-/// Computes `activation(gate) * up` for one token of a feed-forward layer, and writes it to a tile as the left operand
-/// of the down projection.
+/// Computes `activation(gate) * up` for one token of a feed-forward layer, and writes it to a row of `tile`, part of
+/// the left operand of the down projection.
 pub(super) struct Gate<'a, 'b> {
     pub(super) sums: &'a Sums,
     /// Index of the row of `sums`, the product with the gate and up weights, that belongs to the token.
@@ -88,7 +89,7 @@ pub(super) struct Gate<'a, 'b> {
     pub(super) activation: Activation,
     pub(super) intermediate: usize,
     pub(super) tile: &'a mut Tile<'b>,
-    /// Index of the row of `tile` that is written.
+    /// Index of the row of `tile` (12 or 16 tokens) that is written.
     pub(super) row: usize,
 }
 

@@ -52,11 +52,11 @@ pub(super) trait Argument {
 
 /// The operands of a matrix product `output = input · weightsᵀ`, summed in f32.
 pub(super) struct Product<'a> {
-    /// Weights `[outputs, inputs]`.
+    /// The weights, a matrix `[outputs, inputs]`.
     pub(super) weights: Part<'a, Bf16>,
-    /// Input `[rows, inputs]`.
+    /// The input, a matrix `[rows, inputs]`.
     pub(super) input: Part<'a, Bf16>,
-    /// Output `[rows, outputs]`.
+    /// Where the output, a matrix `[rows, outputs]`, is written, and how.
     pub(super) output: Output<'a>,
     pub(super) rows: usize,
     pub(super) inputs: usize,
@@ -65,9 +65,9 @@ pub(super) struct Product<'a> {
 
 /// Destination of a matrix product, and how the sums are written to it.
 pub(super) enum Output<'a> {
-    /// Sums are rounded to bf16.
+    /// Sums are rounded to bf16 and overwrite the destination.
     Bf16(PartMut<'a, Bf16>),
-    /// Sums are written as f32.
+    /// Sums are written as f32 and overwrite the destination.
     F32(PartMut<'a, f32>),
     /// Sums are added to the present content of the destination, in f32.
     Add(PartMut<'a, f32>),
@@ -154,7 +154,7 @@ impl Plain for u32 {}
 impl Plain for f32 {}
 impl Plain for Bf16 {}
 
-/// The bf16 of the `half` crate.
+/// The 16-bit number type bf16, of the `half` crate.
 pub(super) type Bf16 = half::bf16;
 
 /// A typed array in a device's memory. Freed with the device, or by [`Array::free`].

@@ -66,7 +66,7 @@ pub struct CudaConfig {
 /// The size of the pool of KV pages in the device's memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PoolSize {
-    /// Exactly this number of pages.
+    /// Exactly this number of KV pages.
     Pages(u32),
     /// As many pages as fit into this fraction, above 0 and below 1, of the memory that weights and scratch buffers
     /// leave free.
@@ -76,13 +76,13 @@ pub enum PoolSize {
 /// The reason that a CUDA backend cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum CudaError {
-    /// CUDA or the device is missing.
+    /// CUDA is not installed, or there is no such device; contains what was found and what is needed.
     #[error("{0}")]
     Unavailable(String),
-    /// The checkpoint or the configuration is unusable.
+    /// The checkpoint or the configuration cannot be used by this backend.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// The device failed, for instance for lack of memory.
+    /// The device failed, for instance for lack of memory; contains its message.
     #[error("device: {0}")]
     Device(String),
 }

@@ -64,7 +64,7 @@ pub(super) struct Plan {
 /// [`Plan::words`].
 #[derive(Clone, Default)]
 pub(super) struct Cut {
-    /// The items as words, `[items][Item::WORDS]`.
+    /// The units of work (items: some tokens with a range of positions) as words, `[items][Item::WORDS]`.
     pub(super) items: Range<usize>,
     /// Tokens whose attention is split along the positions and then combined, `[tokens][row, splits, first]`: the
     /// output row, the number of splits, and the index of the first partial result.
@@ -273,9 +273,9 @@ const SHORTEST: u32 = 256;
 /// Minimum number of positions in a split of prefill attention: with fewer, combining costs more than splitting gains.
 const SPLIT: u32 = 512;
 
-/// Cuts segments (one item each) into items that the prefill kernel can take, longest first. If these are too few to
-/// keep the device busy, splits their positions too, and returns for each such token its output row, number of splits
-/// and first partial result.
+/// Cuts segments (one item each) into items, units of work that the prefill kernel can take, longest first. If these
+/// are too few to keep the device busy, splits the positions of items too, and returns for each of their tokens the
+/// output row, the number of splits and the index of the first partial result.
 fn cut_items(segments: &[Item], heads: &Heads, capacity: &Capacity) -> (Vec<Item>, Vec<[u32; 3]>) {
     let most = (PREFILL_ROWS / heads.group()) as u32;
     let mut whole: Vec<Item> = segments

@@ -1,4 +1,4 @@
-//! The file: slots that are read through a mapping and written by position.
+//! The file of KV pages: slots that are read through a memory mapping and written by calls, at their offsets.
 //!
 //! Reading from a mapping costs no system call and no second copy in memory. Writing through one would turn a full disk
 //! into a signal that ends the process, so writes are calls that may fail. The two see the same bytes.
@@ -28,7 +28,7 @@ pub enum Origin {
     Discarded(String),
 }
 
-/// An open file of KV pages in slots of equal size, locked against other processes.
+/// An open file of KV pages, locked against other processes. It consists of slots with room for one page each.
 pub(super) struct PageFile {
     shape: Shape,
     map: Mmap,
@@ -105,12 +105,13 @@ impl PageFile {
         self.shape
     }
 
-    /// Iterates over the slots that hold a page, in order, each with the record that describes its page.
+    /// Iterates over the slots of the file that hold a page, in order: the slot's number, and the record that describes
+    /// its page.
     pub(super) fn records(&self) -> impl Iterator<Item = (u32, Record)> {
         (0..self.shape.slots).filter_map(|slot| Some((slot, self.record(slot)?)))
     }
 
-    /// Writes a page and its record to a slot. If that fails, the slot is empty.
+    /// Writes a page and the record that describes it to a slot of the file. If that fails, the slot is empty.
     pub(super) fn write(
         &mut self,
         slot: u32,
@@ -131,13 +132,14 @@ impl PageFile {
         self.medium.write(&record, self.shape.record_at(slot))
     }
 
-    /// Empties a slot by overwriting its record. The page's bytes stay on the disk until the slot is used again.
+    /// Empties a slot of the file by overwriting the record that describes its page. The page's bytes stay on the disk
+    /// until the slot is used again.
     pub(super) fn erase(&mut self, slot: u32) -> io::Result<()> {
         let at = self.shape.record_at(slot);
         self.medium.write(&[0; RECORD_BYTES], at)
     }
 
-    /// Overwrites the records of all slots with zeroes, so that the file holds no page.
+    /// Overwrites the records that describe the pages of all slots with zeroes, so that the file holds no page.
     pub(super) fn erase_all(&mut self) -> io::Result<()> {
         const TOGETHER: u32 = 1024;
         for slot in (0..self.shape.slots).step_by(TOGETHER as usize) {

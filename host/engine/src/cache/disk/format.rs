@@ -30,9 +30,9 @@ const SUMMED: usize = 56;
 pub(super) struct Shape {
     /// Hash of everything that a page's bytes depend on besides its tokens, such as the model.
     pub(super) identity: u128,
-    /// Bytes in a page, at least one.
+    /// Number of bytes in one page, at least one.
     pub(super) page_bytes: u64,
-    /// Number of slots, each with room for one page; at least one.
+    /// Number of slots in the file, each with room for one page; at least one.
     pub(super) slots: u32,
 }
 
@@ -132,7 +132,8 @@ impl Record {
         bytes
     }
 
-    /// Decodes the record of slot `slot`. Returns `None` if the slot is free or its record is damaged.
+    /// Decodes the record that describes the page in slot `slot` of the file. Returns `None` if the slot is free or the
+    /// record is damaged.
     pub(super) fn decode(bytes: &[u8], slot: u32) -> Option<Self> {
         let sum = xxh3_64_with_seed(bytes.get(..SUMMED)?, slot.into());
         let is_whole = bytes.len() == RECORD_BYTES && number::<8>(bytes, SUMMED) as u64 == sum;

@@ -1,4 +1,4 @@
-//! The index: which page is in which slot, and which page is evicted when room is needed.
+//! The index of the file of KV pages: which page is in which slot, and which page is evicted when room is needed.
 //!
 //! The least recently used page is evicted first, but never before pages that follow it, as in the tiers above: a page
 //! without its predecessor is of no use. Followers are counted even for a predecessor that is not on disk.
@@ -26,7 +26,7 @@ pub(super) struct Index {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) slot: u32,
-    /// True if the page has been written to its slot, false if it waits to be written.
+    /// True if the page has been written to its slot in the file, false if it waits to be written.
     pub(super) written: bool,
     parent: PageHash,
     used: u64,
@@ -37,7 +37,7 @@ pub(super) struct Entry {
 pub(super) struct Placed {
     pub(super) slot: u32,
     pub(super) stamp: u64,
-    /// True if another page was evicted to free the slot.
+    /// True if another page was evicted from the file to free the slot.
     pub(super) evicted: bool,
 }
 
@@ -93,8 +93,8 @@ impl Index {
         true
     }
 
-    /// Assigns a slot to a page that is not in the index, evicting another page if no slot is free. The page follows
-    /// `parent`, which is not evicted for it: returns `None` if no other page can be.
+    /// Assigns a slot of the file to a page that is not in the index, evicting another page if no slot is free. The
+    /// page follows `parent`, which is not evicted for it: returns `None` if no other page can be.
     pub(super) fn place(&mut self, page: PageHash, parent: PageHash) -> Option<Placed> {
         let mut evicted = false;
         if self.free.is_empty() {

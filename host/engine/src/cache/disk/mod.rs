@@ -62,7 +62,7 @@ pub struct DiskConfig {
     /// Hash of everything that a page's bytes depend on besides its tokens. A file that was made for another identity
     /// is replaced by an empty one.
     pub identity: u128,
-    /// Bytes of a page.
+    /// Number of bytes in one page.
     pub page_bytes: usize,
 }
 
@@ -106,7 +106,7 @@ pub enum DiskError {
     /// The existing file is not a regular file of this process's user with mode 0600.
     #[error("{}: {reason}; remove it or name another file", path.display())]
     Refused {
-        /// Path of the file that was refused.
+        /// Path of the file that was refused because of its kind, owner or mode.
         path: PathBuf,
         /// What is wrong with the file: its kind, owner or mode.
         reason: String,

@@ -83,7 +83,8 @@ enum State {
 }
 
 impl DiskReplicas {
-    /// Returns the bookkeeping for a cache that has no replicas on disk yet, with the bounds to keep.
+    /// Returns the bookkeeping for a cache of whose pages in memory none has a copy on disk yet, with the bounds to
+    /// keep.
     pub(in crate::cache) fn new(bounds: DiskReplicaBounds) -> Self {
         Self {
             bounds,

@@ -14,7 +14,7 @@ use crate::backend::{HostPageId, PageId, Store};
 use crate::cache::PrefixCache;
 use crate::cache::tree::NodeId;
 
-/// Number of uses of a page from which on it may get a replica in host memory.
+/// Number of uses of a page from which on it may get a replica in host memory, a copy while it is still on the device.
 const USED_OFTEN: u32 = 2;
 
 impl PrefixCache {
@@ -69,8 +69,8 @@ impl PrefixCache {
         page.into_iter().for_each(|page| self.pool.give_back(page));
     }
 
-    /// Schedules a copy of the node's device page to host memory, as a replica if `replica` is true. Returns `false` if
-    /// host memory has no page that is free or evictable.
+    /// Schedules a copy of the node's device page to host memory, as a replica (while the page stays on the device) if
+    /// `replica` is true. Returns `false` if host memory has no page that is free or evictable.
     fn copy_to_host(&mut self, id: NodeId, replica: bool) -> bool {
         let Some(from) = self.tree[id].device_page() else {
             return false;
@@ -129,8 +129,9 @@ impl PrefixCache {
         }
     }
 
-    /// Schedules a copy of the node's page to host memory, a replica, if the page is among the most used ones on the
-    /// device and the page before it is in host memory. May drop a replica that is used half as often.
+    /// If the node's page is among the most used ones on the device, and the page before it is in host memory,
+    /// schedules a copy of it to host memory: a replica, which survives the loss of the device. May drop a replica that
+    /// is used at most half as often.
     pub(in crate::cache) fn replicate(&mut self, id: NodeId) {
         let node = &self.tree[id];
         let rooted = node

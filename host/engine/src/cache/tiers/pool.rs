@@ -14,7 +14,7 @@
 use crate::backend::{HostPageId, PageId};
 
 pub(in crate::cache) struct Pool {
-    /// Free pages, taken from the end of the list. No free page is held by a sequence or caches a prefix.
+    /// Free pages, taken from the end of the list. A free page is not held by a sequence and caches no prefix.
     free: Vec<PageId>,
     /// For each page, the number of sequences that hold it.
     holders: Vec<u32>,

@@ -25,7 +25,7 @@ use crate::cache::tree::{self, NodeId};
 /// A node of the prefix tree (one page of KV state after a certain prefix), with the tiers that hold its page.
 pub(in crate::cache) type Node = tree::Node<Residence>;
 
-/// Where a node's page is (on the device, in host memory, or both), and how it was used.
+/// Where the page of a node of the prefix tree is (on the device, in host memory, or both), and how it was used.
 #[derive(Default)]
 pub(in crate::cache) struct Residence {
     pub(in crate::cache) device: Option<TierPage<PageId>>,
@@ -36,7 +36,8 @@ pub(in crate::cache) struct Residence {
     pub(in crate::cache) host_children: u32,
     /// True while a copy from host memory into the node's device page is scheduled but not carried out.
     pub(in crate::cache) loading: bool,
-    /// Number of reasons to keep the host page: copies from it that have not been carried out, and calls in progress.
+    /// Number of reasons not to evict the page from host memory: copies from it that have not been carried out, and
+    /// calls in progress that need it.
     pub(in crate::cache) pins: u32,
     /// True if the page in host memory is a replica: a copy that was made while the device still has the page.
     pub(in crate::cache) replica: bool,
@@ -127,8 +128,9 @@ impl PrefixCache {
         Some(copy.page)
     }
 
-    /// Records that `page` holds the node's KV state in host memory, as a replica if `replica` is true, and logs the
-    /// event. Copies nothing: the caller schedules the transfer that fills the page.
+    /// Records that `page` holds the node's KV state in host memory, as a replica (a copy of a page that is still on
+    /// the device) if `replica` is true, and logs the event. Copies nothing: the caller schedules the transfer that
+    /// fills the page.
     pub(in crate::cache) fn enter_host(&mut self, id: NodeId, page: HostPageId, replica: bool) {
         let queue = if replica { &self.replicas } else { &self.host };
         let rank = queue.rank(id, &self.tree[id].at.usage);

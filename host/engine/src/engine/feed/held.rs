@@ -8,8 +8,8 @@ use crate::cache::{CacheEvent, Document};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// The documents that are cached now, as a trie of document paths for each cache salt and scope. Bounded by the cache's
-/// content: the last document of each path has a mark on a cached page.
+/// The documents that are cached now, as a trie of document paths for each cache salt and scope (hash of the prompt
+/// before the documents). Bounded by the cache's content: the last document of each path is recorded on a cached page.
 #[derive(Debug, Default)]
 pub(super) struct HeldDocuments {
     roots: BTreeMap<(Arc<str>, u64), Children>,
@@ -25,8 +25,8 @@ struct Node {
 }
 
 impl HeldDocuments {
-    /// Adds a mark, reported by the cache, to the last document of `path`. Returns true if that document did not count
-    /// as cached before.
+    /// Records an event [`CacheEvent::DocumentsStored`]: one more page holds the end of the last document of `path`.
+    /// Returns true if that document did not count as cached before.
     pub(super) fn store(&mut self, salt: &Arc<str>, scope: u64, path: &[Document]) -> bool {
         if path.is_empty() {
             return false;
@@ -44,8 +44,9 @@ impl HeldDocuments {
         is_new
     }
 
-    /// Removes a mark, reported by the cache, from the last document of `path`. Returns the number of leading documents
-    /// of `path` that are still cached; `None` if all of them are, or there was no such mark.
+    /// Records an event [`CacheEvent::DocumentsRemoved`]: one page fewer holds the end of the last document of `path`.
+    /// Returns the number of leading documents of `path` that are still cached; `None` if all of them are, or no page
+    /// held that end.
     pub(super) fn remove(
         &mut self,
         salt: &Arc<str>,
@@ -79,9 +80,10 @@ impl HeldDocuments {
     }
 }
 
-/// Removes a mark from the last document of `path`, and every node of the trie that has no mark itself or below it.
-/// Returns the number of leading documents of `path` that remain, or `None` if there was no such mark. The recursion is
-/// as deep as the path has documents, which the header that announces them bounds to a few hundred.
+/// Subtracts one page from those that hold the end of the last document of `path`, and removes every node of the trie
+/// without such pages itself or below it. Returns the number of leading documents of `path` that remain, or `None` if
+/// there was no such page. The recursion is as deep as the path has documents, which the header that announces them
+/// bounds to a few hundred.
 fn unmark(children: &mut Children, path: &[Document]) -> Option<usize> {
     let ((fingerprint, _), rest) = path.split_first()?;
     let node = children.get_mut(fingerprint)?;

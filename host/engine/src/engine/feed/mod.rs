@@ -34,18 +34,20 @@ pub struct Progress {
     /// Identifies the present epoch by a random number. A new epoch begins when the cache starts anew, and when events
     /// are lost before they reach the feed.
     pub epoch: u64,
-    /// Number of events about documents published in this epoch.
+    /// Number of events about documents published in this epoch, since the cache started or events were lost.
     pub documents: u64,
-    /// Number of events about pages published in this epoch.
+    /// Number of events about pages published in this epoch, since the cache started or events were lost.
     pub pages: u64,
 }
 
-/// A reader's position in the events about documents or about pages: between two events of one epoch.
+/// A reader's position in the feed's events about documents, or in those about pages: between two events of one epoch
+/// (the time since the cache started or events were lost).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
     /// The [`Progress::epoch`] that the position belongs to.
     pub epoch: u64,
-    /// Number of events of the epoch before the position, which is the index of the next event.
+    /// Number of events of this kind (about documents or pages) in the epoch before the position, which is the index of
+    /// the next event.
     pub next: u64,
 }
 
@@ -54,7 +56,7 @@ pub struct Position {
 pub struct EventsSince {
     /// The [`Progress::epoch`] that the events belong to.
     pub epoch: u64,
-    /// Number of events of the epoch before the first of these.
+    /// Number of events of this kind (about documents or pages) in the epoch before the first of these.
     pub from: u64,
     /// The [`Position::next`] from which to read the following events.
     pub next: u64,
@@ -70,9 +72,9 @@ pub struct EventsSince {
 /// Numbers of pages in the cache now, by tier; a page may be in several tiers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeldPages {
-    /// Number of pages on the device.
+    /// Number of cached pages on the device.
     pub device: u64,
-    /// Number of pages in host memory.
+    /// Number of cached pages in host memory.
     pub host: u64,
     /// Number of pages on disk: 0 for this engine's own cache, which reports no events of its disk tier.
     pub disk: u64,
@@ -87,10 +89,11 @@ struct FeedState {
     held_pages: HeldPages,
 }
 
-/// The most recent events of one kind (documents or pages) in the present epoch, at most [`CAPACITY`].
+/// The most recent events of one kind (documents or pages), at most [`CAPACITY`], since the cache started or events
+/// were lost (the present epoch).
 #[derive(Debug, Default)]
 struct Ring {
-    /// Number of events of the epoch before the oldest one that is still stored.
+    /// Number of events of this kind (about documents or pages) in the epoch before the oldest one still stored.
     first: u64,
     events: VecDeque<CacheEvent>,
 }
@@ -132,7 +135,8 @@ impl Feed {
         self.progress.send_replace(progress);
     }
 
-    /// Begins a new epoch, for a new and empty cache.
+    /// Begins a new epoch: earlier events are forgotten, and the cache counts as empty. For a cache that has started
+    /// anew.
     pub fn restart(&self) {
         self.publish(vec![CacheEvent::Gap { events: 0 }]);
     }
@@ -168,7 +172,8 @@ impl Feed {
 }
 
 impl FeedState {
-    /// Returns the state for an empty cache, in a new epoch, without events.
+    /// Returns the state for an empty cache, without events, in a new epoch (the time until events are lost or the
+    /// cache starts anew).
     fn new() -> Self {
         Self {
             epoch: random(),
@@ -251,7 +256,7 @@ impl HeldPages {
 }
 
 impl Ring {
-    /// Returns the number of events of the epoch up to the newest one, which is the position after it.
+    /// Returns the number of events of this kind in the epoch up to the newest one, which is the position after it.
     fn next(&self) -> u64 {
         self.first + self.events.len() as u64
     }
@@ -270,7 +275,7 @@ impl Ring {
     }
 
     /// Returns the number of events before the position `since`, and at most `limit` events after it. Returns `None` if
-    /// `since` is `None` or of another epoch than `epoch`, or some events after it are no longer stored.
+    /// `since` is `None` or belongs to another epoch than `epoch`, or some events after it are no longer stored.
     fn since(
         &self,
         epoch: u64,

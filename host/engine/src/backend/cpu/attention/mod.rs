@@ -57,9 +57,9 @@ pub(super) struct Attention<'a> {
 }
 
 impl Attention<'_> {
-    /// Computes attention for `items` in parallel; `segments` are those of the step and have the pages. `out` is
-    /// `[items, item_rows, padded_head]`: the output of row `token * item_heads + head` of item `i`, `[head_dim]`,
-    /// begins at `out[(i * item_rows + row) * padded_head]`.
+    /// Computes attention for `items` (units of work: some tokens with some query heads) in parallel; `segments` are
+    /// those of the step and have the pages. `out` is `[items, item_rows, padded_head]`: the output of row
+    /// `token * item_heads + head` of item `i`, `[head_dim]`, begins at `out[(i * item_rows + row) * padded_head]`.
     pub(super) fn attend(&self, items: &[Item], segments: &[Segment], out: &mut [f32]) {
         let length = self.cut.item_rows * self.pool.layout.padded_head();
         let items = out.par_chunks_mut(length).zip(items);
@@ -78,7 +78,7 @@ impl Attention<'_> {
             .map_or(0, |window| (position + 1).saturating_sub(window))
     }
 
-    /// Returns the number of an attention item's tokens, counted from its first, whose sliding windows begin before
+    /// Returns how many of an attention item's tokens, counted from its first, have sliding windows that begin before
     /// position `end`; all of them in a layer without a window.
     fn in_window(&self, item: &Item, end: usize) -> usize {
         let tokens = item.tokens as usize;
@@ -89,12 +89,13 @@ impl Attention<'_> {
         })
     }
 
-    /// Returns the index of the key and value head that all query heads of an attention item share.
+    /// Returns the index of the key and value head that is shared by all query heads of an attention item (a unit of
+    /// work: some tokens with some query heads).
     fn kv_head(&self, item: &Item) -> usize {
         item.head as usize / self.cut.group
     }
 
-    /// Returns the number of rows of an attention item: its tokens times its query heads.
+    /// Returns the number of rows of an attention item (a unit of work): its tokens times its query heads.
     fn rows(&self, item: &Item) -> usize {
         item.tokens as usize * self.cut.item_heads
     }

@@ -34,23 +34,24 @@ use std::ops::Range;
 /// Number of positions in a span: those whose scores are computed at once, before the softmax's running maximum is
 /// corrected.
 const SPAN: usize = 64;
-/// Panels (32 rows each) in an attention item. More panels read each key and value less often, but leave fewer items
-/// for threads.
+/// Panels (32 rows each) in an attention item, the unit of work. More panels read each key and value less often, but
+/// leave fewer items for threads. A row is one query head of one token.
 const PANELS: usize = 4;
 /// Maximum number of bf16 parts whose sum represents one number.
 const PARTS: usize = 2;
 /// Maximum number of rows (tokens times query heads) in an attention item.
 pub(super) const ITEM_ROWS: usize = PANELS * PANEL;
 
-/// A thread's scratch memory for one attention item at a time. Its content is undefined when an item begins.
+/// A thread's scratch memory for one attention item (unit of work: some tokens with some query heads) at a time. Its
+/// content is undefined when an item begins.
 #[repr(align(64))]
 struct Buffers {
     panels: [Panel; PANELS],
     gathered: Gathered,
     /// Attention scores of one panel (32 rows) for one span of positions, `[position][row]`.
     scores: [[f32; PANEL]; SPAN],
-    /// Softmax weights of one panel (32 rows) for one span, `[part][position / 2][row]`: a word holds the bf16 weights
-    /// of two positions.
+    /// Softmax weights of one panel (32 rows) for one span of 64 positions, `[part][position / 2][row]`: a word holds
+    /// the bf16 weights of two positions.
     weights: [[u32; PANEL]; PARTS * SPAN / 2],
 }
 
@@ -58,14 +59,15 @@ struct Buffers {
 /// time, and a page may hold only 16.
 #[repr(align(64))]
 struct Gathered {
-    /// Keys of the span, `[position][part][part_width / 2]`.
+    /// Keys of one span of 64 positions, as pairs of bf16, `[position][part][part_width / 2]`.
     keys: [Pair; PARTS * SPAN * MAX_HEAD / 2],
-    /// Values of the span, `[part][padded_head][position / 2]`, with zeroes after the item's last position: a softmax
-    /// weight of zero would not hide a NaN.
+    /// Values of one span of 64 positions, `[part][padded_head][position / 2]`, with zeroes after the last position
+    /// that is needed: a softmax weight of zero would not hide a NaN.
     values: [[Pair; SPAN / 2]; PARTS * MAX_HEAD],
 }
 
-/// Queries, outputs and softmax state of up to 32 rows of an attention item; a row is one query head of one token.
+/// Queries, outputs and softmax state of up to 32 rows of an attention item (unit of work); a row is one query head of
+/// one token.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Panel {
@@ -101,8 +103,8 @@ thread_local! {
 
 const ZEROES: Pair = [bf16::ZERO; 2];
 
-/// Computes attention for `item`, whose sequence has the page table `pages`, and writes its rows to `out`; see
-/// [`Attention::attend`].
+/// Computes attention for `item`, some tokens with some query heads of a sequence that has the page table `pages`, and
+/// writes its rows to `out`; see [`Attention::attend`].
 pub(super) fn attend(
     attention: &Attention<'_>,
     machine: Machine,
@@ -227,7 +229,8 @@ fn attend_with(
     }
 }
 
-/// Rotates and scales the queries of an attention item, and stores them as right operands of the products with keys.
+/// Rotates and scales the queries of an attention item (some tokens with some query heads), and stores them as right
+/// operands of the products with keys.
 struct Queries<'a> {
     attention: &'a Attention<'a>,
     item: &'a Item,
@@ -258,21 +261,21 @@ impl Loop for Queries<'_> {
     }
 }
 
-/// One span of the online softmax, for one panel (32 rows): turns the span's scores into weights, and corrects outputs
-/// and totals for the new maximum.
+/// One span (64 positions) of the online softmax, for one panel (32 rows): turns the span's scores into weights, and
+/// corrects outputs and totals for the new maximum.
 struct Softmax<'a> {
     panel: &'a mut Panel,
-    /// Scores of the span's positions up to the one of the panel's last row, padded to a multiple of [`DEPTH`]
-    /// positions.
+    /// Scores of one span of 64 positions, up to the position of the panel's last row, padded to a multiple of
+    /// [`DEPTH`] positions.
     scores: &'a mut [[f32; PANEL]],
     /// Output: the softmax weights of these positions, two in a word: all high parts, then all low parts, which are
     /// used only if `two` is true.
     weights: &'a mut [[u32; PANEL]],
     two: bool,
-    /// Number of rows of the panel that are in use, rounded up to whole vectors of 16.
+    /// Number of rows of `panel` that are in use, rounded up to whole vectors of 16.
     columns: usize,
     padded_head: usize,
-    /// The first position of the span.
+    /// The first of the 64 positions of the span.
     span: usize,
 }
 
@@ -395,7 +398,7 @@ struct Gather<'a> {
     pool: &'a LayerPool,
     pages: &'a [PageId],
     head: usize,
-    /// The span's positions, up to the end of the attention item.
+    /// The positions to copy: those of one span of 64, up to the last token that is computed.
     positions: Range<usize>,
     to: &'a mut Gathered,
 }

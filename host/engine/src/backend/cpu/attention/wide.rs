@@ -23,8 +23,8 @@ const SPAN: usize = BLOCK;
 /// key and value that is read serves all of them.
 pub(super) const ITEM_ROWS: usize = 2 * TILE_ROWS;
 
-/// Computes attention for `item`, whose sequence has the page table `pages`, and writes its rows to `out`; see
-/// [`Attention::attend`].
+/// Computes attention for `item`, some tokens with some query heads of a sequence that has the page table `pages`, and
+/// writes its rows to `out`; see [`Attention::attend`].
 pub(super) fn attend(attention: &Attention<'_>, item: &Item, pages: &[PageId], out: &mut [f32]) {
     let (first, tokens, heads) = (
         item.position as usize,
@@ -78,8 +78,9 @@ pub(super) fn attend(attention: &Attention<'_>, item: &Item, pages: &[PageId], o
     }
 }
 
-/// Computes `scores[row][position - span] = queries · keys` for the rows of the item's first `in_window` tokens and the
-/// 128 positions from `span` on. For each row, only keys up to the 16 that contain its own position are multiplied.
+/// Computes `scores[row][position - span] = queries · keys` for the rows of the first `in_window` tokens of `item` and
+/// the 128 positions from `span` on. A row is one query head of one token; for each row, only keys up to the 16 that
+/// contain its own position are multiplied.
 fn score(
     attention: &Attention<'_>,
     item: &Item,
@@ -120,8 +121,9 @@ fn score(
     }
 }
 
-/// Adds `scores[row][position - span] · values` to `out[row]`, for the rows of the item's first `in_window` tokens and
-/// the 128 positions from `span` on, each row up to its own position. `scores` already hold softmax weights.
+/// Adds `scores[row][position - span] · values` to `out[row]`, for the rows of the first `in_window` tokens of `item`
+/// and the 128 positions from `span` on. A row is one query head of one token; each row takes positions up to its own.
+/// `scores` already hold softmax weights.
 fn add_values(
     attention: &Attention<'_>,
     item: &Item,
@@ -183,7 +185,8 @@ fn add_values(
     }
 }
 
-/// Rotates and scales the queries of an attention item, and stores them as left operands of the products with keys.
+/// Rotates and scales the queries of an attention item (some tokens with some query heads), and stores them as left
+/// operands of the products with keys.
 struct Queries<'a> {
     attention: &'a Attention<'a>,
     item: &'a Item,
@@ -206,11 +209,11 @@ impl Loop for Queries<'_> {
     }
 }
 
-/// One span of the online softmax: turns the scores of a range of rows into weights, and corrects outputs and totals
-/// for the new maximum.
+/// One span (128 positions) of the online softmax: turns the scores of a range of rows into weights, and corrects
+/// outputs and totals for the new maximum.
 struct Softmax<'a> {
     attention: &'a Attention<'a>,
-    /// Scores of the span, `[rows][STRIDE]`, replaced by softmax weights.
+    /// Attention scores of the rows for one span of 128 positions, `[rows][STRIDE]`; replaced by softmax weights.
     scores: &'a mut [f32],
     /// Sums of weighted values so far, `[rows][out_stride]`.
     out: &'a mut [f32],

@@ -1,4 +1,4 @@
-//! The twin of `x86.rs` for other architectures, with instruction sets that no CPU has.
+//! Stands in for `x86.rs` on other architectures, with instruction sets that no CPU of these has.
 
 use super::{Checked, Loop, Scalar};
 

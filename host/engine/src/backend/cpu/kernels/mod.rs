@@ -57,11 +57,12 @@ pub(super) const LANES: usize = 16;
 pub(super) const PANEL: usize = 2 * LANES;
 /// Number of rows in a tile of a left operand, computed at once.
 pub(super) const TILE_ROWS: usize = 12;
-/// Number of columns of a left operand that are stored together in one block of a tile.
+/// Number of columns of a left operand that are stored together in one block of a tile (twelve rows).
 pub(super) const BLOCK: usize = 128;
-/// Distance in floats from one row of a tile's block to the next; the difference to [`BLOCK`] is padding.
+/// Distance in floats from one row to the next within a block of a tile (twelve rows by [`BLOCK`] columns); what it is
+/// more than [`BLOCK`] is padding.
 pub(super) const STRIDE: usize = BLOCK + LANES;
-/// Number of floats in one block of columns of a tile, padding included.
+/// Number of floats in one block of a tile (twelve rows by [`BLOCK`] columns), padding included.
 pub(super) const TILE_BLOCK: usize = TILE_ROWS * STRIDE;
 
 /// A number type in which a right operand (weights, keys or values) can be stored: f32, bf16 or f16.
@@ -115,8 +116,8 @@ impl Start {
 /// The operands of a matrix product `c[row - rows.start][0..columns] (+)= Σ a[row][0..k] · b[0..k][0..columns]`, which
 /// overwrites `c` or is added to it, as `start` says.
 pub(super) struct Product<'a, E> {
-    /// Left operand, in the layout of the [module](self): begins with the tile of row 0 and the first column to
-    /// multiply.
+    /// Left operand, in the layout of the [module](self): begins with the tile (twelve rows) of row 0 and the first
+    /// column to multiply.
     pub(super) a: &'a [f32],
     /// Distance in floats of `a` from one tile (twelve rows) to the next.
     pub(super) a_tile: usize,
@@ -210,7 +211,7 @@ pub(super) trait Loop {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kernels {
     isa: Isa,
-    /// The instructions that multiply bf16 activations by bf16 weights; `None` if such weights are widened and
+    /// The instructions that multiply bf16 activations by bf16 weights; `None` if bf16 weights are converted to f32 and
     /// multiplied by f32 activations.
     pairs: Option<pairs::Machine>,
     /// For models with bf16 or packed weights, the instructions for attention's products and the number of bf16 whose

@@ -1,4 +1,5 @@
-//! Attention: placing heads, prefill and decode, and combining partial results.
+//! Kernels of attention: splitting a projection into queries, keys and values; attention of prefill and of decode; and
+//! combining partial results.
 
 use super::super::device::{Argument, Array, Bf16, Device, Fault, Part, PartMut};
 use super::{
@@ -20,25 +21,27 @@ const WIDE_BLOCK_KEYS: u32 = 128;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::backend::cuda) struct Item {
-    /// Index of the row of queries of the item's first token.
+    /// Index of the row of queries that belongs to the first of this item's tokens.
     pub(in crate::backend::cuda) query: u32,
-    /// Index of the row of the output of the item's first token.
+    /// Index of the row of the output that belongs to the first of this item's tokens.
     pub(in crate::backend::cuda) output: u32,
     /// Number of tokens, at least 1. Times the query heads that share a key and value head, it is at most
     /// [`PREFILL_ROWS`].
     pub(in crate::backend::cuda) tokens: u32,
-    /// Position of the item's first token in its sequence, counted from 0.
+    /// Position in its sequence, counted from 0, of the first of this item's tokens.
     pub(in crate::backend::cuda) position: u32,
     /// Index at which the sequence's page table begins among all page tables.
     pub(in crate::backend::cuda) table: u32,
-    /// First position that the item covers: a multiple of [`PREFILL_KEYS`](super::PREFILL_KEYS), not after `position`.
+    /// First position whose keys this item reads: a multiple of [`PREFILL_KEYS`](super::PREFILL_KEYS), not after
+    /// `position`.
     pub(in crate::backend::cuda) begin: u32,
-    /// One past the last position that the item covers; in the last split, one past the last token's position.
+    /// One past the last position whose keys this item reads; in the last split, one past the last token's position.
     pub(in crate::backend::cuda) end: u32,
     /// Index of this item's range of positions: the positions that its tokens attend to are divided into `splits`
     /// ranges.
     pub(in crate::backend::cuda) split: u32,
-    /// Number of ranges into which the positions are divided; with 1, the item's result is final.
+    /// Number of ranges into which the positions that the tokens attend to are divided; with 1, this item's result is
+    /// final.
     pub(in crate::backend::cuda) splits: u32,
     /// Index of the first token's first partial result, if the positions are divided.
     pub(in crate::backend::cuda) first: u32,
@@ -47,7 +50,7 @@ pub(in crate::backend::cuda) struct Item {
 impl Item {
     pub(in crate::backend::cuda) const WORDS: usize = size_of::<Self>() / 4;
 
-    /// Returns the fields of the item as the 32-bit words that the kernel reads.
+    /// Returns the fields of this item as the 32-bit words that the kernel reads.
     pub(in crate::backend::cuda) fn words(&self) -> [u32; Self::WORDS] {
         [
             self.query,

@@ -36,7 +36,7 @@ pub(super) const MAX_SPLITS: u32 = 64;
 /// Maximum number of rows (tokens) for which the kernel `matvec` computes matrix products; cuBLASLt computes larger
 /// ones.
 pub(super) const MATVEC_ROWS: usize = 4;
-/// The value in a list of key and value slots that marks a row as padding.
+/// The value that marks padding in a list of the places where rows' keys and values are stored.
 pub(super) const NO_SLOT: u32 = u32::MAX;
 /// The largest width of an attention head, in elements, that the kernels have registers for.
 pub(super) const MAX_HEAD: usize = 128;

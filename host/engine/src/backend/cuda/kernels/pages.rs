@@ -1,4 +1,4 @@
-//! Copies of pages.
+//! The kernel that copies KV pages, within the device and to and from host memory.
 
 use super::super::device::{Argument, Device, Fault, Part, Queue};
 use super::{arguments, check_multiple, launch_in};

@@ -1,4 +1,4 @@
-//! Matrix products.
+//! Matrix products: the project's kernel for few rows, the device's library for more.
 
 use super::super::device::{Argument, Bf16, Device, Fault, Output, Part, PartMut, Product};
 use super::{MATVEC_ROWS, address, arguments, check, check_multiple, launch};

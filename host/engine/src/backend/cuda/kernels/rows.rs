@@ -1,4 +1,4 @@
-//! The work on rows between two matrix products.
+//! Kernels for the work on tokens between two matrix products: embedding, norms, selecting rows, and the gate.
 
 use super::super::device::{Argument, Bf16, Device, Fault, Part, PartMut};
 use super::{address, arguments, check, check_multiple, launch};

@@ -1,4 +1,4 @@
-//! Sampling: a token from a row of logits.
+//! The kernel that samples a token from each row of logits.
 
 use super::super::device::{Argument, Device, Fault, Part, PartMut, Plain};
 use super::{arguments, check, launch};

@@ -1,4 +1,4 @@
-//! Stands in for `avx2.rs` on other architectures.
+//! Stands in for `avx2.rs`, the kernel for packed weights, on other architectures than x86-64.
 
 use super::Checked;
 

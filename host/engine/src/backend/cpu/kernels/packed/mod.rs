@@ -80,7 +80,8 @@ impl Layout {
         self.head + self.blocks * self.block
     }
 
-    /// Returns two byte offsets in a panel: of the head of the record that has block `block`, and of the block itself.
+    /// Returns two byte offsets in a panel (32 outputs): of the head of the record that has block `block`, and of the
+    /// block itself. A block is 32 inputs; the head of a record has the scales that its blocks share.
     const fn places(self, block: usize) -> (usize, usize) {
         let head = block / self.blocks * self.record();
         (head, head + self.head + block % self.blocks * self.block)
@@ -95,7 +96,8 @@ pub(in super::super) fn panel_bytes(packing: Packing, inputs: usize) -> usize {
     inputs / numbers * Layout::of(packing).record()
 }
 
-/// Copies `row`, a row of a packed matrix, into `panel`, where it becomes the weights of output `output`.
+/// Copies `row`, a row of a quantised matrix, into `panel` (32 outputs), where it becomes the weights of output
+/// `output`.
 pub(in super::super) fn pack_row(packing: Packing, row: &[u8], output: usize, panel: &mut [u8]) {
     let layout = Layout::of(packing);
     let records = panel.chunks_exact_mut(layout.record());
@@ -222,9 +224,9 @@ pub(in super::super) fn row(packing: Packing, panel: &[u8], output: usize, to: &
     }
 }
 
-/// The operands of a product of 8-bit activations with one panel of packed weights, `c[row - rows.start][0..32] (+)= Σ
-/// a[row] · panel`, over some blocks of the inputs. If block 0 is among them, `c` is overwritten; otherwise the product
-/// is added to it.
+/// The operands of a product of 8-bit activations with one panel of packed weights,
+/// `c[row - rows.start][0..32] (+)= Σ a[row] · panel`, over some blocks of the inputs. If block 0 is among them, `c` is
+/// overwritten; otherwise the product is added to it.
 pub(in super::super) struct PackedProduct<'a> {
     /// The left operand, activations rounded to 8 bits, `[rows][inputs]`.
     pub(in super::super) a: &'a [i8],
@@ -235,7 +237,7 @@ pub(in super::super) struct PackedProduct<'a> {
     pub(in super::super) rows: Range<usize>,
     pub(in super::super) packing: Packing,
     pub(in super::super) panel: &'a [u8],
-    /// Blocks of 32 inputs to multiply.
+    /// Range of the blocks (32 inputs each) to multiply.
     pub(in super::super) blocks: Range<usize>,
     /// Output `[rows.len()][32]`: the sums for the panel's 32 outputs for each computed row.
     pub(in super::super) c: &'a mut [f32],

@@ -1,4 +1,5 @@
-//! The twin of `amx.rs` and of `avx512.rs` for other architectures, with machines that no CPU has.
+//! Stands in for `amx.rs` and `avx512.rs` on other architectures than x86-64, with instructions that no CPU of these
+//! has.
 
 use super::Checked;
 pub(in super::super::super) use super::tiles::Emulated as TileRegisters;

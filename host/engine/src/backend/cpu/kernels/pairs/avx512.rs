@@ -1,7 +1,8 @@
-//! The kernel in AVX512-BF16: eight rows by two vectors, with a pair of inputs broadcast to each.
+//! The kernel for products of bf16 in AVX512-BF16: eight rows by two vectors of outputs, with a pair of inputs
+//! broadcast to each.
 //!
-//! `VDPBF16PS` adds the odd input's product and then the even one's, each rounded to nearest: one chain per output, in
-//! steps of two inputs, however many rows there are.
+//! `VDPBF16PS` adds the odd input's product and then the even one's, each rounded to nearest. An output has one running
+//! sum, which takes two inputs at a time, however many rows there are.
 
 use super::{Checked, DEPTH, LANES, PANEL, Pair, ROWS, Start, Term};
 use std::arch::x86_64::{

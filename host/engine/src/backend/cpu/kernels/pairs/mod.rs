@@ -61,11 +61,11 @@ pub(in super::super) const STEP_PAIRS: usize = ROWS * DEPTH / 2;
 /// A left operand of bf16 pairs. Sixteen rows are a tile, and 32 inputs of a tile are a step.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Left<'a> {
-    /// The operand's pairs, beginning with the tile of row 0 and the first step to multiply.
+    /// The operand's pairs, beginning with the tile (16 rows) of row 0 and the first step (32 inputs) to multiply.
     pub(in super::super) pairs: &'a [Pair],
-    /// Distance in `pairs` from one row of a tile to the next.
+    /// Distance in `pairs` from one row of a tile (16 rows) to the next.
     pub(in super::super) row: usize,
-    /// Distance in `pairs` from one step (32 inputs) of a tile to the next.
+    /// Distance in `pairs` from one step (32 inputs) of a tile (16 rows) to the next.
     pub(in super::super) step: usize,
     /// Distance in `pairs` from one tile (16 rows) to the next.
     pub(in super::super) tile: usize,
@@ -90,7 +90,7 @@ pub(in super::super) struct PairProduct<'a> {
     /// Output `[rows.len()][32]`. If the slice has room for all sixteen rows of the last tile, those beyond `rows` are
     /// undefined afterwards.
     pub(in super::super) c: &'a mut [f32],
-    /// Number of columns to compute, [`LANES`] or [`PANEL`]. The other columns of `c` are undefined or unchanged.
+    /// Number of columns to compute, [`LANES`] or [`PANEL`]. The other columns of `c` keep their content.
     pub(in super::super) columns: usize,
     pub(in super::super) start: Start,
 }

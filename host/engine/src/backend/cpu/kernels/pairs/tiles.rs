@@ -20,32 +20,32 @@ const WORDS: usize = 16;
 
 /// A machine with eight tile registers, each of [`ROWS`] by [`WORDS`]: the CPU's AMX, or an emulation.
 pub(super) trait Unit {
-    /// Sets all words of tile `T` to zero.
+    /// Sets all words of tile register `T` to zero.
     fn zero<const T: usize>(&mut self);
-    /// Fills tile `T` with sixteen rows of sixteen pairs; in `from`, the rows are `stride` pairs apart.
+    /// Fills tile register `T` with sixteen rows of sixteen pairs; in `from`, the rows are `stride` pairs apart.
     ///
     /// # Panics
     /// Panics when `from` is too short.
     fn load_pairs<const T: usize>(&mut self, from: &[Pair], stride: usize);
-    /// Fills tile `T` as [`Unit::load_pairs`] does, with a hint not to keep the data in the first-level cache.
+    /// Fills tile register `T` as [`Unit::load_pairs`] does, with a hint not to keep the data in the first-level cache.
     ///
     /// # Panics
     /// Panics when `from` is too short.
     fn stream_pairs<const T: usize>(&mut self, from: &[Pair], stride: usize);
     /// Prefetches the cache line of `pair` to the second-level cache.
     fn fetch(&mut self, pair: &Pair);
-    /// Fills tile `T` with sixteen rows of sixteen sums; in `from`, the rows are `stride` floats apart.
+    /// Fills tile register `T` with sixteen rows of sixteen sums; in `from`, the rows are `stride` floats apart.
     ///
     /// # Panics
     /// Panics when `from` is too short.
     fn load_sums<const T: usize>(&mut self, from: &[f32], stride: usize);
-    /// Writes tile `T` to `to`, as sixteen rows of sixteen sums that are `stride` floats apart.
+    /// Writes tile register `T` to `to`, as sixteen rows of sixteen sums that are `stride` floats apart.
     ///
     /// # Panics
     /// Panics when `to` is too short.
     fn store_sums<const T: usize>(&mut self, to: &mut [f32], stride: usize);
-    /// Computes `c[m][n] += Σ a[m][k] · b[k][n]` over sixteen pairs `k`, where `c`, `a` and `b` are the tiles `C`, `A`
-    /// and `B`.
+    /// Computes `c[m][n] += Σ a[m][k] · b[k][n]` over sixteen pairs `k`, where `c`, `a` and `b` are the tile registers
+    /// `C`, `A` and `B`.
     fn multiply<const C: usize, const A: usize, const B: usize>(&mut self);
 }
 
