@@ -231,7 +231,7 @@ fn a_host_without_an_index_answers_without_documents() {
     let response = ask(&gateway, "Where is the key?");
     assert_eq!(
         response.report(),
-        "passed; reason=no-documents; retrieval=unreachable"
+        "passed; reason=no-documents; retrieval=status"
     );
     let body: Value = response.json().unwrap();
     assert!(body["choices"][0]["message"]["content"].is_string());
