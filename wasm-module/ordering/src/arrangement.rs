@@ -133,8 +133,9 @@ impl Arrangement {
             .count()
     }
 
-    /// Returns a hash, never 0, of the documents in the order of the slots, of which of them are location hints and,
-    /// with an order hint, of the client's order. `listed` are the documents that the arrangement orders.
+    /// Returns a hash, never 0, of the documents in the order of the slots and of which of them location hints replace.
+    /// If an order hint follows, the hash also covers the client's order. `listed` are the documents that the
+    /// arrangement orders.
     pub(crate) fn digest(&self, listed: &DistinctDocuments) -> u64 {
         let mut bytes: SmallVec<[u8; 320]> = SmallVec::new();
         for slot in &self.slots {

@@ -52,8 +52,8 @@ pub struct Opening {
     key: TenantKey,
     model: Box<str>,
     engine: EngineId,
-    /// For each document: a hash of all documents up to and including it, with the text before them, and the estimated
-    /// tokens of these documents.
+    /// For each document: a hash of the prompt up to and including this document, and the estimated tokens of all
+    /// documents up to and including it.
     links: Vec<(u64, u64)>,
     /// Estimated tokens of the documents at the prompt's beginning that are believed resident in the engine's cache;
     /// [`Bursts::enter`] excludes those that a leader (the request for which others wait) is still computing.
@@ -275,8 +275,9 @@ impl<W> Bursts<W> {
             .map(|it| it.waiter)
     }
 
-    /// Removes a leader; without effect if `ticket` is not a leader's. Each of its followers waits for another leader,
-    /// or is returned for release with the reason `why` and becomes a leader if it computes enough.
+    /// Removes a leader; without effect if `ticket` is not a leader's. A request that waited for it now waits for
+    /// another leader if one computes its documents. Otherwise it is returned for release with the reason `why`, and
+    /// becomes a leader itself if it computes enough.
     fn end(&mut self, now_ms: u64, ticket: BurstTicket, why: Release) -> Vec<Released<W>> {
         let Some(at) = self.leaders.iter().position(|it| it.ticket == ticket) else {
             return Vec::new();

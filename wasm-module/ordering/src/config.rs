@@ -67,10 +67,10 @@ object! {
     /// for reuse.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawRank in "rank." {
-        /// Name of the [place](Place): `auto` (like `last`, but rank order, the client's, is kept if it matches some
-        /// cached tokens and at least as many, or if recent requests share more documents in rank order), `last` (next
-        /// to a question that follows the documents), `first`, `ends` (the best last, the second best first), or `free`
-        /// (no document is favoured).
+        /// Name of the [place](Place): `last` (next to a question that follows the documents), `first`, `ends` (the
+        /// best last, the second best first), `free` (no document is favoured), or `auto`. `auto` is like `last`, but
+        /// all documents keep the client's order, best first, in two cases: if this order matches cached tokens, and at
+        /// least as many as that of `last`; or if recent requests share more documents in their clients' order.
         pub place: String = Place::Auto.name().into(),
         /// Number of the retriever's best documents that are favoured, that is, placed as `place` says instead of being
         /// ordered for reuse.
@@ -125,8 +125,8 @@ object! {
         pub separator: String = " > ".into(),
         /// The order hint for documents with short names. `{order}` stands for their labels if all have up to three
         /// letters or digits, otherwise for their ordinal numbers in the prompt, best document first. `template` is
-        /// used instead if this is empty, or if a longer set of labels includes a number, which would read as an
-        /// ordinal number. No hint is written if a location hint replaces a document.
+        /// used instead if this text is empty. It is also used if not all labels are that short and one is a number,
+        /// which would read as an ordinal number. No hint is written if a location hint replaces a document.
         pub short: String = "Best documents first: {order}.".into(),
         /// The location hint, sent in place of a document that an earlier turn of the chat holds; `{document}` stands
         /// for the document's label.

@@ -44,10 +44,10 @@ pub struct EngineCandidate {
 /// The maximum number of engines of a gateway that have knowledge trees; their ids are below this number.
 pub const MAX_ENGINES: u16 = 256;
 
-/// The cost of computing a token while no request waits at the engines, in halves of a token: the request's own waiting
-/// time (1), and the cached token that it evicts (1.5).
+/// The cost of computing a token while no request waits at the engines, in half tokens: 2 for the request's own waiting
+/// time, and 3 for the cached token that is evicted.
 const IDLE_HALVES: u64 = 5;
-/// The highest cost of computing a token, in halves of a token, however many requests wait at the engines.
+/// The highest cost of computing a token, in half tokens, however many requests wait at the engines.
 const MAX_HALVES: u64 = 12;
 
 /// The cost function by which an engine is chosen for a request; see the module's documentation.

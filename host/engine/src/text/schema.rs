@@ -308,7 +308,8 @@ struct Load {
 }
 
 impl Load {
-    /// Returns the sum of the counts for two schemas that are alternatives, or that apply to different values.
+    /// Returns the counts for two schemas that are alternatives, or that apply to different values: sums, but of
+    /// `meeting` and `multiples` the maximum.
     fn beside(self, other: Self) -> Self {
         Self {
             patterns: self.patterns.saturating_add(other.patterns),

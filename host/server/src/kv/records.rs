@@ -41,7 +41,8 @@ pub(super) struct PushAnswer {
     others: u32,
 }
 
-/// The validated query of a `GET`, with which a gateway requests other gateways' pushes.
+/// The validated query of a `GET` by which a gateway asks for the updates that other gateways have pushed to this
+/// server.
 struct Query {
     gateway: GatewayId,
     since: Option<(Epoch, u64)>,

@@ -31,7 +31,7 @@ pub(super) enum Source {
 pub(super) struct Observed {
     /// Description of the prompt.
     asked: String,
-    /// Number of events about stored blocks or paths.
+    /// Number of events about stored blocks (vLLM's socket) or about stored lists of documents (Foreword's feed).
     stored: usize,
     agreement: Result<Agreement, String>,
 }
@@ -40,7 +40,7 @@ pub(super) struct Observed {
 #[derive(Debug)]
 struct Agreement {
     detail: String,
-    /// Number of the prompt's tokens or documents that events report as stored.
+    /// Number of the prompt's tokens (vLLM's socket) or documents (Foreword's feed) that events report as stored.
     found: u64,
     /// Number of tokens or documents that need not be reported: they were cached before, or are in a block that is not
     /// full.

@@ -16,7 +16,7 @@ use crate::client::REPORT_HEADER;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// The responses that the gateway's checks examine.
+/// The responses, from the engine and through the gateway, from which the findings about the gateway are made.
 pub(super) struct Gateway {
     /// The responses to the same body, sent to the engine directly and through the gateway.
     pair: [Result<(Usage, Value), String>; 2],

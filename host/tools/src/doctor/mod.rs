@@ -59,7 +59,7 @@ pub struct Options {
     /// The engine: http://localhost:8000, say, or the same with https
     #[arg(value_name = "URL")]
     url: String,
-    /// The gateway in front of it
+    /// URL of the gateway in front of the engine
     #[arg(long, value_name = "URL")]
     gateway: Option<String>,
     /// The model to ask [default: the first of /v1/models]
@@ -72,7 +72,7 @@ pub struct Options {
     /// is one]
     #[arg(long, value_name = "ENDPOINT")]
     events: Option<String>,
-    /// Where the engine's metrics and our feed are [default: URL, then a thousand ports above it]
+    /// Server of the engine's metrics and foreword's KV feed [default: URL, or else the same host at URL's port + 1000]
     #[arg(long, value_name = "URL")]
     internal: Option<String>,
     /// The gateway's metrics: Envoy's http://HOST:9901/stats/prometheus, or /metrics of `foreword ext-proc`

@@ -1,4 +1,5 @@
-//! Checks that a cleared cache is noticed: clears it (`--allow-reset`), then reads events and the next decision.
+//! Checks that events and the gateway notice a clearing of the engine's cache: clears it (only with `--allow-reset`),
+//! then waits for events of removals, and reads the gateway's next ordering decision.
 
 use super::api::Usage;
 use super::client::{Connection, served};

@@ -201,7 +201,8 @@ impl Questions<'_> {
         }
     }
 
-    /// Asks the unanswered turns of a chat. Builds its first request before any other chat begins.
+    /// Asks the unanswered turns of a chat. Builds its first request under `locked`, so that no other worker takes a
+    /// chat before that. Releases the lock while it waits for an answer, and takes it again with `lock`.
     fn chat<'r, 's: 'r>(
         &self,
         job: Job,
@@ -375,7 +376,8 @@ impl<'a> Chats<'a> {
 }
 
 impl Run<'_> {
-    /// Orders the recorded requests again, in their original order, and counts the answers.
+    /// Passes the recorded requests through the orderers again, in the order of the run, so that these have the same
+    /// state as before the run stopped. Counts the recorded answers; nothing is sent.
     fn recall(&mut self, mut records: Vec<Record>) -> Result<()> {
         records.sort_by_key(|record| record.at);
         for record in records {

@@ -314,7 +314,8 @@ impl Sums {
     }
 }
 
-/// Fits the table to the drawn questions by least squares, and normalises it.
+/// Fits the effect of each place on each rank to the drawn questions (indices in `questions`) by least squares, and
+/// normalises the table: the last class of ranks has 0, and the others have a mean of 0 over places.
 #[expect(
     clippy::needless_range_loop,
     reason = "a matrix is addressed by row and column"

@@ -24,7 +24,7 @@ pub(super) struct Boundary {
     kind: CacheKind,
     model: Option<String>,
     currency: String,
-    /// Number of bodies that were served.
+    /// Number of request bodies of the log that were replayed.
     requests: u64,
     /// Number of lines that only list ranked documents, and so have no body that could have markers.
     rankings: u64,

@@ -69,8 +69,8 @@ fn path_part(value: &Value) -> Option<String> {
     (fits && !part.contains('\0')).then(|| part.to_owned())
 }
 
-/// Reads the part `salt`: `{"key": …}` or `{"key_env": …}`, either with `open_paths`. Returns the key, and the paths of
-/// requests that are forwarded without a salt. Errors show only a key's length.
+/// Reads the part `salt`: `{"key": …}` or `{"key_env": …}`, both with an optional `open_paths`. Returns the key, and
+/// the paths of requests that are forwarded without a salt. Errors show only a key's length.
 pub(super) fn salt(value: &Value) -> Result<(SaltKey, Vec<String>), ConfigError> {
     let either = || hidden("salt", value, EITHER_KEY);
     let fields = Fields::secret("salt", value, &["key", "key_env", "open_paths"]);

@@ -30,7 +30,7 @@ pub(super) struct RequestHead<'h> {
     pub(super) upgrades: bool,
 }
 
-/// How to forward a request that passed the checks of the two lists of paths.
+/// How to forward a request that is allowed while cache salts are on, by the paths in `routes` and `salt.open_paths`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Listed<'c> {
     /// A `POST` to this route: its body is read, processed, and forwarded with the tenant's cache salt.

@@ -7,7 +7,7 @@
 use crate::host::{Host, HostError};
 use crate::swap;
 
-/// A worker's claim to a lease, by which it can become the holder.
+/// The registration of a worker for a lease (see the module), with which it can take and renew it.
 #[derive(Debug)]
 pub(super) struct Lease {
     key: String,

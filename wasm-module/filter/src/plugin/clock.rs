@@ -15,7 +15,7 @@ use crate::host::Host;
 /// The kind of a tick (timer callback) of a plugin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tick {
-    /// A periodic tick, at which the plugin did all of its background work.
+    /// A periodic tick, in which the plugin did all of its background work.
     Full,
     /// An additional tick that the plugin requested: it only exchanged updates with gateways of other proxies and
     /// resumed held requests.

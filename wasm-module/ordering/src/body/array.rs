@@ -33,8 +33,8 @@ pub struct Retrieved<'a> {
     pub around: [&'a str; 2],
 }
 
-/// The documents of a body's `documents` array: the group whose documents stay in the array, or the index of a message
-/// with the group to write into it. At most one of them is present.
+/// The documents of a body's `documents` array, either as a group that stays in the array (first value), or as a group
+/// to write into the message with an index (second value). At most one of the two is present.
 pub(super) type FromArray<'a> = (Option<Group<'a>>, Option<(usize, Group<'a>)>);
 
 /// The fields of an element of the `documents` array, as JSON; `None` if absent or `null`.
@@ -230,8 +230,9 @@ fn target(messages: &[ParsedMessage<'_>]) -> Option<(usize, (Entry, Scope))> {
     messages.find_map(|(at, parsed)| Some((at, parsed.message.entry?)))
 }
 
-/// Returns the index of the target message, as given, with a group of `documents` that the gateway writes into it.
-/// `array` is the range of the body's `documents` field, `around` the text before and after all documents.
+/// Returns the group of `documents` that the gateway writes into the target message, after the index of that message as
+/// it was given. `array` is the range of the body's `documents` field, `around` the text before and after all
+/// documents.
 fn rendered<'a>(
     documents: Vec<Parts<'a>>,
     (index, (entry, scope)): (usize, (Entry, Scope)),

@@ -183,7 +183,8 @@ fn parts<'a>(
     Ok(found)
 }
 
-/// Appends to `pieces` those of a tool's result that is an object: its texts, and the documents in its array `results`.
+/// Appends to `pieces` the parts of a tool's result, a JSON object, that may contain documents: its texts, and the
+/// documents in its array `results`.
 fn add_result_pieces<'a>(object: &'a str, pieces: &mut SmallVec<[Piece<'a>; 1]>) {
     let (spans, texts) = results_and_texts(object, &formats::TEXTS_OF_RESULT);
     let documents = spans.into_iter().filter_map(|span| {
@@ -212,7 +213,8 @@ fn add_result_pieces<'a>(object: &'a str, pieces: &mut SmallVec<[Piece<'a>; 1]>)
     );
 }
 
-/// Returns the passages of a search result with a text; each piece has adjacent ones. Empty if `content` is not a list.
+/// Returns those passages of a search's result that have a text; passages that follow one another form one piece. Empty
+/// if `content` is not a list.
 fn passages<'a>(body: &'a str, content: &'a str) -> Result<SmallVec<[Piece<'a>; 1]>, Skip> {
     let mut pieces = SmallVec::new();
     if !content.starts_with('[') {

@@ -61,7 +61,8 @@ impl<'a> ContextTexts<'a> {
     }
 
     /// Returns the range of the documents at `found` in the body, extended by the tags or phrases of a client around
-    /// them and, if only white space follows, by their heading. `None` if they are not within one text.
+    /// them. If only white space follows the documents in their text, their heading is included too. `None` if the
+    /// documents are not within one text.
     pub(crate) fn around(&self, found: Range<usize>) -> Option<ContextRange<'a>> {
         let body = self.body;
         let at = self

@@ -101,8 +101,8 @@ pub(super) fn is_tool_config(name: &str) -> bool {
     matches!(name, "toolConfig" | "tool_config")
 }
 
-/// Returns the name in [`PARAMETERS`](super::chat::PARAMETERS) of the parameter to which another format gives the name
-/// `name`; `None` if that is no such name.
+/// Returns the name in [`PARAMETERS`](super::chat::PARAMETERS) of the parameter that another format calls `name`;
+/// `None` if no format calls a parameter so.
 pub(super) fn parameter(name: &str) -> Option<&'static str> {
     match name {
         "text" => Some("response_format"),
@@ -125,8 +125,8 @@ pub(super) struct Interpreted<'a> {
     /// The role's name, or the type of an input item that is no message, such as `function_call`; part of the hash that
     /// identifies the message ([`Chain`](super::found::Chain)).
     pub(super) role_name: Cow<'a, str>,
-    /// The bytes that identify this message in the hash chain, in addition to its role. Empty if the role alone
-    /// identifies it.
+    /// The bytes of this message that enter the hash that identifies the chat, in addition to its role. Empty if the
+    /// role alone identifies the message.
     pub(super) content: &'a str,
     pub(super) holds: Holds,
 }
@@ -290,8 +290,8 @@ pub(super) fn converse_label(document: &str) -> Option<&str> {
     (!cites).then(|| name.and_then(inner).unwrap_or_default())
 }
 
-/// Returns the label of a passage of `file_search_call.results`, empty if it names no file; `None` if it has no text.
-/// Passages may move, since answers cite files.
+/// Returns the label of a passage of `file_search_call.results`: its file's name, else the file's id, else an empty
+/// text. `None` if the passage has no text. Passages may move, since answers cite files and not indices.
 pub(super) fn passage_label(passage: &str) -> Option<&str> {
     if !passage.starts_with('{') {
         return None;

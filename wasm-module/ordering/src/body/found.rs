@@ -55,7 +55,7 @@ pub(crate) struct Message<'a> {
     pub(crate) content: &'a str,
     /// Hash of all bytes of the message.
     pub(crate) hash: u64,
-    /// Hash chain of the chat up to and including this message.
+    /// Hash that identifies the chat up to and including this message.
     pub(crate) chain: Chain,
     /// Number of the chat's turn to which the message belongs, from 0.
     pub(crate) turn: u32,

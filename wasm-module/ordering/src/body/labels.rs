@@ -14,10 +14,11 @@ use super::tags::{Span, name_at};
 use crate::work::looked;
 use std::ops::Range;
 
-/// Divides the tagged documents at `spans` of a text into groups, and returns the number of documents in each. A label
-/// (text between two documents) ends the group, unless the text before the first document ends with the same label and
-/// no label has ended a group yet: what recurs only between documents may relate each to the next. Takes time linear in
-/// the length of the text up to the last document.
+/// Divides the tagged documents at `spans` of a text into groups, and returns the number of documents in each. Only
+/// documents of one group may be exchanged. A label, which is text between two documents that may say which is which,
+/// begins a new group. There is one exception: in the first group, a label that also ends the text before the first
+/// document, such as `Document 1:`, begins none, since each document has it. Takes time linear in the length of the
+/// text up to the last document.
 pub(super) fn groups(text: &str, spans: &[Span]) -> Vec<usize> {
     let ends = spans.iter().map(|span| span.whole.end);
     let starts = spans.iter().skip(1).map(|span| span.whole.start);
@@ -43,9 +44,10 @@ pub(super) fn groups(text: &str, spans: &[Span]) -> Vec<usize> {
 }
 
 /// Returns the label (text that may say which document is which) that a range of `text` before a document gives it: the
-/// words, names of opening tags, symbols, and numbers in that range, except `place`, which is the document's index, and
-/// `place + 1`. In the result, a line break precedes a word that begins a line, a clause or an element, and a space any
-/// other word: a label that ends with `signed` is not the same as one that ends with `not signed` or `unsigned`.
+/// words, names of opening tags, symbols and numbers in that range. Two numbers are left out because they only count:
+/// `place`, the document's index among those of the text, and `place + 1`. In the result, a line break precedes a word
+/// that begins a line, a clause or an element, and a space any other word: a label that ends with `signed` is not the
+/// same as one that ends with `not signed` or `unsigned`.
 fn label(text: &str, range: Range<usize>, place: usize) -> String {
     let part = text.get(range).unwrap_or_default();
     looked(part.len());

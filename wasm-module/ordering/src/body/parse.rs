@@ -53,8 +53,8 @@ pub struct Parsed<'a> {
 }
 
 impl<'a> Parsed<'a> {
-    /// Returns the hash chain that identifies the chat up to and including the user's first message, which is the same
-    /// at every turn. If no user message can receive documents, it is that of the first message.
+    /// Returns the hash that identifies the chat up to and including the first user message that can receive documents,
+    /// which is the same at every turn. If there is none, it is the hash up to the first message.
     pub(crate) fn start(&self) -> Chain {
         let mut messages = self.messages.iter();
         let asked = messages.find(|message| message.entry.is_some());
@@ -93,8 +93,8 @@ impl<'a> Parsed<'a> {
         self.start.previous_response()
     }
 
-    /// Returns whether the body has documents to order. A tool's long result in which no document was found, and which
-    /// therefore counts as one document (`documents.outputs`), is not one of them.
+    /// Returns whether the body has documents to order. A tool's whole result does not count, although it is treated as
+    /// one document (`documents.outputs`): it is never ordered.
     #[must_use]
     pub fn has_documents(&self) -> bool {
         let mut messages = self.messages.iter();
@@ -189,8 +189,9 @@ fn read<'a>(
 
 impl<'a> Finder<'a, '_> {
     /// Finds the documents in one text of a message. If there are none and `documents.outputs` is on, a tool's long
-    /// result becomes a group with the whole result as its document. `before` is the running hash of the prompt and
-    /// advances to the last group. Returns an error if the body has too many documents.
+    /// result becomes a group with the whole result as its document. `before` is the running hash of the prompt; it
+    /// advances to the beginning of the last group found, and not at all if there is none. Returns an error if the body
+    /// has too many documents.
     fn text(
         &mut self,
         before: &mut Before<'a>,
@@ -220,7 +221,8 @@ impl<'a> Finder<'a, '_> {
     }
 
     /// Finds the documents that one of the enabled formats marks within a text. `before` is the running hash of the
-    /// prompt and advances to the last group. Returns an error if the body has too many documents.
+    /// prompt; it advances to the beginning of the last group found, and not at all if there is none. Returns an error
+    /// if the body has too many documents.
     fn within(
         &mut self,
         before: &mut Before<'a>,
@@ -307,7 +309,7 @@ impl<'a> Finder<'a, '_> {
     }
 
     /// Returns whether a text may contain documents in the format of a known client (AnythingLLM, Dify, LlamaIndex,
-    /// RAGFlow) and such documents are to be found.
+    /// RAGFlow), and the configuration says that such documents are to be found.
     fn is_clients(&self, source: &str, author: Author) -> bool {
         self.config.documents.clients && author == Author::Other && super::clients::may_hold(source)
     }

@@ -90,8 +90,8 @@ fn opening<'a>(parsed: &Parsed<'a>) -> Result<Opening<'a>, Skip> {
     })
 }
 
-/// Returns the unescaped text of a message's content, with its parts on separate lines. Returns an error if the content
-/// is neither a string nor a list.
+/// Returns the unescaped text of a message's content, with its parts on separate lines; never `None`. Returns an error
+/// if the content is neither a string nor a list.
 fn text_in<'a>(body: &str, content: &'a str) -> Result<Option<Cow<'a, str>>, Skip> {
     if let Some(text) = inner(content) {
         return Ok(Some(unescaped(text)));

@@ -357,7 +357,7 @@ fn trimmed_breaks(text: &str, mut range: Range<usize>) -> Range<usize> {
 /// Names of attributes, other than `id`, whose value may be a document's number by position.
 const NUMBERS: &[&str] = &["index", "number", "position", "idx", "n", "no"];
 
-/// Words, at least one of which a key of metadata that names a score must contain.
+/// Words for scores. A key of metadata names a score only if it contains at least one of them.
 const SCORES: &[&str] = &[
     "score",
     "rank",

@@ -15,7 +15,8 @@ pub(crate) enum Sent<'g, 'a> {
     Reference(String),
 }
 
-/// The text that the gateway has rendered for documents of an array or a retriever.
+/// The text that the gateway writes into a message for one group of documents: those of the body's `documents` array,
+/// or those that it fetched from a retriever.
 #[derive(Debug)]
 pub(crate) struct Rendering {
     /// The text inserted into the message, including an order hint and the JSON around the text.
@@ -162,8 +163,9 @@ fn write_block(text: &mut String, source: &Source<'_>) -> (Range<usize>, Range<u
     (start..text.len(), label)
 }
 
-/// Returns the id, title and text from which [`write_block`] may have written `block` (without its last line break),
-/// once read without a title and once with one. `None` for a reading that is impossible.
+/// Returns the id, title and text from which [`write_block`] may have written `block` (without its last line break).
+/// There are two readings, first as a block without a title, then as one with a title; each is `None` if `block` does
+/// not have that form.
 pub(crate) fn parts_of_block(block: &str) -> [Option<[&str; 3]>; 2] {
     let read = || {
         let rest = block.strip_prefix("<document")?;

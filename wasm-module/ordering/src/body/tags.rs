@@ -57,9 +57,10 @@ struct Tags<'t> {
     text: &'t str,
     /// The positions of the tags, in the order of the text.
     marks: Vec<Mark>,
-    /// Number of opening tags, for each configured name by its index.
+    /// Number of opening tags of each configured name, by the name's index among the configured names.
     openings: SmallVec<[u32; 8]>,
-    /// For each configured name by its index, the index in `marks` of the first tag that closes it, or [`NONE`].
+    /// For each configured name, by its index among the configured names: the index in `marks` of the first tag that
+    /// closes it, or [`NONE`].
     closings: SmallVec<[u32; 8]>,
 }
 
@@ -88,7 +89,7 @@ impl Mark {
     }
 }
 
-/// The index that stands for no tag. An `Option` would make the record of a tag a quarter larger.
+/// The index in [`Tags::marks`] that stands for no tag. An `Option` would make the record of a tag a quarter larger.
 const NONE: u32 = u32::MAX;
 
 /// The maximum length of a configured tag name, in bytes.
@@ -152,7 +153,8 @@ impl<'t> Tags<'t> {
         tags
     }
 
-    /// Returns the documents in tags whose name has an index that `is_wanted` accepts, in order and without nesting.
+    /// Returns the documents in tags, in the order of the text. Of the configured tag names, only those whose index
+    /// `is_wanted` accepts count. No two documents overlap: a tag within a document does not begin another one.
     fn spans(&self, is_wanted: impl Fn(usize) -> bool) -> Vec<Span> {
         let mut found = Vec::new();
         // The next closing tag of each name. Opening tags are visited in order, so these only advance.
@@ -195,7 +197,8 @@ impl<'t> Tags<'t> {
         found
     }
 
-    /// Returns whether there is a tag with the index `closing` and it begins before the byte at offset `at`.
+    /// Returns whether the tag at index `closing` of `marks` exists and begins before the byte at offset `at` of the
+    /// text.
     fn closes_before(&self, closing: u32, at: usize) -> bool {
         self.mark(closing).is_some_and(|mark| mark.at() < at)
     }
@@ -208,9 +211,10 @@ impl<'t> Tags<'t> {
         self.marks.get(place as usize)
     }
 
-    /// Returns the last opening tag between the tags with the indices `place` and `closing` that has the same name and
-    /// begins a line after the offset `from`; `None` if there is none. If there is one, the tag at `place` is only
-    /// mentioned in a sentence, as by Open WebUI: "(e.g., <source id="1">)".
+    /// Returns the opening tag that really begins the document, if the tag at index `place` of `marks` is only
+    /// mentioned in a sentence before it, as by Open WebUI: "(e.g., <source id="1">)". It is the last one of the same
+    /// name before the closing tag at index `closing` of `marks` that is the first text on its line; both line and tag
+    /// begin at or after the offset `from` of the text. `None` if there is none.
     fn innermost(&self, place: usize, from: usize, closing: usize) -> Option<(&Mark, Opening)> {
         let name = self.marks.get(place)?.name;
         let between = self.marks.get(place + 1..closing)?.iter().enumerate();
@@ -223,8 +227,8 @@ impl<'t> Tags<'t> {
         })
     }
 
-    /// Reads the opening tag with the index `place`; `None` if it does not end before the second opening tag after it,
-    /// or if it is self-closing.
+    /// Reads the opening tag at index `place` of `marks`. `None` if it is self-closing, or if it does not end before
+    /// the second opening tag that follows.
     fn opening(&self, place: usize) -> Option<Opening> {
         let behind = self.marks.get(place + 1..)?.iter();
         let limit = behind.filter(|mark| !mark.is_closing).nth(1);

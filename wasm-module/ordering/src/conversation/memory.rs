@@ -52,7 +52,8 @@ pub(crate) struct AddedMessage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MessageKey {
     pub(crate) chain: Chain,
-    /// A hash of what was written into this message and all before it. It distinguishes messages with the same chain.
+    /// A hash of what was written into this message and all before it. It distinguishes messages with the same `chain`,
+    /// that is, with the same text of the chat up to here.
     pub(crate) lineage: u64,
 }
 
@@ -70,12 +71,13 @@ pub(crate) struct Moving<'s> {
     pub(crate) target: Option<(u32, usize)>,
 }
 
-/// The memory of the messages of one tenant and model: how each was forwarded, found by its hash chain.
+/// The memory of the messages of one tenant and model: how each was forwarded, found by the hash of its chat up to and
+/// including the message.
 #[derive(Debug)]
 pub(crate) struct Memory {
     bounds: Bounds,
     nodes: Slots<Node>,
-    /// The recorded messages with each hash chain, oldest first.
+    /// The recorded messages by the hash of their chat up to and including the message, oldest first.
     by_chain: FxHashMap<Chain, SmallVec<[MessageId; 2]>>,
     /// Sum of the estimated bytes of all recorded messages.
     bytes: u64,
@@ -92,10 +94,11 @@ struct Node {
     /// Estimated tokens of the documents pinned (written by the gateway and repeated at later turns) in this message
     /// and its ancestors.
     pinned_tokens: u64,
-    /// Hash of the message's chain, the list of documents written into it, the volatile spans (texts that change
-    /// between requests) kept in it, and this hash of the parent. It distinguishes messages with the same chain.
+    /// Hash that distinguishes recorded messages with the same text of the chat up to here (`chain`). It covers that
+    /// text, the list of documents written into the message, the volatile spans (texts that change between requests)
+    /// kept in it, and the `lineage` of the parent.
     lineage: u64,
-    /// The engine to which the latest request that added this message or ended with it was forwarded.
+    /// The engine that received the latest request which added this message or ended with it.
     engine: EngineId,
     sent: SentMessage,
 }
@@ -138,10 +141,11 @@ impl Memory {
     /// `written` is the index of a message and the fingerprint of the list of documents that the gateway would write
     /// into it.
     ///
-    /// Documents written into an earlier message belong to the chat's history. The message that the request writes
-    /// into, and the request's last message, are found only with that same list. If several messages with one chain fit
-    /// and their prompts differ, the chat could be any of them; it then counts as one with nothing written into that
-    /// message.
+    /// The hash chain does not cover documents that the gateway wrote into a message. So the message of `written` and
+    /// those after it are found only if the same list was written into the recorded one. A request's last message, if
+    /// nothing is to be written, is found only if nothing was written into the recorded one. If several recorded
+    /// messages with one chain fit and their prompts differ, the chat could be any of them: then only one into which
+    /// nothing was written is used.
     ///
     /// Volatile spans (texts of the prompt's head that change between requests) written into a message are
     /// distinguished in the same way. A request's last message with such spans is found only with exactly the same
@@ -274,9 +278,11 @@ impl Memory {
         }
     }
 
-    /// Returns whether a request may continue from the recorded message `id`, judged by the documents written into it.
-    /// `message` is its index in the request; `written` is the index of the message that the request writes into, with
-    /// the list of documents. Each message passed on the way back takes one of `steps`.
+    /// Returns whether a request may continue from the recorded message `id`, judged by the documents that the gateway
+    /// wrote into its chat. `message` is the index of this message in the request, and `written` is the index of the
+    /// message into which the request writes, with the fingerprint of its list of documents. From that message on, the
+    /// recorded chat must have the same list there. If the request writes nothing, its last message (`is_last`) must
+    /// have no written documents. Each message passed on the way back takes one of `steps`.
     fn fits(
         &self,
         id: MessageId,
@@ -303,9 +309,10 @@ impl Memory {
         node.is_none_or(|node| node.sent.kept_hash() == moving.hash)
     }
 
-    /// Returns whether the recorded message into which the request would write volatile spans (texts that change
-    /// between requests) was sent with as many; `id` is a message of the same chat, with the index `message`. True if
-    /// `id` precedes the one written into. Each message passed on the way back takes one of `steps`.
+    /// Returns whether the chat of the recorded message `id` has as many volatile spans (texts that change between
+    /// requests) as the request would write, in the message into which it would write them. `message` is the index of
+    /// `id` in the request. True if `id` is an earlier message than the one written into. Each message passed on the
+    /// way back takes one of `steps`.
     fn holds_spans(
         &self,
         id: MessageId,
@@ -446,16 +453,16 @@ impl Node {
     }
 }
 
-/// The maximum number of recorded messages with one hash chain. A chat with more is ambiguous anyway, and every request
-/// walks this list.
+/// The maximum number of recorded messages with one hash chain (the same text of the chat up to and including the
+/// message). A chat with more is ambiguous anyway, and every request walks this list.
 const MAX_VERSIONS: usize = 16;
 
-/// A bound of the work of [`Memory::find`]: it takes at most this many steps back through chats for each message of a
-/// request, and this many in addition.
+/// [`Memory::find`] goes back through chats for at most this many steps, times the number of the request's messages
+/// plus one.
 const MAX_STEPS: usize = 64;
 
-/// The maximum number of a request's messages for which several recorded ones fit; the messages before these then count
-/// as not recorded.
+/// The maximum number of messages of a request that [`Memory::find`] passes over because several recorded messages fit.
+/// After that many it stops, so the messages before them count as not recorded.
 const MAX_UNSETTLED: usize = 64;
 
 /// Estimated bytes of a message in the arena and the index, without the record of how it was sent; the same on every

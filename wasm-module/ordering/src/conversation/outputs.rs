@@ -7,10 +7,10 @@
 //! ```
 //!
 //! Agents read files again, in other ranges and after a change. A run of lines is looked up by its first line, in the
-//! newest result that has this line in full and only once, and compared byte for byte. The hint quotes words near the
-//! run's ends that occur in only one line of all results, so that it cannot mean another version of a file. A turn ends
-//! with an assistant's message: results of calls that the model made at once belong to one turn and are not compared
-//! with each other.
+//! newest result that has this line in full (unless it occurs there twice), and compared byte for byte. The hint quotes
+//! words near the run's ends that occur in only one line of all results, so that it cannot mean another version of a
+//! file. A turn ends with an assistant's message: results of calls that the model made at once belong to one turn and
+//! are not compared with each other.
 
 use super::passages::{BREAK, hash, lines};
 use crate::work::looked;
@@ -20,11 +20,11 @@ use fxhash::FxHashMap;
 #[derive(Debug, Default)]
 pub(crate) struct Outputs<'a> {
     texts: Vec<OutputText<'a>>,
-    /// For each line, by its hash: the index of the newest result that has it in full and only once, and the line's
-    /// index in that result.
+    /// For each line, by its hash: the index of the newest result that has it in full, and the line's index in that
+    /// result. A line that this result has more than once is absent.
     places: FxHashMap<u64, (usize, usize)>,
-    /// For each word of the first `counted` results that a location hint may quote, the number of lines that have it.
-    /// Words are counted when first needed.
+    /// Of the first `counted` results: the words that a location hint may quote, each with the number of lines that
+    /// have them. Words are counted when first needed.
     quoted: FxHashMap<&'a str, u32>,
     counted: usize,
 }
@@ -43,9 +43,9 @@ struct Run {
     hint: String,
 }
 
-/// The minimum length in bytes of a tool's result that is compared with earlier results, and, taken together, of
-/// consecutive lines that a location hint (a reference to an earlier copy of them) replaces. A hint has about 150
-/// bytes.
+/// The minimum length in bytes of a tool's result that is compared with earlier results. It is also the minimum for
+/// repeated lines that one location hint (a reference to their earlier copy) replaces, all of them together. A hint has
+/// about 150 bytes.
 pub(crate) const MIN_OUTPUT_BYTES: usize = 480;
 
 /// The maximum number of location hints written into one tool's result; later repeated lines stay.
@@ -125,8 +125,9 @@ impl<'a> Outputs<'a> {
         runs
     }
 
-    /// Returns how many of `lines`, from the first on, equal those of the result with index `at` from its line `nth`
-    /// on, and their bytes with line breaks. Both are 0 unless that result is of a turn before `turn`.
+    /// Returns how many of `lines`, from the first on, equal the lines of an earlier result, and the number of bytes of
+    /// these lines with their line breaks. `at` is the index of that result, and `nth` the index of its line to begin
+    /// with. Both numbers are 0 unless the result is of a turn before `turn`.
     fn agreeing(&self, turn: u32, (at, nth): (usize, usize), lines: &[&str]) -> (usize, usize) {
         let text = self.texts.get(at).filter(|text| text.turn < turn);
         let there = text.and_then(|text| text.lines.get(nth..));

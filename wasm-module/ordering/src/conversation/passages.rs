@@ -39,8 +39,8 @@ struct PassageText<'a> {
 }
 
 impl<'a> Passages<'a> {
-    /// Adds a text of joined passages, escaped as in a JSON string, that belongs to question number `question` of the
-    /// chat, in `turn`.
+    /// Adds a text of passages that the client joined, escaped as in a JSON string. `turn` is the number of the turn
+    /// that contains the text, `question` that of the chat's question with which it is sent.
     pub(crate) fn add(&mut self, turn: u32, question: u32, text: &'a str) {
         let lines: Vec<&str> = lines(text).collect();
         let at = self.texts.len();

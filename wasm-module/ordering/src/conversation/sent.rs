@@ -28,8 +28,8 @@ pub(crate) struct Kept {
     /// A hash of each volatile span (a text that changes between requests): of those that moved, then of those whose
     /// first value is kept in place.
     pub(crate) spans: Box<[u64]>,
-    /// For each volatile span (a text that changes between requests) of a system message that is not moved, its value
-    /// in the chat's first request, in order; later requests forward this value again.
+    /// For each volatile span (a text that changes between requests) that stays in its place in a system message: its
+    /// value in the chat's first request, in order. Later requests forward this value again.
     pub(crate) frozen: Box<[Box<str>]>,
 }
 

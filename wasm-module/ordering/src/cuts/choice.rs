@@ -21,14 +21,14 @@ use super::rules::{CacheKind, CacheRules};
 /// The cache markers chosen for a prompt, and their expected effect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Choice {
-    /// The indices of the positions (ends of blocks) at which the gateway sets cache markers, in order, each with the
-    /// marker's lifetime.
+    /// The positions (ends of blocks) at which the gateway sets cache markers, by index in [`Layout::positions`], in
+    /// order, each with the marker's lifetime.
     pub(super) markers: Vec<(usize, MarkTtl)>,
-    /// The indices of all positions (ends of blocks) with a cache marker, with the markers' lifetimes, in order: the
-    /// gateway's markers and those in effect without it.
+    /// All positions (ends of blocks) with a cache marker, by index in [`Layout::positions`], in order, with the
+    /// markers' lifetimes: the gateway's markers and those in effect without it.
     pub(super) all: Vec<(usize, MarkTtl)>,
-    /// The index of the last cached position (end of a block) that the markers let the upstream read; `None` if there
-    /// is none.
+    /// The index in [`Layout::positions`] of the last cached position (end of a block) that the markers let the
+    /// upstream read; `None` if there is none.
     pub(super) read: Option<usize>,
     /// Estimated tokens of the prompt that the upstream reads from its cache. `written_tokens` are those that it newly
     /// writes to the cache.
@@ -163,16 +163,18 @@ struct Search<'n> {
     rules: &'n CacheRules,
     /// The maximum number of markers that the gateway may set in this prompt, beside the client's and the provider's.
     most: usize,
-    /// For each node (position considered), the index of the last cached node that a marker there would let the
-    /// upstream read; `None` if there is none.
+    /// For each of `nodes` (positions considered): the index in `nodes` of the last cached one that a marker there
+    /// would let the upstream read; `None` if there is none.
     found: Vec<Option<usize>>,
-    /// The index of the last cached node (position considered) that the client's markers let the upstream read; `None`
-    /// if there is none.
+    /// The index in `nodes` (positions considered) of the last cached one that the client's markers let the upstream
+    /// read; `None` if there is none.
     found_by_client: Option<usize>,
-    /// The index of the last node (position considered) with a cache marker of the client; `None` if there is none.
+    /// The index in `nodes` (positions considered) of the last one with a cache marker of the client; `None` if there
+    /// is none.
     clients_last: Option<usize>,
-    /// The indices of the last cached node (position considered), and of the first node from there on at which a marker
-    /// of the gateway would let the upstream read up to it (`None` without such a node). `None` if no node is cached.
+    /// The index in `nodes` (positions considered) of the last cached one; `None` if none is cached. With it, the index
+    /// of the first node, itself or a later one, at which a marker of the gateway would let the upstream read the
+    /// prompt up to that cached one; `None` if there is no such node.
     last_held: Option<(usize, Option<usize>)>,
 }
 
@@ -215,8 +217,8 @@ impl<'n> Search<'n> {
         }
     }
 
-    /// Returns the indices of the positions (ends of blocks) at which the gateway should set markers, in order; empty
-    /// if no marker is worth its cost.
+    /// Returns the indices in [`Layout::positions`] at which the gateway should set markers, in order; empty if no
+    /// marker is worth its cost.
     fn best(&self) -> Vec<usize> {
         if self.most == 0 {
             return Vec::new();
@@ -259,8 +261,8 @@ impl<'n> Search<'n> {
             .map_or(0.0, |node| node.tokens)
     }
 
-    /// Returns `markers` with one more, not in order, which lets the upstream read up to the last cached node (position
-    /// considered); `None` if `markers` already do, or if no marker can.
+    /// Returns `markers` with one more at the end, which lets the upstream read up to the last cached node (position
+    /// considered). `None` if it can already read up to there, or if no marker of the gateway makes that possible.
     fn anchored(&self, markers: &[usize]) -> Option<Vec<usize>> {
         let (live, anchor) = self.last_held?;
         if self.read(markers) == Some(live) {
@@ -278,8 +280,9 @@ impl<'n> Search<'n> {
         found.max().max(self.found_by_client)
     }
 
-    /// Returns, by node (position considered) and by number of markers of the gateway, the best set of that many
-    /// markers whose last boundary is the node; `None` if that is impossible.
+    /// Returns, for each node (position considered) and each number of markers, the best set of exactly that many
+    /// markers of the gateway if the cache's last boundary is to be at this node; `None` if there is no such set. A
+    /// node that stays cached or that the client marks is a boundary without a marker of the gateway.
     fn ways(&self) -> Vec<Vec<Option<Step>>> {
         let mut ways: Vec<Vec<Option<Step>>> = Vec::with_capacity(self.nodes.len());
         for (at, node) in self.nodes.iter().enumerate() {
@@ -315,8 +318,8 @@ impl<'n> Search<'n> {
         ways
     }
 
-    /// Returns the indices of the nodes (positions considered) that need a marker of the gateway, last to first, in the
-    /// best set with `used` markers up to the node `last`.
+    /// Returns the nodes (positions considered), by index and last to first, that get a marker of the gateway in the
+    /// best set with `used` markers and the last boundary at the node `last`.
     fn path(&self, ways: &[Vec<Option<Step>>], last: usize, used: usize) -> Vec<usize> {
         let mut markers = Vec::new();
         let mut next = Some((last, used));

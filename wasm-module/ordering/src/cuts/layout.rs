@@ -30,7 +30,7 @@ pub struct Layout {
     pub automatic: Option<MarkTtl>,
     /// The caching mode that OpenAI's `prompt_cache_options` selects in this body.
     pub mode: Mode,
-    /// Hash of what separates caches apart from the prompt: the model, the client's salt, and the `realm` of
+    /// Hash of what, besides the prompt, decides which cache is used: the model, the client's salt, and the `realm` of
     /// [`Layout::of`].
     pub(super) scope: u64,
     /// True if the body has a `prompt_cache_key`, even `null`: the gateway must not write a second one.
@@ -130,8 +130,8 @@ pub(super) enum MarkPlace {
     /// The cache marker is a block of its own, inserted at this offset in the body, where the block of the position
     /// ends.
     Behind(usize),
-    /// The cache marker is a field of the block that a piece of one of [`Layout::texts`] becomes, by the indices of
-    /// text and piece.
+    /// The cache marker is a field of the block that a piece of a text becomes, given by the text's index in
+    /// [`Layout::texts`] and the piece's index in that text.
     Piece(usize, usize),
 }
 
@@ -249,8 +249,8 @@ impl Layout {
         self.positions.last().map_or(0, |last| last.tokens)
     }
 
-    /// Returns the indices of the positions (ends of blocks) with a cache marker in this body, in order, with the
-    /// markers' lifetimes. A provider's automatic marker is included.
+    /// Returns the positions (ends of blocks) with a cache marker in this body, by index in `positions`, in order, with
+    /// the markers' lifetimes. A provider's automatic marker is included.
     #[must_use]
     pub fn marks(&self, kind: CacheKind) -> Vec<(usize, MarkTtl)> {
         let written = self.positions.iter().enumerate();
@@ -311,8 +311,8 @@ struct Reading<'a> {
     hash: u64,
     bytes: usize,
     step: u32,
-    /// The kind of step, as a provider counts them, to which the last position (end of a block) belongs: tool calls or
-    /// results; `None` if it is a step of its own.
+    /// The run of tool calls or of tool results that the position pushed last belongs to: a provider counts such a run
+    /// as one step when it searches backwards for a cached prefix. `None` if that position is a step by itself.
     run: Option<Run>,
     depth: u32,
     /// Ranges in the body of the current message's documents, sorted.
@@ -498,8 +498,8 @@ impl<'a> Reading<'a> {
         self.mark(block.mark);
     }
 
-    /// Adds the positions (ends of pieces) of a text: one for each piece if it is to be split and may be, otherwise
-    /// one. `wrap` is the JSON around the text, `None` if no marker is allowed there.
+    /// Adds the positions (ends of pieces) of a text: one for each piece if the text is divided, otherwise one for the
+    /// whole text. `wrap` is the JSON around the text, `None` if no marker is allowed there.
     fn text(&mut self, raw: &'a str, part: Part, wrap: Option<TextWrap>, style: PartStyle) {
         let range = range_in(self.body, raw);
         let inner = range.start + 1..(range.end - 1).max(range.start + 1);

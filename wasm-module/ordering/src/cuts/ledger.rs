@@ -67,8 +67,8 @@ struct Class {
     times: u8,
 }
 
-/// For each age class, the number of visits (occurrences of a position) that became hits, that is, recurred, at that
-/// age, and of those that passed the age without a hit.
+/// For each age class, two numbers of visits (occurrences of a position): of those that became hits at that age,
+/// because the position recurred, and of those that passed the age without a hit.
 #[derive(Clone, Copy, Debug, Default)]
 struct Trials {
     hits: [f64; AGES],
@@ -201,9 +201,10 @@ impl Ledger {
         1.0 - hazards.iter().map(pass).product::<f64>()
     }
 
-    /// Moves recorded times after `now_ms` to `now_ms`, so that a clock that is set back prolongs no lifetime. Takes
-    /// time proportional to the number of these times: the position (end of a block) used last and its newest
-    /// occurrence have the latest ones.
+    /// Lowers the recorded times of occurrences that are later than `now_ms` to `now_ms`, and the ends of their cache
+    /// lifetimes by as much: a clock that is set back prolongs no lifetime. Takes time proportional to the number of
+    /// these times, since positions (ends of blocks) and visits (their occurrences) are passed from the newest one
+    /// back.
     pub(super) fn set_back(&mut self, now_ms: u64) {
         for slot in self.recency.iter_newest() {
             match self.seen.get_mut(slot as usize) {
@@ -221,9 +222,9 @@ impl Ledger {
         }
     }
 
-    /// Records a forwarded prompt with the cache markers in effect, `marks`, by index of the position (end of a block);
-    /// `read` is the index of the last position that the upstream is believed to have read from its cache, `None` if it
-    /// read nothing.
+    /// Records a forwarded prompt. `marks` are the cache markers in effect, by index of their position (end of a block)
+    /// in the layout's `positions`. `read` is the index there of the last position that the upstream is believed to
+    /// have read from its cache, `None` if it read nothing.
     pub(super) fn take(
         &mut self,
         layout: &Layout,
@@ -322,8 +323,8 @@ impl Ledger {
         });
     }
 
-    /// Returns the index at which a new position (end of a block) with this hash is stored; if the bound is reached,
-    /// evicts the least recently seen position.
+    /// Returns the index in `seen` at which a new position (end of a block) with this hash is stored. If the bound is
+    /// reached, evicts the least recently seen position.
     fn room(&mut self, hash: u64) -> u32 {
         let oldest = self.recency.oldest();
         let slot = match oldest.filter(|_| self.seen.len() >= self.most as usize) {

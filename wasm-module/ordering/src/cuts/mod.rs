@@ -54,7 +54,7 @@ pub const MAX_POSITIONS: u32 = 32_768;
 pub struct CutOptions<'a> {
     /// The rules and prices of the upstream's cache.
     pub rules: CacheRules,
-    /// The tenant of the request; the positions of each tenant are tracked separately.
+    /// The tenant of the request. Which prompt positions (ends of blocks) recur is tracked for each tenant separately.
     pub tenant: Tenant<'a>,
     /// The model named in the request's path; empty if the body names it.
     pub model: &'a str,

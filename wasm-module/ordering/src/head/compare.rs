@@ -281,8 +281,8 @@ fn system(sides: &Sides<'_>, new: &Regions<'_>, old: &Regions<'_>) -> Option<Dif
 }
 
 /// Returns the difference of two texts whose pieces (sentences or lines) first differ at index `at`: white space, a
-/// volatile value, another order, or other words. `kind` is the kind of the texts, and `place` the index in the request
-/// at which to report the difference.
+/// volatile value, another order, or other words. `kind` is the kind of the texts. `place` is the index at which to
+/// report the difference, counted over all pieces of the new request.
 fn wording(new: &[Flat], old: &[Flat], at: usize, kind: SegmentKind, place: usize) -> Difference {
     if solid(new) == solid(old) {
         return Difference::at(Cause::Whitespace, kind, place);
@@ -412,9 +412,10 @@ fn identity(message: &Message<'_>) -> u64 {
     })
 }
 
-/// Returns whether one message is the other without its contexts (retrieved documents), or with other contexts: the
-/// remaining words are the same. False unless the new request is a later turn, with more messages after this one
-/// (`new_behind`) than the old one (`old_behind`).
+/// Returns whether two messages have the same words apart from contexts (retrieved documents). If both have contexts,
+/// their last sentences must be equal; if one has, all words of the other must follow one another in it. `new_behind`
+/// and `old_behind` are the numbers of messages after this one in both requests: false unless the new request has more,
+/// since a message loses its contexts only in a later turn.
 fn differs_in_contexts(
     new: &Message<'_>,
     old: &Message<'_>,
@@ -456,9 +457,9 @@ fn differs_in_contexts(
     })
 }
 
-/// Compares the last messages of both requests, which may hold documents and a question. They first differ at their
-/// pieces (documents or sentences) with the index `at`; `place` is the index in the request at which to report the
-/// difference. `None` if only the question differs.
+/// Compares the last messages of both requests, which may hold documents and a question. Their pieces (documents or
+/// sentences) first differ at index `at` of each message. `place` is the index at which to report the difference,
+/// counted over all pieces of the new request. `None` if only the question differs.
 fn last(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Option<Difference> {
     if is_document_at(new.pieces, old.pieces, at) {
         return documents(new.pieces, old.pieces, new.start, at);
@@ -484,16 +485,17 @@ fn last(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Option
 }
 
 /// Compares the first messages that differ, if both requests have no later message in common. `None` if their words
-/// differ: the chats then branch here, which is not a miss. `place` is the index at which to report a difference.
+/// differ: the chats then branch here, which is not a miss. `place` is the index at which to report a difference,
+/// counted over all pieces of the new request.
 fn branch(new: &Message<'_>, old: &Message<'_>, place: usize) -> Option<Difference> {
     // If their texts differ, the chats branch here, which is not a miss.
     let is_same = new.role == old.role && solid(new.pieces) == solid(old.pieces);
     is_same.then(|| Difference::at(Cause::Whitespace, SegmentKind::Message, place))
 }
 
-/// Returns the difference of two messages that differ while a later message is the same. They first differ at their
-/// pieces (documents or sentences) with the index `at`; `place` is the index in the request at which to report the
-/// difference.
+/// Returns the difference of two messages that differ while a later message is the same. Their pieces (documents or
+/// sentences) first differ at index `at` of each message. `place` is the index at which to report the difference,
+/// counted over all pieces of the new request.
 fn edited(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Difference {
     const KIND: SegmentKind = SegmentKind::Message;
     if solid(new.pieces) == solid(old.pieces) && new.role == old.role {
@@ -519,8 +521,8 @@ fn edited(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Diff
     Difference::at(Cause::HistoryEdited, KIND, place)
 }
 
-/// Compares the documents among these pieces of the prompts, which first differ at index `at`; `start` is the index of
-/// the first of them in the request. The result is never `None` here.
+/// Compares the documents among these pieces of two messages, which first differ at index `at`. `start` is the index of
+/// the first piece of `new`, counted over all pieces of the new request. The result is always `Some`.
 fn documents(new: &[Flat], old: &[Flat], start: usize, at: usize) -> Option<Difference> {
     const KIND: SegmentKind = SegmentKind::Document;
     let place = start + at.min(new.len().saturating_sub(1));
@@ -564,7 +566,8 @@ fn documents(new: &[Flat], old: &[Flat], start: usize, at: usize) -> Option<Diff
     found(Cause::DocumentSet)
 }
 
-/// Returns whether two pieces of prompts are the same document with another rank, id or wording.
+/// Returns whether two pieces of prompts are versions of one document: their texts are equal apart from rank, score and
+/// id, or they have the same label and similar texts.
 fn is_rewritten(one: &Piece, other: &Piece) -> bool {
     one.apart != 0 && one.apart == other.apart
         || one.name != 0 && one.name == other.name && are_alike(one.sketch, other.sketch)

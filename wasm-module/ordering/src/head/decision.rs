@@ -79,8 +79,8 @@ impl Decision<'_> {
 pub(crate) struct Form {
     /// A hash of the tool that does not depend on the order of its JSON keys and sets; or the key of the set of tools.
     pub(crate) canonical: u64,
-    /// For each list of two or more members (JSON keys, or elements of a set), in the canonical order of lists: its
-    /// members in the order forwarded, each as its rank among the list's sorted members.
+    /// For each list of two or more members (JSON keys, or elements of a set): its members in the order forwarded, each
+    /// as its rank among the list's sorted members. The order of the lists does not depend on the client.
     pub(crate) order: Box<[u8]>,
 }
 
@@ -102,7 +102,7 @@ pub(crate) struct ContextMessage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) key: u128,
-    /// The hash chain that identifies the message after it.
+    /// The hash that identifies the chat up to and including the message after it.
     pub(crate) next: Chain,
 }
 

@@ -90,7 +90,8 @@ pub struct Diagnosis {
     /// Name of the tool or the parameter that differs, or role of the message. Like `shape`, it is empty at
     /// [`Depth::Light`] (except for a parameter).
     pub name: String,
-    /// Index of the tool or document that differs among those of its kind, or of the message that differs, from 0.
+    /// Index, from 0, of what differs: of a tool among the request's tools, of a document among its documents, or of a
+    /// message among its messages.
     pub index: u32,
     /// Number of bytes from the beginning of the tool, the text or the message to the first piece (tool, document or
     /// sentence) that differs.
@@ -216,7 +217,7 @@ struct Effort {
     /// The maximum number of requests with which a request is compared in full, by pieces (tools, documents,
     /// sentences).
     compared: usize,
-    /// The maximum number of requests with whose beginnings that of a request is compared.
+    /// The maximum number of earlier requests whose shared prefix with a request is measured.
     beginnings: usize,
 }
 
@@ -245,7 +246,7 @@ const SLOTS: usize = 4_096;
 #[derive(Debug, Default)]
 struct Slab {
     by_hash: FxHashMap<u64, u32>,
-    /// For each stored piece, the number of stored segments (tools, documents, texts) that contain it.
+    /// The stored pieces, each with the number of stored segments (tools, documents, texts) that contain it.
     held: Slots<(Piece, u32)>,
 }
 
@@ -612,9 +613,9 @@ impl Index {
         (diagnosis, at.map(|at| (found, at)))
     }
 
-    /// Returns the difference `found`, reported as a volatile value if the piece (sentence or line) that differs is
-    /// short and pieces in the same surroundings have recently had at least three values. Records the values of both
-    /// requests. `new` and `old` are all their pieces.
+    /// Returns the difference `found`, but as a volatile value if two conditions hold: the piece (sentence or line)
+    /// that differs is short, and three values or more were recently seen between the same two neighbours. Records the
+    /// values of both requests. `new` and `old` are all pieces of the two prompts.
     fn slotted(&mut self, mut found: Difference, new: &[Flat], old: &[Flat]) -> Difference {
         let (Cause::SystemText | Cause::VolatileValue, Some(at)) = (found.cause, found.at) else {
             return found;

@@ -8,8 +8,9 @@
 //! ```
 //!
 //! A **template** is a system text as its stable units (lines or sentences) and the slots between them. A text belongs
-//! to a template if it has all but a few of its units, in order; the text between these is in slots. A slot becomes
-//! volatile when it has held two different values; a constant does no harm. Only hashes are stored.
+//! to a template if the units that both have, in the same order, make up a third of each, and at most a few others
+//! stand between two of them; the text between is in slots. A slot becomes volatile when it has held two different
+//! values; a constant does no harm. Only hashes are stored.
 
 use super::marks::{Class, Word, words};
 use super::texts::{MAX_UNITS, Unit};
@@ -40,9 +41,9 @@ struct Template {
 /// changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Slot {
-    /// Hash of the first text seen between these lines or sentences; 0 if there has never been any.
+    /// Hash of the first text seen in this slot, between two stable lines or sentences; 0 if there has never been any.
     first: u64,
-    /// True if a different text than the first one has stood between these lines or sentences.
+    /// True if a different text than the first one has stood in this slot, between two stable lines or sentences.
     is_volatile: bool,
 }
 
@@ -149,7 +150,7 @@ impl Template {
 
     /// Adapts the template (the stable lines of earlier texts) to a system text that belongs to it, and sets `volatile`
     /// for the units (lines or sentences) that are where text changes between requests. Returns true if the template
-    /// lost stable units or the text at one more place changed.
+    /// lost stable units, or if text has now changed at a place where it had not before.
     fn take(&mut self, units: &[Seen], fit: &Fit, volatile: &mut [bool]) -> bool {
         let mut changed = false;
         let is_whole = fit.pairs.len() == self.stable.len();
@@ -293,7 +294,7 @@ const MAX_LABEL_BYTES: usize = 48;
 const MAX_PLAIN_WORDS: u32 = 16;
 
 /// The maximum number of consecutive units (lines or sentences) of a system text between two stable ones, and of
-/// consecutive stable units that a text may lack.
+/// consecutive stable units that it lacks. Beyond either, the text does not belong to the template.
 const MAX_GAP: usize = 8;
 
 /// The maximum number of templates of system texts for one tenant and model.

@@ -14,7 +14,7 @@ use super::cause::Volatile;
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Hashes of a text, each of which leaves out other kinds of words that may change between requests.
+/// Hashes of a text, each of which leaves out different kinds of words that may change between requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Marks {
     /// Hash of the text without white space. Hashes can be [joined](Solid::then), so texts that were split at different

@@ -54,7 +54,7 @@ pub enum Depth {
 impl Depth {
     const FIRST: usize = 256;
     const LAST: usize = 64;
-    /// The maximum number of bytes of a text that are read at [`Depth::Light`], not counting up to three for a whole
+    /// The maximum number of bytes of a text that are read at [`Depth::Light`]. Up to three more are read to complete a
     /// character.
     pub(super) const LOOKED_AT: usize = Self::FIRST + Self::LAST;
 
@@ -467,7 +467,8 @@ const MAX_UNITS: usize = 256;
 /// The minimum length of a sentence in bytes, so that an abbreviation such as `e.g. this` ends none.
 const SHORTEST_SENTENCE: usize = 12;
 
-/// Returns the documents of a body, so that those of [`Segment::index`] are at that index.
+/// Returns the documents of a body in the order in which [`Segment::index`] numbers them, so that it is an index in
+/// this list.
 pub(super) fn documents<'p, 'a>(parsed: &'p Parsed<'a>) -> Vec<&'p FoundDocument<'a>> {
     let mut found: Vec<&FoundDocument<'_>> = Vec::new();
     if let Some(front) = &parsed.front {
@@ -529,8 +530,8 @@ impl Shape {
         }
     }
 
-    /// Returns the hashes of the next value of `text`. If `is_set` is true and the value is an array, its order has no
-    /// meaning.
+    /// Returns the hashes of the next value of `text`. If `is_set` is true and the value is an array, the order of its
+    /// elements has no meaning.
     fn value(scan: &mut Scan<'_>, text: &str, is_set: bool, depth: u32) -> Result<Self, scan::Bad> {
         let start = scan.next();
         let first = text.as_bytes().get(start).filter(|_| depth < MAX_DEPTH);

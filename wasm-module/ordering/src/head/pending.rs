@@ -75,8 +75,8 @@ impl PendingPrompt {
         self.text.len()
     }
 
-    /// Adds the pieces of a segment (tool, document or text), and returns their range. At [`Depth::Light`], the rest of
-    /// a segment after [`MAX_PIECES`] pieces of the prompt becomes one.
+    /// Adds the pieces of a segment (tool, document or text), and returns their range. At [`Depth::Light`], once the
+    /// prompt has [`MAX_PIECES`] pieces, the rest of a message's text becomes one piece.
     pub(super) fn take<'a>(
         &mut self,
         asked: &DiagnosedRequest<'_, 'a>,

@@ -211,5 +211,5 @@ fn scores(documents: &[Ranked<'_>]) -> Option<String> {
     (count > 0).then_some(words)
 }
 
-/// Range of the numbers that replace clients' numbers: more digits than these have, and more than a year has.
+/// Range of the numbers that replace clients' numbers: six digits, more than a client's number or a year has.
 const KEYS: Range<u64> = 100_000..1_000_000;

@@ -264,8 +264,9 @@ impl Heads {
         });
     }
 
-    /// Returns the matches of the configured patterns in a system text, in order. Lines that are not cached take their
-    /// bytes from `budget`; a line that exceeds it has no matches and is counted in `unread`.
+    /// Returns the matches of the configured patterns in a system text, in order. A line that is not cached takes its
+    /// bytes from `budget`, once for each pattern tried; if too little is left, it has no matches and is counted in
+    /// `unread`.
     fn found(
         &mut self,
         config: &Head,
@@ -404,9 +405,10 @@ const ENVIRONMENT: &str = "<env>";
 /// The maximum length in bytes of a line of a system text against which patterns are matched.
 const MAX_LINE_BYTES: usize = 2_048;
 
-/// The share of a request's bytes that may be matched against patterns: at most one byte in this many, plus a minimum,
-/// if their lines are not cached. A regular expression takes a hundred times as long per byte as everything else.
-/// Volatile texts in other lines stay in place until a later request.
+/// The maximum share of a request's bytes that are matched against patterns: one byte in this many, in addition to a
+/// fixed minimum. A byte counts once for each pattern that is tried, and not at all in a line with cached matches.
+/// Volatile texts in lines beyond the maximum stay in place until a later request. A regular expression takes a hundred
+/// times as long per byte as everything else.
 const MATCHED_SHARE: usize = 9;
 const LEAST_MATCHED_BYTES: usize = 1_024;
 

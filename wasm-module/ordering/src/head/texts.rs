@@ -23,8 +23,8 @@ pub(super) struct SystemText<'a> {
     /// The JSON of the content part that holds the text; `None` if the content is a single string.
     pub(super) part: Option<&'a str>,
     pub(super) text: Text<'a>,
-    /// True if this text or a later one has a cache marker of the client: then nothing in it moves or keeps its first
-    /// value.
+    /// True if this text or a later one has a cache marker of the client. Then none of its volatile spans (texts that
+    /// change between requests) moves or is replaced by its first value.
     pub(super) is_marked: bool,
     pub(super) units: Vec<Unit>,
 }

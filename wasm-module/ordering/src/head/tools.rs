@@ -223,9 +223,8 @@ impl Tools {
         }
     }
 
-    /// Returns what to record of a tool; `layout` is `None` if the tool must not be changed. The first tool with a
-    /// canonical hash (independent of the order of keys and sets) defines the form (that order) of all tools with that
-    /// hash.
+    /// Returns what to record of a tool; `layout` is `None` if the tool must not be changed. Tools with one canonical
+    /// hash (independent of the order of keys and sets) all get the form (that order) of the first such tool seen.
     fn read(&mut self, tool: &str, layout: Option<&Layout>) -> Known {
         let marked = ["\"cache_control\"", "\"cachePoint\""];
         let marked = marked.into_iter().any(|mark| tool.contains(mark));
@@ -336,8 +335,8 @@ impl Layout {
         (out.len() == tool.len()).then_some(out)
     }
 
-    /// Returns the form of this JSON: for each list of two or more members, in canonical order, the rank of each member
-    /// by its key. `None` if a rank does not fit into a byte.
+    /// Returns the form of this JSON: for each list of two or more members, in the order in which [`visit`] passes the
+    /// lists, the rank of each member when sorted by key. `None` if a rank does not fit into a byte.
     fn order(&self) -> Option<Vec<u8>> {
         let mut order = Vec::new();
         visit(&self.lists, &mut |list| {
@@ -367,8 +366,8 @@ fn visit<'l>(lists: &'l [List], each: &mut dyn FnMut(&'l List) -> Option<()>) ->
     Some(())
 }
 
-/// Appends to `out` the `range` of a tool, which contains `lists`, with the members of each list in the order that
-/// `orders` has for its number. `None` if an order does not fit.
+/// Appends to `out` the `range` of a tool, which contains `lists`. The members of each list are written in the order
+/// that `orders` has at the list's number. `None` if an order does not fit.
 fn write(
     tool: &str,
     range: Range<usize>,
@@ -554,7 +553,8 @@ impl Reading<'_> {
     }
 
     /// Adds a list (object or set-like array), given its members and, for each, the key and the hash of the value.
-    /// Returns the list's canonical hash; `None` if two keys are equal or there are too many.
+    /// Returns the list's canonical hash (independent of the members' order); `None` if two keys are equal or the list
+    /// has too many members.
     fn close(&mut self, kind: u64, members: Vec<Member>, keys: &[(&str, u64)]) -> Option<u64> {
         // A rank must fit into a byte.
         let count = u8::try_from(keys.len()).ok()?;

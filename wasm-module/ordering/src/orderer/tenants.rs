@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 /// The states (knowledge trees, policy, memory of chats) of at most `tree.max_trees` pairs of tenant and model.
 #[derive(Default)]
 pub(super) struct TenantStore {
-    /// The states, by the [`key_of`] tenant and model.
+    /// The states, each under the key that [`key_of`] returns for its tenant and model.
     all: FxHashMap<String, TenantState>,
 }
 

@@ -143,8 +143,8 @@ impl<'a, 'p> Search<'a, 'p> {
         located
     }
 
-    /// Returns the first document of the body with this fingerprint after those already found, with its index and its
-    /// part of the prompt; `None` if there is none.
+    /// Returns the first document with this fingerprint at or after index `next` in `blocks`, with its index there and
+    /// the part of the prompt that it is in; `None` if there is none.
     fn block(
         &self,
         fingerprint: Fingerprint,

@@ -51,8 +51,8 @@ pub struct OrderingRecord {
     /// The orders that this orderer has chosen since its last record: of the JSON keys in a tool, and of the tools in a
     /// set.
     pub(crate) forms: Vec<Form>,
-    /// For each message whose contexts (retrieved documents) this request restored, what the chat has after that
-    /// message (its continuation), which got them.
+    /// For each message whose contexts (retrieved documents) this request restored: the continuation of the chat after
+    /// that message, which got them.
     pub(crate) claims: Vec<Claim>,
     /// The newest user message if it has contexts (retrieved documents) that its client may omit later; otherwise
     /// `None`.
@@ -66,8 +66,8 @@ pub(crate) struct SentRun {
     pub(crate) scope: Scope,
     /// Estimated tokens of the body before the first of these documents.
     pub(crate) before: u32,
-    /// Estimated tokens of the first documents of this run of adjacent ones that the engine was believed to have
-    /// cached.
+    /// Estimated tokens of those documents at the beginning of this run of adjacent ones that the engine was believed
+    /// to have cached.
     pub(crate) matched: u32,
     /// The fingerprints of the documents in the order sent, with their estimated tokens; at least one.
     pub(crate) documents: Vec<(Fingerprint, u32)>,
@@ -127,7 +127,8 @@ impl OrderingRecord {
         }
     }
 
-    /// Changes the record for a request that was sent to `engine` instead of the chosen one.
+    /// Corrects the record of a request that was sent to `engine` instead of the chosen one: no document counts as
+    /// cached there, and policies learn no order from it.
     pub fn redirect(&mut self, engine: EngineId) {
         self.engine = engine;
         // The match on that engine is unknown, and the order was decided for the chosen one.
@@ -150,8 +151,8 @@ impl OrderingRecord {
     ///
     /// The engine counts its own tokens over the whole prompt, while documents have estimates. So its count is scaled
     /// by the ratio of the estimated prompt to the engine's prompt tokens, and the tokens before a run are subtracted.
-    /// Engines cache whole pages and estimates err, so a run is corrected only if more than 128 tokens and a sixteenth
-    /// of everything up to its expected end are missing.
+    /// Engines cache whole pages and estimates err, so some tokens may be missing without a correction of the run: 128,
+    /// plus a sixteenth of the prompt up to the end of the run's expected match.
     #[must_use]
     pub fn judged(&self, usage: Usage) -> Option<Correction> {
         if usage.prompt_tokens == 0 {
@@ -541,6 +542,6 @@ fn holds_texts(added: &AddedMessage) -> bool {
 /// or twenty passages.
 const PINNED_BYTES: u64 = 12 << 10;
 
-/// Number of tokens that may be missing from the cache without a correction of the knowledge tree: one page of the
-/// largest size that engines' caches have.
+/// Number of tokens that may be missing from the cache without a correction of the knowledge tree, in addition to a
+/// share of the prompt: one page of the largest size that engines' caches have.
 const SLACK: u64 = 128;

@@ -1,14 +1,14 @@
-//! Constrains another policy as configured: favoured documents get their place, and a match shorter than a block of the
-//! engine's cache counts as none (blocks have 528 to 8,320 tokens for hybrid models).
+//! Wraps another policy: places the retriever's best documents as configured and lets that policy order the others. A
+//! match shorter than a block of the engine's cache counts as none (blocks have 528 to 8,320 tokens for hybrid models).
 
 use super::stability::RankStability;
 use super::{Order, Place, Placement, Policy, SentDocuments, Start, match_of, ranks};
 use crate::document::{Candidate, Fingerprint};
 use crate::tree::{Bounds, KnowledgeTree};
 
-/// A policy that places the favoured documents (the retriever's best) and lets another policy order the others, after
-/// those favoured ones that come first. If the match is shorter than a block of the engine's cache, the other policy is
-/// called again with an empty tree.
+/// A policy that places the favoured documents (the retriever's best) and lets another policy order the others. If
+/// favoured documents come first, the other policy's documents are matched after them. If the match is shorter than a
+/// block of the engine's cache, the other policy is called again with an empty tree.
 pub(super) struct Constrained {
     policy: Box<dyn Policy>,
     placement: Placement,

@@ -170,8 +170,8 @@ impl Evidence {
     }
 }
 
-/// Returns a score for each candidate, by its bit, over the recent requests that have it: under skew, the sum of the
-/// tokens of the candidates in each of these requests; in even traffic, their number.
+/// Returns a score for each candidate, by its bit, from the recent requests that have it. In even traffic, the score is
+/// the number of these requests; under skew, each counts with the tokens of all candidates that it has.
 fn scores(recent: &[Evidence], skewed: bool) -> [u64; MAX_DOCUMENTS] {
     let mut scores = [0_u64; MAX_DOCUMENTS];
     for evidence in recent {
@@ -218,7 +218,7 @@ const DECAY: f64 = 0.9993;
 const SKEWED: f64 = 0.1;
 
 impl Default for Skew {
-    /// Returns the initial state: traffic counts as skewed, as if sums of products of 50 had been observed.
+    /// Returns the initial state, in which traffic counts as skewed: the sums give a correlation of 0.2.
     fn default() -> Self {
         Self {
             newer_older: 10.0,

@@ -98,7 +98,8 @@ impl<'t> Start<'t> {
         self.is_ranked
     }
 
-    /// Returns the start directly after `document`, if that document is sent here.
+    /// Returns the start for the documents after `document`, given that `document` is the first one sent from this
+    /// start on.
     fn after(self, document: DocumentId) -> Self {
         Self {
             node: self.node.and_then(|node| self.tree.child(node, document)),
@@ -124,8 +125,8 @@ pub struct SentDocuments<'a> {
     pub scope: Scope,
     /// The fingerprints of the documents in the order sent, with their estimated tokens.
     pub documents: &'a [(Fingerprint, u32)],
-    /// The client's rank of each document, in the order sent, if a policy decided that order; `None` if it was
-    /// replayed.
+    /// For each of `documents`, its rank in the client's order; `None` if no policy ordered this run for this request,
+    /// as in a chat's earlier messages, which are arranged as they were first forwarded.
     pub order: Option<&'a [u16]>,
 }
 
@@ -216,9 +217,9 @@ struct Displacement(Option<u16>);
 impl Displacement {
     const ANY: Self = Self(None);
 
-    /// Returns whether the document with this rank may follow the ranks in `path`, which were chosen by this rule. At
-    /// least one document always may: each position is the last allowed one for at most one document, or else the
-    /// best-ranked remaining document may be next.
+    /// Returns whether the document with this rank may come next after the ranks in `path`, which were chosen by this
+    /// rule. It may not if that moves it farther than allowed, or if another document must come next because it would
+    /// otherwise be moved too far down. At least one remaining document always may come next.
     fn next(self, path: &[u16], rank: u16) -> bool {
         let Self(Some(most)) = self else { return true };
         let (rank, place, most) = (usize::from(rank), path.len(), usize::from(most));

@@ -1,6 +1,6 @@
 //! Rank-aware placement: the retriever's best documents (the favoured ones) get a fixed place where the model reads
-//! well, and a policy orders the others for reuse. With [`Place::Auto`], all documents stay in rank order where this
-//! matches as much.
+//! well, and a policy orders the others for reuse. With [`Place::Auto`], all documents stay in rank order as long as
+//! that is not expected to cost reuse.
 
 use super::Order;
 use serde::{Deserialize, Serialize};
@@ -20,8 +20,9 @@ crate::named! {
         /// The favoured documents alternate between both ends: the best one last, the second best first, the third best
         /// second to last, and so on.
         Ends = "ends",
-        /// Like `Last`, but all documents stay in rank order if this matches some cached tokens and at least as many,
-        /// or while recent requests of the tenant and model share more documents in rank order.
+        /// Like `Last`, but all documents stay in rank order in two cases: if rank order matches cached tokens, and at
+        /// least as many as the order of `Last`; or while recent requests of the tenant and model share more documents
+        /// in rank order.
         Auto = "auto",
     }
 }
@@ -108,8 +109,8 @@ pub struct Split {
 }
 
 impl Split {
-    /// Returns the order of all documents, given the policy's order of those that are not favoured, as ranks counted
-    /// from the best of them.
+    /// Returns the order of all documents, given the policy's order of those that are not favoured. In `shared`, 0 is
+    /// the best of these.
     #[must_use]
     pub fn with(self, shared: &[u16]) -> Order {
         let mut order = self.leading;

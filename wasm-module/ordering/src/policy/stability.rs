@@ -18,8 +18,8 @@ use std::iter::once;
 /// Measures whether recent requests would have shared more documents if all were sent in rank order than if the
 /// favoured ones (the retriever's best) were sent last.
 pub(super) struct RankStability {
-    /// Recent requests, each as one fingerprint for its favoured documents (the retriever's best) together and those of
-    /// its other documents.
+    /// Recent requests, each as fingerprints: one for all its favoured documents (the retriever's best) together, and
+    /// one for each other document.
     recent: Window,
     /// Recent requests, each as the fingerprints of all its beginnings in rank order.
     beginnings: Window,
@@ -38,14 +38,14 @@ const RECENT: u16 = 128;
 /// The factor by which the weight of earlier requests shrinks with each new one; after 70 requests, half is left.
 const DECAY: f64 = 0.99;
 
-/// The ratio of [`RankStability::ranked`] to [`RankStability::last`] from which documents stay in rank order; the next
-/// constant is the ratio below which they no longer do.
+/// If the ratio of [`RankStability::ranked`] to [`RankStability::last`] reaches this number, documents stay in rank
+/// order; when it falls below the next constant, they no longer do.
 const STABLE: f64 = 1.0;
 const UNSTABLE: f64 = 0.95;
 
 impl Default for RankStability {
-    /// Returns the initial state: documents do not stay in rank order, as if earlier requests had shared 20 documents
-    /// with the favoured ones last.
+    /// Returns the initial state: documents do not stay in rank order. It is as if earlier requests had shared 20
+    /// documents with the favoured ones (the retriever's best) last, and none in rank order.
     fn default() -> Self {
         Self {
             recent: Window::new(RECENT),

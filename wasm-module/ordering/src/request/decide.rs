@@ -18,18 +18,18 @@ use smallvec::SmallVec;
 /// How the documents of one group are forwarded: their arrangement, the order to learn from, and the order hint.
 pub(super) struct Decision {
     pub(super) arrangement: Arrangement,
-    /// The policy's order of the documents that no location hint replaces, or the client's if that is kept, as ranks;
-    /// `None` if the arrangement was replayed or no document was left to order. Policies that learn from requests learn
-    /// orders of both kinds.
+    /// The order, as ranks, of the documents that no location hint replaces: the policy's, or the client's if that is
+    /// kept. Policies that learn from requests learn orders of both kinds. `None` if the recorded arrangement was used
+    /// again, or if no document was left to order.
     pub(super) order: Option<Order>,
     /// The order hint, with the retriever's ranking; `None` if the documents need none or cannot have one.
     pub(super) hint: Option<OrderHint>,
 }
 
 impl<'a> Request<'_, 'a> {
-    /// Returns the decision to forward a group as in the recorded arrangement (order and location hints). If the label
-    /// of a document that a location hint replaced now belongs to another document too, because an array was written
-    /// into an earlier message, the document itself is sent.
+    /// Returns the decision to forward a group as in the recorded arrangement (order and location hints). If a location
+    /// hint replaced a document and its label now belongs to another document too, as after an array was written into
+    /// an earlier message, the document itself is sent.
     pub(super) fn again(
         &self,
         known: &Arrangement,
@@ -215,10 +215,10 @@ impl<'a> Request<'_, 'a> {
         references
     }
 
-    /// Returns the block that replaces a document numbered by its client whose text an earlier turn has, under whatever
-    /// number: the current number, and a location hint. If the document consists of passages joined by the client, only
-    /// those that an earlier turn has are replaced. `None` if nothing is replaced, because no earlier turn has the
-    /// text, or no safe and unique name for it.
+    /// Returns the block that replaces a document which its client numbers, if an earlier turn has the document's text
+    /// under any number: the document's current number, and a location hint. If the document consists of passages
+    /// joined by the client, only the passages that an earlier turn has are replaced. `None` if nothing is replaced,
+    /// because no earlier turn has the text, or has no safe and unique name for it.
     pub(super) fn reference_by_number(
         &self,
         found: &FoundDocument<'a>,

@@ -429,8 +429,9 @@ impl<'a> Request<'_, 'a> {
         (arrangement, listed, rendering)
     }
 
-    /// Arranges a tool's whole result: location hints replace lines that earlier turns' results have. A result that was
-    /// already forwarded in full (by its record `known`, or in a recorded message without one) stays in full.
+    /// Arranges a tool's whole result: location hints replace lines that earlier turns' results have. A result that an
+    /// earlier request forwarded in full stays in full. That is so if the record `known` says so, or if its message was
+    /// forwarded before and has no such record.
     fn output(
         &mut self,
         group: &Group<'a>,
@@ -516,9 +517,9 @@ impl<'a> Request<'_, 'a> {
             .collect()
     }
 
-    /// Adds a run of adjacent documents to the records, in the order sent and in the client's. It begins at byte `at`
-    /// of the body; `scope` is the hash of the prompt before it, `references` that of the location hints among its
-    /// documents; `order` is the policy's order, `None` if it decided none.
+    /// Adds a run of adjacent documents to the records, in the order sent and in the client's order. The run begins at
+    /// byte `at` of the body, `scope` is the hash of the prompt before it, and `references` is a hash of the location
+    /// hints among its documents. `order` is the policy's order; `None` if no policy ordered the run.
     fn walk(
         &mut self,
         at: usize,
@@ -564,8 +565,8 @@ impl<'a> Request<'_, 'a> {
         self.mode == OrderingMode::ClientOrder && !group.is_rendered()
     }
 
-    /// Returns the index in the group of the first document that the recorded run must leave out: it repeats an earlier
-    /// one and is sent, but a run has a document only once. `u16::MAX` if there is none.
+    /// Returns the index in the group of the first document that the recorded run leaves out: one that repeats an
+    /// earlier document and is sent anyway, since a run may have a document only once. `u16::MAX` if there is none.
     fn end_of_path(&self, group: &Group<'_>, listed: &DistinctDocuments) -> u16 {
         let repeat = listed.repeats.first().filter(|_| self.keeps_places(group));
         repeat.copied().unwrap_or(u16::MAX)

@@ -164,9 +164,10 @@ impl KnowledgeTree {
         self.tokens
     }
 
-    /// Records that `path` (distinct documents with their tokens) was sent to the engine after the prompt with the hash
-    /// `scope`: the nodes for it become the most recently used ones, and missing ones are created. Then evicts down to
-    /// the bounds; a path longer than the bounds loses its last documents. O(path length + evictions).
+    /// Records that the engine was sent `path` (distinct documents with their tokens), preceded in the same prompt by
+    /// text with the hash `scope`: the path's nodes become the most recently used ones, and missing ones are created.
+    /// Then evicts down to the bounds; a path longer than the bounds loses its last documents. O(path length +
+    /// evictions).
     pub fn insert(&mut self, scope: Scope, path: impl IntoIterator<Item = (DocumentId, u32)>) {
         self.now += 1;
         let mut nodes: SmallVec<[NodeId; 32]> = SmallVec::new();

@@ -40,7 +40,7 @@ pub(crate) struct SentContexts {
     /// Number of continuations of the chat that may still claim the message's contexts (retrieved documents): one for
     /// each time that it was forwarded.
     open: u16,
-    /// Hash chains that identify the continuations which have claimed the message's contexts (retrieved documents).
+    /// The continuations of the chat that have claimed the message's contexts (retrieved documents), each by its hash.
     next: SmallVec<[Chain; 1]>,
     /// True if the same question was forwarded with other contexts (retrieved documents), or without any: then no
     /// further continuation gets them.
@@ -190,8 +190,8 @@ impl ContextMemory {
         });
     }
 
-    /// Marks the message with this key as contested, so that no further chat gets its contexts (retrieved documents),
-    /// even if it is not recorded yet. Then evicts down to the bounds.
+    /// Marks the message with this key as contested, even if it is not recorded yet: from now on, no further chat gets
+    /// its contexts (retrieved documents). Then evicts down to the bounds.
     pub(crate) fn contest(&mut self, key: u128) {
         if let Some(known) = self.messages.get(&key) {
             known.contest(&mut self.bytes);
@@ -238,8 +238,8 @@ impl ContextMemory {
 /// Estimated bytes that a recorded message occupies, without its text.
 const ENTRY_BYTES: u64 = 160;
 
-/// The maximum number of continuations recorded for one message; further ones do not reserve its contexts (retrieved
-/// documents).
+/// The maximum number of continuations recorded for one message. Further ones are not recorded, and do not count as
+/// claims of its contexts (retrieved documents).
 const MAX_CONTINUATIONS: usize = 16;
 
 #[cfg(test)]

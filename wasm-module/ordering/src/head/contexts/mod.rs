@@ -39,7 +39,8 @@ use std::ops::Range;
 pub(crate) struct Plan<'a> {
     /// Ranges of the client's body and the text that replaces each, in order; no two touch.
     edits: Vec<(Range<usize>, Cow<'a, str>)>,
-    /// For each restored message: its key, and the hash chain that identifies the message after it.
+    /// For each restored message: its key, and the hash that identifies the chat up to and including the message after
+    /// it.
     pub(crate) claims: Vec<Claim>,
     /// Number of earlier messages that stay without contexts (retrieved documents), because the recorded ones might
     /// belong to another chat.
@@ -55,8 +56,8 @@ pub(crate) struct Plan<'a> {
     /// Number of documents found in messages of the client's body.
     all_documents: usize,
     changes: Vec<Change>,
-    /// Index of the newest user message, and the hash chain before it; `None` unless that message ends the body and
-    /// contexts (retrieved documents) are to be restored.
+    /// Index of the newest user message, and the hash of the chat before it. `None` if that message does not end the
+    /// body, or if contexts (retrieved documents) are not to be restored.
     target: Option<(usize, Chain)>,
     /// Estimated tokens of the messages whose contexts (retrieved documents) are restored.
     tokens: u64,
@@ -106,8 +107,8 @@ pub(crate) fn plan<'a>(
     Some(plan)
 }
 
-/// Returns whether the decision removes an element of the message's content array, which might be the only one besides
-/// the one to move.
+/// Returns whether the decision removes an element of the message's content array. If so, a group of documents must not
+/// be moved out of the array, which might become empty.
 fn removes_element(parsed: &Parsed<'_>, message: &Message<'_>, decision: &Decision<'_>) -> bool {
     let content = range_in(parsed.text, message.content);
     let mut within = (decision.removed.iter()).filter(|range| content.contains(&range.start));
@@ -175,8 +176,9 @@ impl<'a> Plan<'a> {
         self.changes.extend(documents.changes);
     }
 
-    /// Moves documents from the system messages before index `target` to the start of that message's last text. Groups
-    /// in `unranked` that move are removed from it, and are written with their numbers and scores after them.
+    /// Moves documents from the system messages before the message with index `target` to the start of the last text of
+    /// that message. Groups in `unranked` that move are removed from it, and are written with their numbers and scores
+    /// after them.
     fn relocate(
         &mut self,
         parsed: &Parsed<'a>,
@@ -254,8 +256,8 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Adds to the plan the contexts (retrieved documents) of user messages before index `target` that their client has
-    /// removed. `chains` are the hash chains before each message.
+    /// Adds to the plan the contexts (retrieved documents) that their client has removed from user messages before the
+    /// message with index `target`. `chains` are the hashes of the chat before each message.
     fn restore(
         &mut self,
         parsed: &Parsed<'a>,
@@ -367,7 +369,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Returns the record of a message with contexts (retrieved documents); `None` if it has none in its last text, or
-    /// if the chat would keep more tokens than `pin` allows. `prior` is the hash chain before the message.
+    /// if the chat would keep more tokens than `pin` allows. `prior` is the hash of the chat before the message.
     fn with_contexts(
         &self,
         config: &Config,

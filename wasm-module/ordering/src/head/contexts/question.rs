@@ -13,8 +13,8 @@ use crate::body::{Chain, unescaped};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// Returns the key under which a message with contexts (retrieved documents) is recorded; `before` and `behind` are the
-/// texts around the contexts, escaped as in a JSON string, and `prior` is the hash chain before the message. `None` if
-/// there is no question around the contexts.
+/// texts around the contexts, escaped as in a JSON string, and `prior` is the hash of the chat before the message.
+/// `None` if there is no question around the contexts.
 pub(super) fn key_of(before: &str, behind: &str, prior: Chain) -> Option<u128> {
     let behind = unescaped(behind);
     let behind = without_closing_tags(&behind);
@@ -26,8 +26,8 @@ pub(super) fn key_of(before: &str, behind: &str, prior: Chain) -> Option<u128> {
 }
 
 /// Returns the keys under which a message that now has the text `text`, without contexts (retrieved documents), may
-/// have been recorded: by its last line, and by its first; `None` for an empty line. `prior` is the hash chain before
-/// the message.
+/// have been recorded: by its last line, and by its first; `None` for an empty line. `prior` is the hash of the chat
+/// before the message.
 pub(super) fn keys(text: &str, prior: Chain) -> [Option<u128>; 2] {
     [
         last_line(text).map(|line| hash(prior, AT_END, line)),

@@ -38,9 +38,9 @@ impl ContextIndex {
         }
     }
 
-    /// Adds a context (document set) that was forwarded in the order `sent`, where the search for `ranked` (the same
-    /// documents in rank order) ends in the tree; `key` identifies it. A recorded context becomes the most recently
-    /// used one. Returns the context's leaf. O(documents).
+    /// Adds a context (document set) that was forwarded in the order `sent`, or marks it as the most recently used one
+    /// if it is recorded; `key` identifies it. A new context is inserted where the search for `ranked`, the same
+    /// documents in rank order, ends in the tree. Returns the context's leaf. O(documents).
     pub(super) fn add(
         &mut self,
         key: u64,

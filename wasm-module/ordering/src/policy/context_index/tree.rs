@@ -1,5 +1,6 @@
-//! The tree of a context index: nodes with the documents shared by the contexts below them, found by document. The
-//! parent module has a picture of the search.
+//! The tree of a context index: its leaves are contexts (document sets of requests), and an inner node has the
+//! documents that all contexts below it share. A node's children are found by document. The parent module has a
+//! picture of the search.
 //!
 //! Module `account` decides which contexts are removed and tracks the engine's cache.
 
@@ -78,9 +79,9 @@ type Share = (NodeId, (u32, u32));
 
 /// Where in the tree a request is inserted.
 pub(super) struct Insertion {
-    /// The deepest node for which it and its ancestors have only documents of the request.
+    /// The deepest node with this property: the node and its ancestors have only documents of the request.
     pub(super) node: NodeId,
-    /// A child of that node that shares more documents with the request, but also has others; `None` if there is none.
+    /// A child of `node` that shares more documents with the request, but also has others; `None` if there is none.
     pub(super) split: Option<NodeId>,
     /// The request's ranks of the documents of `node` and its ancestors, followed by those shared with `split`.
     pub(super) path: Order,

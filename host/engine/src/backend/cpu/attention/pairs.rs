@@ -268,8 +268,9 @@ struct Softmax<'a> {
     /// Scores of one span of 64 positions, up to the position of the panel's last row, padded to a multiple of
     /// [`DEPTH`] positions.
     scores: &'a mut [[f32; PANEL]],
-    /// Output: the softmax weights of these positions, two in a word: all high parts, then all low parts, which are
-    /// used only if `two` is true.
+    /// Output: the softmax weights of the positions in `scores`, in bf16, two positions in a word. The first half of
+    /// the slice has the weights' high parts. The second half has their low parts (the remainders) if `two` is true;
+    /// otherwise it is not written.
     weights: &'a mut [[u32; PANEL]],
     two: bool,
     /// Number of rows of `panel` that are in use, rounded up to whole vectors of 16.

@@ -125,7 +125,8 @@ fn multiply_rows<U: Unit, const WIDE: bool>(
     }
 }
 
-/// Multiplies the first tile of sixteen rows of `left`, or the first two if `second`, and writes or adds to `c`.
+/// Multiplies the first 16 rows of `left`, or the first 32 if `second`, by all 32 columns of each term's right operand
+/// if `WIDE`, otherwise by its first 16. Writes the sum of the terms' products to `c`, or adds it, as `start` says.
 #[inline(always)]
 fn multiply_tiles<U: Unit, const WIDE: bool>(
     unit: &mut U,
