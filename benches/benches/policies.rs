@@ -333,7 +333,7 @@ fn memory() {
             after.saturating_sub(before) / replay.nodes() as u64,
             replay.nodes()
         ),
-        None => println!("skipped: memory (this system has no /proc/self/statm)\n"),
+        None => println!("skipped: memory (this system has no /proc/self/status)\n"),
     }
 }
 

@@ -24,6 +24,10 @@ use foreword_ordering::policy::PolicyKind;
 const POOL_TOKENS: u32 = 65_536;
 
 pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
+    // Before the others: memory that they free would be used again.
+    if arguments.has("memory") {
+        memory(if arguments.benching { 1 << 18 } else { 1 << 10 });
+    }
     let scenarios = scenarios(if arguments.benching { 1 } else { 20 });
     let mut holds = true;
     if arguments.has("targets") {
@@ -31,9 +35,6 @@ pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
     }
     if arguments.has("kinds") {
         kinds(&scenarios);
-    }
-    if arguments.has("memory") {
-        memory(if arguments.benching { 1 << 18 } else { 1 << 10 });
     }
     // At a small scale the first requests, which cannot hit, weigh too much.
     arguments.require(holds)
@@ -120,16 +121,13 @@ fn kinds(scenarios: &[(Scenario, bool)]) {
     println!();
 }
 
-/// Prints the memory that the engine's tree takes for a cached page, after serving prompts of 64 pages of documents, and
-/// a question, to an engine of so many pages.
+/// Prints the memory that the engine's tree takes for a cached page, after serving prompts of 64 pages of documents and a
+/// question to an engine of so many pages.
 fn memory(pages: u32) {
     const PROMPT_PAGES: u32 = 64;
     let before = resident_bytes();
-    let config = EngineConfig {
-        max_waiting: 100_000,
-        ..EngineConfig::default()
-    };
-    let mut house = House::new(Costs::MISTRAL_7B_A10G, pages * PAGE_TOKENS, &config);
+    let tokens = pages * PAGE_TOKENS;
+    let mut house = House::new(Costs::MISTRAL_7B_A10G, tokens, &EngineConfig::default());
     for number in 0..u64::from(pages / PROMPT_PAGES) {
         let arrival = Arrival {
             at: house.now(),
@@ -147,6 +145,6 @@ fn memory(pages: u32) {
             "Memory: {} bytes for each of {cached} cached pages of {PAGE_TOKENS} tokens\n",
             after.saturating_sub(before) / cached.max(1)
         ),
-        None => println!("skipped: memory (this system has no /proc/self/statm)\n"),
+        None => println!("skipped: memory (this system has no /proc/self/status)\n"),
     }
 }

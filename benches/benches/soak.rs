@@ -9,8 +9,8 @@
 //! leave, deadlines that cannot be kept, and devices that fail or are lost. The second part runs the engine with its
 //! threads, on devices that get stuck and are replaced. Every check is an assertion; the table says how much happened.
 
-use foreword_benches::Arguments;
 use foreword_benches::simulated::{self, Costs, Device, House};
+use foreword_benches::{Arguments, process_status, resident_bytes};
 use foreword_engine::backend::{Backend, BackendError};
 use foreword_engine::engine::{
     BackendFactory, Engine, EngineConfig, Event, Failure, Generation, Kind, Request, SpeculationId,
@@ -84,7 +84,7 @@ fn day(seed: u64, hours: u64) {
             }
             listen(&house, &mut callers, &mut tally);
         }
-        memory.push(status("VmRSS:") * 1024);
+        memory.push(resident_bytes().unwrap_or(0));
     }
     while !house.stepper().is_idle() {
         house.step();
@@ -295,8 +295,5 @@ fn finish(mut generation: Generation) {
 
 /// Returns a number of `/proc/self/status`; 0 where there is none.
 fn status(name: &str) -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix(name));
-    let word = line.and_then(|line| line.split_whitespace().next());
-    word.and_then(|word| word.parse().ok()).unwrap_or(0)
+    process_status(name).unwrap_or(0)
 }

@@ -21,12 +21,11 @@ import json
 import pathlib
 import random
 import statistics
-import subprocess
 import sys
 import threading
 import time
 
-from server import Server
+from server import start_foreword
 
 chance = random.Random(11)
 salts = iter(range(1_000_000))
@@ -37,11 +36,8 @@ def words(count):
 
 
 def ask(server, prompt, salt):
-    body = {"model": "m", "prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": True, "cache_salt": f"s{salt}"}
-    status, answer = server.post("/v1/completions", body)
-    if status != 200:
-        sys.exit(f"the server answered {status}: {json.dumps(answer)[:300]}")
-    return (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    """Tokens from the cache."""
+    return server.ask(prompt, cache_salt=f"s{salt}")[1]
 
 
 def timed(server, send):
@@ -107,12 +103,9 @@ def main():
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    command = [options.foreword.resolve(), "serve", "--model", options.model, "--name", "m", "--device", "cpu"]
-    command += ["--threads", str(options.threads), "--max-waiting", "200", "--listen", "127.0.0.1:0", "--internal-listen", "none"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    server = start_foreword(options.foreword.resolve(), options.model, options.threads, "--max-waiting", "200")
     figures = {}
     try:
-        server = Server("foreword", f"127.0.0.1:{process.stdout.readline().rsplit(':', 1)[1].strip()}", process)
         print("| scenario | asked for | ratio of processor time [least, most] | of time by the clock | seconds cached / not | cached tokens |")
         print("| --- | --- | --- | --- | --- | --- |")
         for name, (asked, prepare) in SCENARIOS.items():
@@ -132,8 +125,8 @@ def main():
                 flush=True,
             )
     finally:
-        process.kill()
-        process.wait()
+        server.process.kill()
+        server.process.wait()
     print(json.dumps({"rounds": options.rounds, "threads": options.threads, "scenarios": figures}))
 
 

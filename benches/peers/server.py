@@ -3,6 +3,7 @@
 import http.client
 import json
 import pathlib
+import subprocess
 import sys
 import time
 
@@ -23,9 +24,9 @@ class Server:
             connection.close()
         return response.status, json.loads(text)
 
-    def ask(self, tokens):
-        """Prompt tokens, and those from the cache."""
-        body = {"prompt": tokens, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
+    def ask(self, tokens, **more):
+        """Prompt tokens, and those from the cache. `more` are further members of the request."""
+        body = {"prompt": tokens, "max_tokens": 1, "temperature": 0, "ignore_eos": True, **more}
         status, answer = self.post("/v1/completions", body)
         if status != 200:
             raise RuntimeError(f"{self.name} answered {status}: {json.dumps(answer)[:300]}")
@@ -48,3 +49,12 @@ class Server:
             except (OSError, RuntimeError, http.client.HTTPException, ValueError):
                 time.sleep(0.2)
         sys.exit(f"{self.name} does not answer at {self.address}")
+
+
+def start_foreword(program, model, threads, *more):
+    """Starts `foreword serve` on a free port of the CPU, with further arguments."""
+    command = [program, "serve", "--model", model, "--device", "cpu", "--threads", str(threads), *more]
+    command += ["--listen", "127.0.0.1:0", "--internal-listen", "none"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    port = process.stdout.readline().rsplit(":", 1)[1].strip()
+    return Server("foreword", f"127.0.0.1:{port}", process)

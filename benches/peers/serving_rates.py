@@ -48,7 +48,7 @@ import numpy
 
 import cpu_engines
 from batch_plans import ROOT, batch, bodies
-from server import Server
+from server import Server, start_foreword
 
 VOCABULARY = 32000
 # The throughput of an arm: the highest rate whose mean is at most so many times that of the lowest.
@@ -88,14 +88,6 @@ def write_checkpoint(folder, element):
     # Ids are all that is sent. The fixture's own few tokens have other texts here, as other kinds of tokenizers do.
     tokens = ["<unk>", "<s>", "</s>"] + [f"t{number}" for number in range(3, VOCABULARY)]
     cpu_engines.write_gguf(shape, element, str(folder / f"{element}.gguf"), tokens, values_of)
-
-
-def start_foreword(options, folder):
-    command = [options.foreword, "serve", "--model", folder, "--device", "cpu", "--threads", str(options.threads)]
-    command += ["--kv-tokens", str(options.kv_tokens), "--listen", "127.0.0.1:0", "--internal-listen", "none"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    port = process.stdout.readline().rsplit(":", 1)[1].strip()
-    return Server("foreword", f"127.0.0.1:{port}", process)
 
 
 # llama.cpp's server in the package xllamacpp, whose wheels are built for AVX2; it takes llama-server's arguments that
@@ -261,7 +253,8 @@ def main():
         if not (folder / f"{options.llama_weights}.gguf").exists():
             write_checkpoint(folder, options.llama_weights)
         try:
-            servers = [start_foreword(options, folder)]
+            memory = ["--kv-tokens", str(options.kv_tokens)]
+            servers = [start_foreword(options.foreword, folder, options.threads, *memory)]
             if options.llama_server:
                 servers.append(start_llama(options, folder))
             started = list(servers)

@@ -114,9 +114,16 @@ impl Arguments {
 /// Returns the bytes of memory that this process holds, where the system says so (Linux).
 #[must_use]
 pub fn resident_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/self/statm").ok()?;
-    let pages: u64 = text.split(' ').nth(1)?.parse().ok()?;
-    Some(pages * 4096)
+    Some(process_status("VmRSS:")? * 1024)
+}
+
+/// Returns a number of this process from `/proc/self/status`: `Threads:`, or one in KiB such as `VmRSS:`. `None` where
+/// the system has no such file or line.
+#[must_use]
+pub fn process_status(name: &str) -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let value = status.lines().find_map(|line| line.strip_prefix(name))?;
+    value.split_whitespace().next()?.parse().ok()
 }
 
 #[cfg(test)]

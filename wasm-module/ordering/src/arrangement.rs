@@ -1,4 +1,4 @@
-//! How the documents of one group (documents of a message that are ordered together) are sent: their order, the
+//! The form in which one group of documents (ordered together, of one message) is sent: their order, the
 //! location hints (references to a document's earlier copy) that replace some of them, and whether an order hint, which
 //! gives the retriever's ranking, follows.
 //!

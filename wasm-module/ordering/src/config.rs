@@ -138,7 +138,7 @@ object! {
     /// The options for finding documents in a request's body, as written.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawDocuments in "documents." {
-        /// What happens to the documents of the body's `documents` array.
+        /// The treatment of the documents of the body's `documents` array.
         pub field: DocumentsField = DocumentsField::Render,
         /// Names of the tags that enclose a document in a message.
         pub tags: Vec<String> = ["document", "doc", "passage", "source", "contextItem"]
@@ -177,7 +177,7 @@ object! {
     }
 }
 
-/// What happens to the documents of the body's `documents` array.
+/// The treatment of the documents of the body's `documents` array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DocumentsField {

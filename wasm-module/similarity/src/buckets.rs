@@ -62,7 +62,7 @@ pub(super) struct Buckets {
     probes: Vec<u32>,
 }
 
-/// How a coordinate is divided into cells.
+/// The division of a coordinate into cells.
 #[derive(Clone, Copy, Debug)]
 enum Cells {
     /// Two cells: below zero, or not.

@@ -21,9 +21,9 @@ object! {
         pub tolerance: f64 = 0.1,
         /// Most entries of one cache.
         pub capacity: u32 = 300; 1..=10_000_000,
-        /// Which entry is evicted when the cache is full.
+        /// The rule that chooses the entry to evict when the cache is full.
         pub eviction: Eviction = Eviction::Lru,
-        /// How entries are found. If absent, all are compared, which is exact, and fast for up to some thousands. If
+        /// The index by which entries are found. If absent, all are compared, which is exact, and fast for up to some thousands. If
         /// given, only those in likely buckets are compared, which misses a few, and is fast for up to millions.
         pub buckets: Option<RawBuckets> = None,
         /// Milliseconds until an entry expires; absent for never.
@@ -39,7 +39,7 @@ object! {
     }
 }
 
-/// Which entry is evicted when the cache is full.
+/// The rule that chooses the entry to evict when the cache is full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Eviction {

@@ -28,7 +28,7 @@ pub(super) struct Use {
     pub(super) path: Path,
     /// The item's name in this file.
     pub(super) name: String,
-    /// Whether it is re-exported.
+    /// True if the item is re-exported.
     pub(super) is_shared: bool,
 }
 

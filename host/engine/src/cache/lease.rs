@@ -33,7 +33,8 @@ impl Lease {
     }
 }
 
-/// How a sequence may use the prefix cache: how many tokens it may read from it, and whether its own pages stay there.
+/// A sequence's permissions in the prefix cache: the number of tokens that it may read from the cache, and whether its
+/// own pages stay there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheUse {
     /// Maximum number of leading tokens of the sequence that may be taken from the cache.
@@ -60,7 +61,8 @@ impl Default for CacheUse {
     }
 }
 
-/// What the cache holds of a prompt, for planning. A lookup changes nothing in the cache.
+/// The result of looking up a prompt in the cache, for planning: tokens found on the device, in host memory and on
+/// disk. A lookup changes nothing in the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Match {
     /// Number of leading tokens that need not be computed, at most all but the last.

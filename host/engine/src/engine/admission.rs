@@ -39,10 +39,11 @@ pub(super) struct WaitingSlot {
 /// Number of recent starts of requests from which the rate at which waiting requests begin to run is estimated.
 const PACE: usize = 32;
 
-/// Time after which a refused client is told to retry, if no request of this engine has begun to run yet.
+/// The suggested wait before a retry ([`SubmitError`]'s `retry_after`) while no request of this engine has begun to
+/// run.
 const UNKNOWN_WAIT: Duration = Duration::from_secs(1);
 
-/// Maximum time after which a refused client is told to retry; later, conditions have changed.
+/// The maximum suggested wait before a retry: longer estimates are too uncertain.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 impl Admission {

@@ -139,7 +139,7 @@ pub struct Request {
     pub cache_salt: String,
     /// The prompt's documents and the token indices at which they end; `None` if unknown.
     pub documents: Option<DocumentPath>,
-    /// How the request may use the prefix cache; ignored if [`EngineConfig::prefix_caching`] is false.
+    /// The request's permissions in the prefix cache; ignored if [`EngineConfig::prefix_caching`] is false.
     pub caching: PrefixCaching,
     /// Name of the tenant. All tenants with waiting requests get equal shares of the device, and their waiting requests
     /// are limited.
@@ -154,8 +154,8 @@ pub struct Request {
     pub speculation: Option<SpeculationId>,
 }
 
-/// How a request may use the prefix cache. By default it starts from a cached prefix, and its own pages stay cached.
-/// The fields follow `GenerateParams` in ADR-011 of the repository ruvnet/RuVector.
+/// A request's permissions in the prefix cache. By default it starts from a cached prefix, and its own pages stay
+/// cached. The fields follow `GenerateParams` in ADR-011 of the repository ruvnet/RuVector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefixCaching {
     /// True if the request may start from a cached prefix of its prompt.

@@ -93,7 +93,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(1);
 
-    /// How a thread takes its core back.
+    /// A way in which a thread takes its core back.
     type TakeBack = fn(&mut Place, &u32) -> Option<u32>;
 
     /// Simulates a step of `own`'s device. Returns the core after the step, if it is still that owner's.

@@ -31,7 +31,7 @@ pub struct ProfileOptions {
     pub max_step_tokens: u32,
 }
 
-/// What a stored profile of prefill costs is valid for: the model and the machine.
+/// The model and the machine for which a stored profile of prefill costs is valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProfileKey {
     /// Hash of the model, the backend and the page size; the disk tier uses the same hash.

@@ -29,7 +29,7 @@ pub(super) struct PromptScores {
     found: Vec<Logprobs>,
 }
 
-/// Which rows of logits of one segment score tokens of the prompt, and which tokens they score.
+/// The rows of one segment's logits that score tokens of the prompt, and the tokens that they score.
 #[derive(Debug)]
 pub(super) struct ScoredRows {
     /// Number of rows of the segment before the first one that scores a token.

@@ -21,8 +21,8 @@ pub(super) struct Answers {
     pub(super) scores: Vec<Result<Vec<Logprobs>, SamplingError>>,
 }
 
-/// What the device has to do next, decided by the engine: moves of pages between tiers, copies within the device, and a
-/// step. Carried out in this order.
+/// The device's next work, decided by the engine and carried out in this order: moves of pages between tiers, copies
+/// within the device, and a step.
 #[derive(Default)]
 pub(super) struct Work {
     /// Copies between device pages, host pages and disk.

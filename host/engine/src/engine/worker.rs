@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 /// A function that returns the present time; tests replace it.
 pub(super) type Clock = Arc<dyn Fn() -> Instant + Send + Sync>;
 
-/// Whether an engine serves requests, as health checks report it.
+/// The state of an engine that health checks report: serving, recovering, or ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
     /// The engine serves requests, and its device works.

@@ -243,7 +243,7 @@ struct RawGeneration {
     eos_token_id: Option<Value>,
 }
 
-/// What the `model_type` of a `config.json` implies for a family of models.
+/// Properties of a family of models that follow from the `model_type` of its `config.json`.
 struct Family {
     model_type: &'static str,
     architecture: &'static str,

@@ -417,7 +417,7 @@ impl Gguf {
         Ok(tensor)
     }
 
-    /// Adds samples of all tensors to `hash`, by which this file is told apart from others.
+    /// Adds the name, type, shape and some bytes of every tensor to `hash`, which tells this file from other files.
     pub(super) fn sample(&self, hash: &mut Xxh3) {
         let mut names: Vec<_> = self.tensors.keys().collect();
         names.sort_unstable();

@@ -41,7 +41,7 @@ use std::path::Path;
 pub struct CheckpointError {
     /// Path of the file, or of the folder if a file in it is missing.
     pub file: String,
-    /// What is wrong in the file, with the value found and the values supported.
+    /// A sentence that names the part of the file that is wrong, the value found and the values supported.
     pub reason: String,
 }
 

@@ -44,7 +44,7 @@ pub enum TextError {
     Checkpoint {
         /// Path of the checkpoint's file that is missing or malformed.
         file: String,
-        /// What is wrong with the file.
+        /// A sentence that says why the file cannot be used.
         reason: String,
     },
     /// The messages do not fit the model's chat template; contains the template's own message or the interpreter's.

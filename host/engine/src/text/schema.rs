@@ -28,7 +28,7 @@ pub enum SchemaError {
     Malformed {
         /// Path of the invalid part in the schema, such as `#/properties/name`.
         place: String,
-        /// What the part must be, in words.
+        /// A noun phrase for the values that are allowed there, such as "a string".
         wanted: &'static str,
     },
     /// The schema exceeds a bound on its size.

@@ -1,4 +1,4 @@
-//! How the gateway sends bodies, from a stream's first message.
+//! The modes in which the gateway sends bodies, from a stream's first message.
 //!
 //! | mode | of a request | of a response |
 //! | --- | --- | --- |

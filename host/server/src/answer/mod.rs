@@ -43,7 +43,7 @@ pub struct Answer<'m> {
     next_attempt: Option<Instant>,
     /// The request's field that requires the grammar of the answer, for errors; empty if there is no grammar.
     grammar_field: &'static str,
-    /// What to report of the prompt; `None` if only the answer is reported.
+    /// The options for reporting the prompt in the response; `None` if only the answer is reported.
     prompt: Option<PromptReading>,
     /// Log-probabilities of the last prompt tokens, of all but the first at most; empty until the engine has sent them.
     prompt_logprobs: Vec<Logprobs>,
@@ -82,7 +82,7 @@ pub struct Reading {
     pub calls: Calls,
     /// The request's field that requires the grammar of the answer, for errors; empty if there is no grammar.
     pub grammar_field: &'static str,
-    /// What to report of the prompt; `None` if only the answer is reported.
+    /// The options for reporting the prompt in the response; `None` if only the answer is reported.
     pub prompt: Option<PromptReading>,
 }
 

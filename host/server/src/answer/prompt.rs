@@ -1,12 +1,12 @@
-//! What a response reports of the prompt: the log-probabilities of its tokens (`prompt_logprobs`), or its text
-//! (`echo`).
+//! The part of a response that is about the prompt: the log-probabilities of its tokens (`prompt_logprobs`), or its
+//! text (`echo`).
 
 use super::Scored;
 use crate::model::Model;
 use foreword_engine::TokenId;
 use foreword_engine::sampling::Logprobs;
 
-/// What a response reports of the prompt.
+/// The request's options for reporting its prompt in the response, with the prompt's tokens.
 #[derive(Clone, Debug)]
 pub struct PromptReading {
     /// Tokens of the prompt as the engine computed it.

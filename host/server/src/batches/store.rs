@@ -132,7 +132,7 @@ pub struct Fault {
     pub line: Option<u64>,
 }
 
-/// How many requests a batch has, and how they were answered.
+/// The numbers of a batch's requests: all, answered successfully, and answered with an error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestCounts {
     /// Number of all requests of the batch.

@@ -49,7 +49,7 @@ pub(super) struct App {
     pub(super) gate: Arc<Gate>,
     /// Renders and tokenises the copied requests' prompts.
     pub(super) prompts: Prompts,
-    /// What the engine has cached, as known from its events.
+    /// The content of the engine's cache, as known from its events.
     pub(super) residency: Arc<Residency>,
     /// Access of gateways to the feed of cache events.
     pub(super) readers: Arc<Readers>,

@@ -1,5 +1,5 @@
-//! What an engine has cached, as far as known: its events and copies of prompts change it, and the feed publishes the
-//! changes in order.
+//! The content of an engine's cache, as far as known: its events and copies of prompts change it, and the feed
+//! publishes the changes in order.
 
 use super::blocks::{Blocks, Counts, Limits};
 use super::prompts::Prompt;
@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What the engine has cached, as far as known, and the feed that publishes changes of it.
+/// The content of the engine's cache, as far as known, and the feed that publishes its changes.
 #[derive(Debug)]
 pub(super) struct Residency {
     /// The blocks and prompts. A panic under the lock could only leave documents unreported: the feed then reports less

@@ -25,7 +25,7 @@ pub(super) struct BatchStamp {
     pub(super) seconds: f64,
 }
 
-/// How a batch of events relates to the batches received before it.
+/// The relation of a batch of events to the batches received before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BatchKind {
     /// The batch of cache events follows the last one received.

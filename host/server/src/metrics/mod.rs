@@ -99,7 +99,7 @@ pub struct Metrics {
     pub cached_tokens: Histogram,
 }
 
-/// How the generation of an answer ended.
+/// The outcome of an answer's generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GenerationOutcome {
     /// A stop token, a stop string or the end of its grammar ended the answer.

@@ -38,9 +38,9 @@ pub struct Options {
     pub ignore_eos: bool,
     /// The field `cache_salt`; empty if absent. Requests with different salts share no KV state.
     pub cache_salt: String,
-    /// Whether the prefix cache is read for the request, and whether the computed prompt is cached.
+    /// Two permissions: to read the prefix cache for the request, and to cache the computed prompt.
     pub caching: PrefixCaching,
-    /// Whether the answer is sent whole or as a stream.
+    /// The form of the response: whole or as a stream.
     pub delivery: Delivery,
 }
 

@@ -18,7 +18,7 @@ pub struct Tokenize {
     pub strings: bool,
 }
 
-/// What a request `POST /tokenize` has to tokenise.
+/// The input of a request `POST /tokenize`.
 #[derive(Debug)]
 pub enum Tokenized {
     /// A text, and whether to add the tokenizer's own special tokens, such as BOS.

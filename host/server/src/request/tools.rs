@@ -10,13 +10,13 @@ use serde_json::{Map, Value, json};
 pub struct Tools {
     /// The tools as the client sent them, with their order of keys; at least one.
     pub shown: Value,
-    /// Whether the model may or must call a tool.
+    /// The rule for the answer's tool calls: the model decides, or one call is forced.
     pub choice: ToolChoice,
     /// True if the answer may have several tool calls; false if it ends with the first one (`parallel_tool_calls`).
     pub parallel: bool,
 }
 
-/// Whether the model may or must call a tool.
+/// The rule for the answer's tool calls: the model decides, or one call is forced.
 #[derive(Debug, PartialEq)]
 pub enum ToolChoice {
     /// The model decides whether to call a tool.

@@ -43,8 +43,8 @@ pub struct Config {
     pub ordering: OrderingConfig,
     /// The variant of `ordering` that writes documents in a given order; see [`prompt::config`].
     pub writing: OrderingConfig,
-    /// Which changes of the documents found end a speculative prefill (the prompt computed with the documents found so
-    /// far).
+    /// The changes of the documents found that end a speculative prefill (the prompt computed with the documents found
+    /// so far).
     pub compared: pipeline::Compared,
 }
 
@@ -118,8 +118,8 @@ pub struct Retriever {
     pub writing: OrderingConfig,
     /// Orders documents by what the engine has cached.
     pub orders: orders::Orders,
-    /// Which changes of the documents found end a speculative prefill (the prompt computed with the documents found so
-    /// far).
+    /// The changes of the documents found that end a speculative prefill (the prompt computed with the documents found
+    /// so far).
     pub compared: pipeline::Compared,
 }
 

@@ -21,10 +21,10 @@ use std::collections::HashMap;
 pub struct Orders {
     /// The ordering configuration, from which each tenant's policy is made.
     ordering: Config,
-    /// How many of the best-ranked documents keep a fixed position in the prompt, and which, for tenants of which
-    /// nothing is cached.
+    /// The number of best-ranked documents that keep a fixed position in the prompt, and that position, for tenants of
+    /// which nothing is cached.
     placement: Placement,
-    /// What is known of each tenant. Valid after each line that changes it, so a panic under the lock does no harm.
+    /// The state of each tenant. Valid after each line that changes it, so a panic under the lock does no harm.
     state: Mutex<OrdersState>,
 }
 

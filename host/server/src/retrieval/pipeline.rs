@@ -44,7 +44,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 use tokio::sync::{Semaphore, watch};
 
-/// Which changes of the documents found so far end a guess (a speculative prefill with them).
+/// The changes of the documents found so far that end a guess (a speculative prefill with them).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compared {
     /// A guess ends if a document changes, or the rank of a document whose position in the prompt depends on its rank

@@ -38,9 +38,9 @@ pub struct Finding {
     pub check: String,
     /// Status of the check.
     pub status: Status,
-    /// What was sent, and what was observed.
+    /// A sentence about the requests sent and the observed result.
     pub detail: String,
-    /// What to change, such as a line of configuration; empty if there is nothing to change.
+    /// The change that mends it, such as a line of configuration; empty if there is nothing to change.
     pub remedy: String,
 }
 

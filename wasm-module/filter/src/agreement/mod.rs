@@ -1,5 +1,5 @@
-//! How the workers of one Envoy agree on what engines have cached: each publishes its updates in a ring buffer, and
-//! applies the others'.
+//! Agreement of one Envoy's workers on the contents of engines' caches: each publishes its updates in a ring buffer,
+//! and applies the others'.
 //!
 //! ```text
 //!   worker 1 ── VM ── Orderer ─ publishes ▶ ┌ ring in shared data ┐ ◀ publishes ─ Orderer ── VM ── worker 2

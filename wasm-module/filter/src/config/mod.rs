@@ -58,7 +58,7 @@ pub struct Config {
     /// The maximum length of a request body that is processed, in bytes. Longer bodies are forwarded unprocessed or
     /// refused.
     pub max_body_bytes: u32,
-    /// Whether documents are moved, or the computed order is only reported.
+    /// The use of the computed order: documents are moved, or the order is only reported.
     pub mode: Mode,
     /// The experiment, in which some chats keep the client's document order for comparison; `None` if none is
     /// configured.
@@ -73,14 +73,14 @@ pub struct Config {
     /// With salts: those of `routes` whose requests are refused, since some engine may not separate tenants' caches by
     /// salt there.
     pub unsalted_routes: Vec<String>,
-    /// Whether a request whose body cannot be ordered is forwarded or refused.
+    /// The treatment of a request whose body cannot be ordered: forwarded or refused.
     pub on_failure: OnFailure,
     /// Lower-case name of the response header that reports the outcome of a request; `None` for no header.
     pub report_header: Option<String>,
     /// Lower-case name of the request header by which a client asks that its documents are not ordered; `None` for no
     /// such header. The filter removes it from requests.
     pub bypass_header: Option<String>,
-    /// Whether the request's headers are held until the body is complete, or forwarded at once.
+    /// The treatment of a request's headers until the body is complete: held, or forwarded at once.
     pub request_headers: RequestHeaders,
     /// The request header in which the engine receives the chosen path (the order of the request's documents).
     pub path_header: PathHeader,
@@ -102,7 +102,7 @@ pub struct Config {
     pub(crate) audience: u64,
 }
 
-/// What is done with the document order that the ordering core computes.
+/// The use of the document order that the ordering core computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// The documents are forwarded in the computed order.
@@ -111,7 +111,7 @@ pub enum Mode {
     DryRun,
 }
 
-/// What happens to a request's headers until its body is complete.
+/// The treatment of a request's headers until its body is complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestHeaders {
     /// Headers are held and then forwarded with the new body and its length. The proxy must allow that with
@@ -132,7 +132,7 @@ pub struct PathHeader {
     pub enabled: bool,
 }
 
-/// What happens to a request whose body cannot be ordered, or whose documents cannot be retrieved.
+/// The treatment of a request whose body cannot be ordered, or whose documents cannot be retrieved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnFailure {
     /// The request is forwarded with its original body.

@@ -15,7 +15,7 @@ pub(crate) struct RetrievalConfig {
     pub(crate) k: u16,
     /// The maximum length in bytes of a question that is searched for. A chat with a longer one gets no documents.
     pub(crate) max_question_bytes: usize,
-    /// Whether a chat is forwarded without documents or refused if retrieval fails.
+    /// The treatment of a chat whose retrieval fails: forwarded without documents, or refused.
     pub(crate) on_failure: OnFailure,
     /// True if retrieved documents stay in the chat's later requests. This is the default of
     /// `ordering.conversation.pin`.

@@ -60,7 +60,7 @@ impl Dispatch {
     }
 }
 
-/// How a request that was sent to an engine ended.
+/// The outcome of a request that was sent to an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DispatchResult {
     /// The engine began to respond, with a status that does not mean that it is unavailable.

@@ -18,8 +18,8 @@
 
 use thiserror::Error;
 
-/// What decides whether a request may be forwarded while cache salts are on: parts of its headers, and whether a body
-/// follows.
+/// The properties of a request that decide whether it may be forwarded while cache salts are on: parts of its headers,
+/// and the presence of a body.
 pub(super) struct RequestHead<'h> {
     pub(super) method: &'h [u8],
     /// The request's path, without its query.
@@ -30,7 +30,7 @@ pub(super) struct RequestHead<'h> {
     pub(super) upgrades: bool,
 }
 
-/// How to forward a request that is allowed while cache salts are on, by the paths in `routes` and `salt.open_paths`.
+/// The kinds of requests that are forwarded while cache salts are on, by the paths in `routes` and `salt.open_paths`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Listed<'c> {
     /// A `POST` to this route: its body is read, processed, and forwarded with the tenant's cache salt.

@@ -88,7 +88,7 @@ struct Burst {
     succeeds: bool,
 }
 
-/// What the proxy must do with the request after a callback.
+/// The proxy's next action on the request after a callback.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flow {
     /// Pass the request on to the next filter.

@@ -54,7 +54,7 @@ pub(crate) struct Gateways {
     published: (u64, u64),
 }
 
-/// What the response to a push or to a listening call contains: other gateways' updates about cached prefixes, and
+/// The content of the response to a push or to a listening call: other gateways' updates about cached prefixes, and
 /// counts.
 #[derive(Debug, Default)]
 pub(crate) struct ExchangeResult {

@@ -17,7 +17,7 @@ struct Queue {
     bytes: usize,
 }
 
-/// What an engine's queue contains for the next push to gateways of other proxies.
+/// The content of the next push from an engine's queue to gateways of other proxies.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outgoing {
     /// The updates about cached prefixes, each encoded for other proxies, in the order in which they were added.

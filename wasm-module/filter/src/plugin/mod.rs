@@ -90,7 +90,7 @@ pub(crate) struct Rewritten {
     pub(crate) miss: Option<Ticket>,
 }
 
-/// What is known of a request body's documents before the body is rewritten.
+/// The documents of a request's body, as far as known before the body is rewritten.
 pub(crate) enum RequestDocuments<'b> {
     Nothing,
     /// The body is already parsed, with the documents in it.

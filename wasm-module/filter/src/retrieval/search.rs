@@ -44,7 +44,7 @@ enum BackgroundCall {
     Check(Sample),
 }
 
-/// What a chat does next in its search for documents.
+/// The next step of a chat's search for documents.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum SearchStep {
     /// The chat waits for the response to a call of embedder or retriever.

@@ -42,7 +42,7 @@ pub(super) struct Pieces<'a> {
     pub(super) parts: usize,
 }
 
-/// What a content block that is a tool's result has inside.
+/// The content of a content block that is a tool's result.
 enum Nested<'a> {
     /// The result's own content: a string or a list.
     Content(&'a str),

@@ -131,7 +131,7 @@ pub(crate) struct FoundDocument<'a> {
     pub(super) numbered: Option<Numbered>,
 }
 
-/// What a document's block in the forwarded prompt is made from.
+/// The source of a document's block in the forwarded prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Source<'a> {
     /// A substring of the body, moved unchanged.

@@ -11,7 +11,7 @@ use super::{Parsed, Role, Skip, unescaped};
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// What a retriever needs to find documents for a chat that brings none.
+/// The question of a chat that brings no documents, for a retriever, and the beginning of the chat's prompt.
 #[derive(Debug)]
 pub struct Question<'a> {
     /// The text of the last user message that is not a tool's result, with its parts on separate lines; `None` if it

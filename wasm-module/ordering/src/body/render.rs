@@ -7,7 +7,7 @@ use super::search::find_words;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// What is sent in place of one document of the body.
+/// The text that is sent in place of one document of the body: the document, or a location hint to an earlier copy.
 #[derive(Debug)]
 pub(crate) enum Sent<'g, 'a> {
     Document(&'g FoundDocument<'a>),

@@ -304,7 +304,7 @@ mod tests {
         assert_eq!(all, [r"a\\nb", r#"c\"\\"#, ""]);
     }
 
-    /// Whether `pieces` are `all` lines, where a reference stands for consecutive lines that the text named by it
+    /// Returns true if `pieces` are `all` lines, where a reference stands for consecutive lines that the text named by it
     /// contains in that order.
     fn is_all(pieces: &[&str], all: &[&str], shown: &[String]) -> bool {
         let Some((piece, pieces)) = pieces.split_first() else {

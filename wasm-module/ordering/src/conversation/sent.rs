@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// The record of the gateway's changes to one message; by default there are none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SentMessage {
-    /// How each group of documents in the message's own texts was arranged.
+    /// The arrangement of each group of documents in the message's own texts.
     pub(crate) groups: Box<[Arrangement]>,
     /// The documents of a `documents` array that were written into the message; `None` if there were none.
     pub(crate) written: Option<Written>,

@@ -56,7 +56,7 @@ pub enum Mode {
     Explicit,
 }
 
-/// How a text with documents is divided into positions of the prompt: not at all, or at the documents' ends.
+/// The division of a text with documents into positions of the prompt: none, or at the documents' ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blocks {
     /// Each block of the body ends at one position of the prompt.

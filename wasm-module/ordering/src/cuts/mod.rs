@@ -49,7 +49,7 @@ pub struct Cutter {
 /// The maximum number of prompt positions (ends of blocks) tracked for one tenant and model.
 pub const MAX_POSITIONS: u32 = 32_768;
 
-/// What [`Cutter::cut`] needs to know of a request: its upstream's cache, its tenant, model and engine, and the time.
+/// The inputs of [`Cutter::cut`] for a request: its upstream's cache, its tenant, model and engine, and the time.
 #[derive(Clone, Copy, Debug)]
 pub struct CutOptions<'a> {
     /// The rules and prices of the upstream's cache.

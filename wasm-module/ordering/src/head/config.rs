@@ -12,7 +12,7 @@ object! {
     /// as written (`ordering.head`).
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawHead in "head." {
-        /// Whether changes to the head (tools, system text, documents' markup) are applied, only reported, or not
+        /// The treatment of changes to the head (tools, system text, documents' markup): applied, only reported, or not
         /// computed.
         pub mode: HeadMode = HeadMode::Report,
         /// The options for stabilising the order of tools and of their JSON keys.
@@ -33,7 +33,7 @@ object! {
     }
 }
 
-/// What the gateway does with changes that stabilise the prompt's head (tools, system text, documents' markup).
+/// The gateway's treatment of changes that stabilise the prompt's head (tools, system text, documents' markup).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HeadMode {
@@ -146,7 +146,7 @@ object! {
         /// A regular expression (syntax of `regex-lite`), which is matched against each line of a system text without
         /// its line break.
         pub pattern: String = String::new(),
-        /// What the gateway does with the texts that match.
+        /// The gateway's treatment of the texts that match.
         pub class: Class = Class::Move,
     }
 }

@@ -97,8 +97,8 @@ pub(crate) struct ContextMessage {
     pub(crate) tokens: u32,
 }
 
-/// What a chat has after a [`ContextMessage`], its continuation, which entitles that chat to the message's contexts
-/// (retrieved documents).
+/// A chat's continuation after a [`ContextMessage`], which entitles that chat to the message's contexts (retrieved
+/// documents).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) key: u128,

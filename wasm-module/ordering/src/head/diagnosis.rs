@@ -37,7 +37,7 @@ pub struct Limits {
     pub requests: u32,
     /// The maximum number of distinct pieces of prompts (tools, documents, sentences) stored, about 150 bytes each.
     pub pieces: u32,
-    /// Whether long texts of a request are read in full.
+    /// The part of a request's long texts that is read: all, or beginning and end.
     pub depth: Depth,
     /// Number of tokens in a page of the engine's cache: a shared prefix shorter than a page is not reused. With 1, any
     /// prefix is.

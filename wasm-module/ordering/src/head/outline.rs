@@ -42,7 +42,7 @@ pub(super) struct Piece {
     pub(super) marks: Marks,
 }
 
-/// How much of each text of a prompt is read to classify differences, in addition to hashing all of it.
+/// The part of each text of a prompt that is read to classify differences, in addition to hashing all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Depth {
     /// The whole text is read: for tools that read logs.

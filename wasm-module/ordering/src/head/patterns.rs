@@ -15,7 +15,7 @@ use regex_lite::Regex;
 use serde::Deserialize;
 use std::ops::Range;
 
-/// What the gateway does with a volatile span (text that changes between requests) of a system message.
+/// The gateway's treatment of a volatile span (text that changes between requests) of a system message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {

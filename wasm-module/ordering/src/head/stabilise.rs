@@ -24,7 +24,7 @@ use crate::lru::Lru;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// What was learnt from the heads (tools, system text) of one tenant's and model's prompts, to make later ones begin
+/// The state learnt from the heads (tools, system text) of one tenant's and model's prompts, to make later ones begin
 /// alike. Bounded in size.
 #[derive(Debug, Default)]
 pub(crate) struct Heads {

@@ -73,7 +73,7 @@ impl Forms {
     }
 }
 
-/// What is recorded of a tool that was parsed before.
+/// The record of a tool that was parsed before.
 #[derive(Debug)]
 struct Known {
     /// Range in the tool's JSON of its name, without quotes; empty if it has none.
@@ -393,7 +393,7 @@ fn write(
     Some(())
 }
 
-/// What the keys of a JSON object in a tool mean, which decides how their values are parsed.
+/// The meaning of the keys of a JSON object in a tool, which decides how their values are parsed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Context {
     /// The keys are keywords of JSON schema or of a tool's definition.
@@ -404,7 +404,7 @@ enum Context {
     Sets,
 }
 
-/// How the value of a key in a tool's JSON is parsed.
+/// A way to parse the value of a key in a tool's JSON.
 enum Reads {
     As(Context),
     /// As an array whose order has no meaning if the value is an array of distinct strings, and otherwise as any other

@@ -1,4 +1,4 @@
-//! What was learnt from the heads of prompts (tools, system text), by tenant and model. It is separate from the state
+//! The state learnt from the heads of prompts (tools, system text), by tenant and model. It is separate from the state
 //! of documents: most chats with a head bring no documents, and must not evict a knowledge tree.
 
 use crate::config::Config;
@@ -6,7 +6,7 @@ use crate::head::stabilise::Heads;
 use crate::tenant::{Tenant, key_of};
 use fxhash::FxHashMap;
 
-/// What was learnt from the heads of prompts (tools, system text), for at most `tree.max_trees` pairs of tenant and
+/// The state learnt from the heads of prompts (tools, system text), for at most `tree.max_trees` pairs of tenant and
 /// model.
 #[derive(Default)]
 pub(super) struct HeadKeep {

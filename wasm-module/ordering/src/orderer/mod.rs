@@ -42,7 +42,7 @@ use crate::tree::ViewedNode;
 pub struct Orderer {
     config: Config,
     tenants: TenantStore,
-    /// What was learnt from the heads of prompts (tools, system text), by tenant and model, to make later ones begin
+    /// The state learnt from the heads of prompts (tools, system text), by tenant and model, to make later ones begin
     /// alike.
     heads: HeadKeep,
     /// Questions that clients sent without contexts (retrieved documents), of all tenants, as a filter of hashes.

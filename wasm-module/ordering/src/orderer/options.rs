@@ -59,7 +59,7 @@ pub struct Rewrite {
     pub record: OrderingRecord,
 }
 
-/// How much is recorded of chats' messages, over all tenants and models.
+/// The numbers of recorded messages of chats and their parts, over all tenants and models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remembered {
     /// Number of recorded messages. Without pinning, only those with documents or changes, and each request's last

@@ -15,7 +15,8 @@ use crate::policy::{Order, Start};
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 
-/// How the documents of one group are forwarded: their arrangement, the order to learn from, and the order hint.
+/// The form in which one group of documents is forwarded: their arrangement, the order to learn from, and the order
+/// hint.
 pub(super) struct Decision {
     pub(super) arrangement: Arrangement,
     /// The order, as ranks, of the documents that no location hint replaces: the policy's, or the client's if that is

@@ -29,7 +29,7 @@ use crate::sort::sort_by_key;
 use crate::tree::{KnowledgeTree, Scope};
 use smallvec::SmallVec;
 
-/// Which order the documents of a request get, and for what purpose.
+/// The kind of order that a request's documents get, and its purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OrderingMode {
     /// The policy's order, to be forwarded.

@@ -1,6 +1,6 @@
 //! The report on the documents of one request.
 
-/// What was changed about the documents of one request, and how many of them are believed to be in the engine's cache.
+/// The changes to one request's documents, and the number of documents that are believed to be in the engine's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
     /// Name of the policy that ordered the documents.

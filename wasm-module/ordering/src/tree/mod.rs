@@ -70,7 +70,7 @@ struct Node {
     tokens: u32,
 }
 
-/// What leads to a node of the tree from its parent.
+/// The edge to a node of the tree from its parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Edge {
     /// No document: the node is the root of this scope (hash of the prompt before documents).

@@ -10,13 +10,13 @@ pub struct ViewedNode {
     /// Index of the parent in the list, where it precedes this node; `None` for the root of a scope (hash of the prompt
     /// before documents).
     pub parent: Option<u32>,
-    /// What leads to the node from its parent: a document, or for a root a scope (hash of the prompt before documents).
+    /// The edge to the node from its parent: a document, or for a root a scope (hash of the prompt before documents).
     pub edge: ViewedEdge,
     /// Estimated tokens of the node's document; 0 for the root of a scope (hash of the prompt before documents).
     pub tokens: u32,
 }
 
-/// What leads to a [`ViewedNode`] from its parent.
+/// The edge to a [`ViewedNode`] from its parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ViewedEdge {
     /// The node is the root of this scope, a hash of the prompt before documents.

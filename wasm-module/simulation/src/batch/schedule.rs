@@ -42,7 +42,7 @@ pub struct BatchSchedule {
     planned: Vec<Step>,
     /// Runs of `planned` without a worker.
     runs: VecDeque<Range<usize>>,
-    /// What is left of each worker's run.
+    /// The rest of each worker's run.
     workers: Vec<Range<usize>>,
 }
 

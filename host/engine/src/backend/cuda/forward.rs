@@ -49,7 +49,7 @@ pub(super) struct Scratch {
     recorded: usize,
 }
 
-/// What computing one step uses: the device, the model, the pools of KV pages and the plan of the step.
+/// The inputs of one step's computation: the device, the model, the pools of KV pages and the plan of the step.
 pub(super) struct Pass<'a> {
     pub(super) device: &'a mut dyn Device,
     pub(super) model: &'a Model,

@@ -17,7 +17,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// How the file of pages came about when it was opened.
+/// The origin of an opened file of pages: created, restored from an earlier run, or replaced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// No file existed, so an empty one was created.

@@ -25,7 +25,7 @@ const MAX_STAMP: u64 = u64::MAX >> 1;
 /// Byte offset of the checksum in a header or record, which is the last field of both.
 const SUMMED: usize = 56;
 
-/// What a file of pages is made for: identity, page size and number of slots. A file of another shape is not usable.
+/// Identity, page size and number of slots of a file of pages. A file whose header states another shape is not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     /// Hash of everything that a page's bytes depend on besides its tokens, such as the model.

@@ -54,7 +54,7 @@ pub struct DiskStore {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What a disk store is made for: its size, and the kind of pages.
+/// The size of a disk store and the kind of pages that it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskConfig {
     /// Maximum size of the file in bytes.
@@ -108,7 +108,7 @@ pub enum DiskError {
     Refused {
         /// Path of the file that was refused because of its kind, owner or mode.
         path: PathBuf,
-        /// What is wrong with the file: its kind, owner or mode.
+        /// A sentence that says which of the file's kind, owner and mode is refused.
         reason: String,
     },
     /// The configured capacity is too small for one page.

@@ -70,7 +70,7 @@ struct Copied {
     parent: PageHash,
 }
 
-/// Whether a page in memory has a copy on disk or is due to get one.
+/// The state of a page's copy on disk, for a page in memory: none, due to be written, or written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::cache) struct DiskCopy(State);
 

@@ -58,7 +58,7 @@ const FIRST_USE: f64 = 0.3;
 /// bytes, against tens of kilobytes for a small model's page and megabytes for a large one's.
 const REMEMBERED: usize = 16;
 
-/// How often and how recently a page was used, and what it cost to compute.
+/// A page's last use, number of uses and cost of computing, from which an eviction policy ranks it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(in crate::cache) struct Usage {
     /// Value of the cache's counter of uses at the last use of this page.

@@ -41,7 +41,7 @@ pub(in crate::cache) struct Residence {
     pub(in crate::cache) pins: u32,
     /// True if the page in host memory is a replica: a copy that was made while the device still has the page.
     pub(in crate::cache) replica: bool,
-    /// Whether the page also has a copy on disk or is due to get one.
+    /// The state of the page's copy on disk.
     pub(in crate::cache) disk_copy: DiskCopy,
     /// True if the page begins within the same document as the page before it in the sequence.
     pub(in crate::cache) continues: bool,

@@ -28,7 +28,8 @@ pub struct Feed {
     progress: watch::Sender<Progress>,
 }
 
-/// How many events the feed has published in the present epoch, the time since the cache started or events were lost.
+/// The numbers of events that the feed has published in the present epoch, which began when the cache started or when
+/// events were lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Identifies the present epoch by a random number. A new epoch begins when the cache starts anew, and when events

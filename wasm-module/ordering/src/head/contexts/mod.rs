@@ -401,7 +401,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// What to record of a request's newest user message, so that its contexts (retrieved documents) can be restored later.
+/// The record to keep of a request's newest user message, so that its contexts (retrieved documents) can be restored.
 #[derive(Debug)]
 pub(crate) enum Newest {
     /// Nothing: the message was forwarded before, or contexts (retrieved documents) are not restored.

@@ -87,7 +87,7 @@ impl Modules {
         Ok(function)
     }
 
-    /// Unloads the module.
+    /// Removes the module and its kernels from the device. An error of the driver is ignored.
     ///
     /// # Safety
     /// None of the module's kernels may be running, and none may be launched afterwards.

@@ -9,8 +9,8 @@ arguments! {
     }
 }
 
-/// How pages lie in their buffers: the distance between pages, and the runs of contiguous bytes of each page that are
-/// copied.
+/// The layout of pages in their buffers: the distance between pages, and the runs of contiguous bytes of each page that
+/// are copied.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::backend::cuda) struct Runs {
     /// Bytes from the start of one page to the start of the next, in the source and in the destination.
