@@ -58,7 +58,8 @@ fn the_order_hint_stands_where_an_arm_puts_it_and_nothing_else_moves() {
     let upstream = reader();
     let lines = [question(0, 2), question(2, 0)];
     let evaluation = Evaluation::of(&lines).placing_freely();
-    let arguments = ["--arms", "retrieval,ordered+hint", "--hint-positions"];
+    let mut arguments = vec!["--arms", "retrieval,ordered+hint", "--hint-positions"];
+    arguments.extend(["--baseline", "ordered+hint"]);
     let figures = evaluation.figures(&upstream, &arguments);
     let received = upstream.received();
     let second = |name: &str| {
@@ -83,9 +84,15 @@ fn the_order_hint_stands_where_an_arm_puts_it_and_nothing_else_moves() {
     );
     for name in ["ordered+hint", "ordered+hint:top", "ordered+hint:end"] {
         assert_eq!(arm(&figures, name)["hinted"], 1, "{name}");
-        let compared = arm(&figures, name)["difference_from_usual_hint"].is_object();
+        let compared = arm(&figures, name)["difference_from_baseline"].is_object();
         assert_eq!(compared, name.contains(':'), "{name}");
     }
+    let received = upstream.received().len();
+    arguments.pop();
+    arguments.push("retrieval");
+    let figures = evaluation.figures(&upstream, &arguments);
+    assert!(arm(&figures, "ordered+hint")["difference_from_baseline"].is_object());
+    assert_eq!(upstream.received().len(), received);
     assert_eq!(arm(&figures, "retrieval")["hinted"], 0);
 }
 
@@ -104,6 +111,8 @@ fn a_hint_that_cannot_stand_elsewhere_is_refused_before_anything_is_asked() {
         error.contains("--hint-positions needs the arm ordered+hint or dedup+hint"),
         "{error}"
     );
+    let error = refused(&["--arms", "retrieval", "--baseline", "ordered"]);
+    assert!(error.contains("--baseline: ordered is not among the arms"), "{error}");
     let error = refused(&["--arms", "ordered+hint:before"]);
     assert!(
         error.contains("ordered+hint:top, ordered+hint:end"),

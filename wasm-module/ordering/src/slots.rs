@@ -1,5 +1,7 @@
 //! An arena: values in numbered slots.
 
+use fxhash::FxHashSet;
+
 /// Values in numbered slots, found by number. The number of a released slot is given to a later value.
 #[derive(Debug)]
 pub(crate) struct Slots<T> {
@@ -52,10 +54,11 @@ impl<T> Slots<T> {
         self.all.len() - self.free.len()
     }
 
-    /// Iterates over the values whose slots were not released. O(values · released slots).
+    /// Iterates over the values whose slots were not released.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        let free: FxHashSet<u32> = self.free.iter().copied().collect();
         let all = (0_u32..).zip(&self.all);
-        let used = all.filter(|(number, _)| !self.free.contains(number));
+        let used = all.filter(move |(number, _)| !free.contains(number));
         used.map(|(_, value)| value)
     }
 }

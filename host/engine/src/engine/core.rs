@@ -97,6 +97,15 @@ pub(super) struct Sequence {
     pub(super) lookup: Option<CachedLookup>,
 }
 
+impl Sequence {
+    /// Returns whether this request has a speculation id, and the other one has the same id and salt.
+    fn has_speculation_of(&self, other: &Self) -> bool {
+        self.speculation.is_some()
+            && self.speculation == other.speculation
+            && self.salt == other.salt
+    }
+}
+
 struct Active {
     sequence: Sequence,
     lease: Lease,
@@ -154,9 +163,7 @@ impl Core {
                     keeps: false,
                 };
             }
-            if let id @ Some(_) = sequence.speculation {
-                self.stop_fetching(|guess| guess.speculation == id);
-            }
+            self.stop_fetching(|guess| guess.has_speculation_of(&sequence));
             if let Some(sequence) = self.join_speculation(sequence) {
                 self.arrive(sequence);
             }

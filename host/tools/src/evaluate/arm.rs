@@ -147,16 +147,6 @@ impl Arm {
         }
     }
 
-    /// Returns the arm that differs from this one only in that its order hint is in the gateway's place; `None` if this
-    /// arm's hint is there already, or it has none.
-    pub(super) fn with_usual_hint(self) -> Option<Self> {
-        match self {
-            Self::OrderedHintAt(_) => Some(Self::OrderedHint),
-            Self::DedupHintAt(_) => Some(Self::DedupHint),
-            _ => None,
-        }
-    }
-
     /// Returns the core's configuration for this arm; `base` is the gateway's, and `seed` is for the random order.
     pub(super) fn config(self, base: &RawConfig, seed: u64) -> Result<Config> {
         let failed = || format!("the configuration for the arm {}", self.name());
@@ -287,14 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hint_elsewhere_belongs_to_an_arm_with_the_hint_in_its_usual_place() {
-        for arm in Arm::all() {
-            assert_eq!(arm.hint_place().is_some(), arm.with_usual_hint().is_some());
-            if let Some(usual) = arm.with_usual_hint() {
-                let name = arm.name();
-                assert_eq!(name.split_once(':').unwrap().0, usual.name());
-            }
-        }
+    fn a_hint_elsewhere_needs_a_configuration_with_hints() {
         let mut base = RawConfig::default();
         base.hint.enabled = false;
         // The arms of single questions have hints, whatever the gateway's configuration says.

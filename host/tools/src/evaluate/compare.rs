@@ -60,9 +60,9 @@ pub(super) struct Figure {
     /// The arm's figures minus those of retrieval order, over the same cases; `None` for retrieval order itself, if it
     /// was not asked for these cases, or if no answers were requested.
     pub(super) difference: Option<Difference>,
-    /// For an arm with the order hint in another place than the gateway's: its figures minus those of the arm with the
-    /// hint in the gateway's place.
-    pub(super) from_usual_hint: Option<Difference>,
+    /// The arm's figures minus those of the run's baseline; `None` without one, for the baseline itself, or if no answers
+    /// were requested.
+    pub(super) from_baseline: Option<Difference>,
 }
 
 /// A figure and its 95 % confidence interval.
@@ -80,6 +80,8 @@ pub(super) struct AnswerLikelihood {
     pub(super) cases: usize,
     /// The mean minus that of retrieval order over the same cases; `None` for retrieval order itself.
     pub(super) less_retrieval: Option<(Estimate, Verdict)>,
+    /// The mean minus that of the run's baseline over the same cases; `None` without one, and for the baseline itself.
+    pub(super) less_baseline: Option<(Estimate, Verdict)>,
 }
 
 /// An arm's figures minus another's, over the same cases.
@@ -132,8 +134,15 @@ struct Sums {
     cut: usize,
 }
 
-/// Returns the figures of `arms`, in order, over the cases that were answered under every arm.
-pub(super) fn compare(cases: &[Case], arms: &[Arm], records: &[Record], seed: u64) -> Vec<Figure> {
+/// Returns the figures of `arms`, in order, over the cases that were answered under every arm. Each is compared with
+/// retrieval order, and with `baseline`, which must be one of them.
+pub(super) fn compare(
+    cases: &[Case],
+    arms: &[Arm],
+    baseline: Option<Arm>,
+    records: &[Record],
+    seed: u64,
+) -> Vec<Figure> {
     let sums = sums(cases, arms, records);
     let complete = |case: &&Case, wanted: fn(&Arm) -> bool| {
         let mut wanted = arms.iter().filter(|arm| wanted(arm));
@@ -164,15 +173,24 @@ pub(super) fn compare(cases: &[Case], arms: &[Arm], records: &[Record], seed: u6
             (is_paired && is_asked).then(|| difference(&own, &baseline, seed))
         };
         let measured = &measured[usize::from(arm.is_position())];
-        let baseline = (arm != Arm::Retrieval).then(|| of(&sums, Arm::Retrieval, measured));
         let likelihood = |value: fn(&Sums) -> f64| {
-            likelihood(&of(&sums, arm, measured), baseline.as_deref(), value, seed)
+            let own = of(&sums, arm, measured);
+            let less = |other: Arm| {
+                let other = (arm != other).then(|| of(&sums, other, measured))?;
+                less(&own, &other, value, seed)
+            };
+            (!own.is_empty()).then(|| AnswerLikelihood {
+                mean: mean(&own, &(0..own.len()).collect::<Vec<_>>(), value),
+                cases: own.len(),
+                less_retrieval: less(Arm::Retrieval),
+                less_baseline: baseline.and_then(less),
+            })
         };
         Figure {
             answer_logprob: likelihood(|sums| sums.per_token),
             answer_nats: likelihood(|sums| sums.nats),
             difference: less(Arm::Retrieval),
-            from_usual_hint: arm.with_usual_hint().and_then(less),
+            from_baseline: baseline.and_then(less),
             ..alone(arm, &own, seed)
         }
     };
@@ -286,32 +304,22 @@ fn alone(arm: Arm, own: &[&Sums], seed: u64) -> Figure {
         answer_logprob: None,
         answer_nats: None,
         difference: None,
-        from_usual_hint: None,
+        from_baseline: None,
     }
 }
 
-/// Returns the mean of `value` per right answer, and its difference from `baseline`, which has the same cases; `None`
-/// if there are no cases.
-fn likelihood(
-    own: &[&Sums],
-    baseline: Option<&[&Sums]>,
-    value: fn(&Sums) -> f64,
-    seed: u64,
-) -> Option<AnswerLikelihood> {
-    let every: Vec<usize> = (0..own.len()).collect();
-    let mean = |sums: &[&Sums], drawn: &[usize]| {
-        let of = |what: fn(&Sums) -> f64| drawn.iter().map(|&case| what(sums[case])).sum::<f64>();
-        of(value) / of(|sums| sums.likely).max(1.0)
-    };
-    let baseline = baseline.filter(|baseline| baseline.len() == own.len());
-    (!own.is_empty()).then(|| AnswerLikelihood {
-        mean: mean(own, &every),
-        cases: own.len(),
-        less_retrieval: baseline.map(|baseline| {
-            let less = |drawn: &[usize]| mean(own, drawn) - mean(baseline, drawn);
-            let estimate = Estimate::of(own.len(), seed, less);
-            (estimate, Verdict::of_sign(estimate.interval, own.len()))
-        }),
+/// Returns the mean of `value` per right answer over the drawn cases.
+fn mean(sums: &[&Sums], drawn: &[usize], value: Part) -> f64 {
+    let of = |part: Part| drawn.iter().map(|&case| part(sums[case])).sum::<f64>();
+    of(value) / of(|sums| sums.likely).max(1.0)
+}
+
+/// Returns the mean of `value` per right answer minus that of `other`; `None` if it has not the same cases.
+fn less(own: &[&Sums], other: &[&Sums], value: Part, seed: u64) -> Option<(Estimate, Verdict)> {
+    let less = |drawn: &[usize]| mean(own, drawn, value) - mean(other, drawn, value);
+    (own.len() == other.len()).then(|| {
+        let estimate = Estimate::of(own.len(), seed, less);
+        (estimate, Verdict::of_sign(estimate.interval, own.len()))
     })
 }
 
@@ -458,7 +466,7 @@ pub(super) mod tests {
         }
         // A zero that the endpoint omits.
         records[0].usage.cached_tokens = None;
-        let figures = compare(&cases, &[Arm::Retrieval, Arm::Ordered], &records, 1);
+        let figures = compare(&cases, &[Arm::Retrieval, Arm::Ordered], None, &records, 1);
         let baseline = of(&figures, Arm::Retrieval);
         assert_eq!((baseline.cases, baseline.scored, baseline.cut), (40, 40, 1));
         assert_eq!(baseline.exact_match.value, 25.0);
@@ -480,7 +488,7 @@ pub(super) mod tests {
         let cases = cases(300);
         let mut records = answered(Arm::Retrieval, 300, 150);
         records.extend(answered(Arm::Reversed, 300, 150));
-        let figures = compare(&cases, &[Arm::Retrieval, Arm::Reversed], &records, 0);
+        let figures = compare(&cases, &[Arm::Retrieval, Arm::Reversed], None, &records, 0);
         let reversed = of(&figures, Arm::Reversed);
         let width = reversed.exact_match.interval.high - reversed.exact_match.interval.low;
         assert!(width > 10.0);
@@ -498,14 +506,14 @@ pub(super) mod tests {
         records[0].usage.prompt_tokens = None;
         records[0].usage.cached_tokens = None;
         let arms = [Arm::Retrieval, Arm::Ordered, Arm::First];
-        let figures = compare(&cases, &arms, &records, 0);
+        let figures = compare(&cases, &arms, None, &records, 0);
         let counts: Vec<_> = figures.iter().map(|figure| figure.cases).collect();
         assert_eq!(counts, [4, 4, 2]);
         assert_eq!(of(&figures, Arm::Retrieval).reused, None);
         let difference = of(&figures, Arm::First).difference.as_ref().unwrap();
         assert!(difference.reused.is_none());
         assert_eq!(difference.exact_match.1, Verdict::NotEnough);
-        assert!(compare(&cases, &arms, &[], 0)[1].difference.is_none());
+        assert!(compare(&cases, &arms, None, &[], 0)[1].difference.is_none());
     }
 
     #[test]
@@ -522,9 +530,9 @@ pub(super) mod tests {
             record("0", 0, Arm::Retrieval, "yes"),
             record("0", 1, Arm::Retrieval, "whatever"),
         ];
-        assert_eq!(compare(&cases, &arms, &records, 0)[0].cases, 0);
+        assert_eq!(compare(&cases, &arms, None, &records, 0)[0].cases, 0);
         records.push(record("0", 2, Arm::Retrieval, "no"));
-        let figure = &compare(&cases, &arms, &records, 0)[0];
+        let figure = &compare(&cases, &arms, None, &records, 0)[0];
         assert_eq!((figure.cases, figure.scored), (1, 2));
         assert_eq!(figure.exact_match.value, 50.0);
         assert_eq!(figure.prompt_tokens, Some(300));
@@ -535,7 +543,7 @@ pub(super) mod tests {
         let cases = cases(400);
         let mut records = answered(Arm::Retrieval, 400, 0);
         records.extend(answered(Arm::Random, 400, 0));
-        let figures = compare(&cases, &[Arm::Retrieval, Arm::Random], &records, 0);
+        let figures = compare(&cases, &[Arm::Retrieval, Arm::Random], None, &records, 0);
         let (_, verdict) = of(&figures, Arm::Random).difference.as_ref().unwrap().f1;
         assert_eq!(verdict, Verdict::NothingRight);
     }

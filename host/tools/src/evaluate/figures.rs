@@ -28,6 +28,8 @@ pub(super) struct Figures {
     pub(super) without_answers: usize,
     /// True if a `cache_salt` gave every arm a cache of its own.
     pub(super) salted: bool,
+    /// An arm with which the others are compared, beside retrieval order; `None` if none was asked for.
+    pub(super) baseline: Option<Arm>,
     /// Figures by arm, in the order of tables.
     pub(super) arms: Vec<Figure>,
     /// The model's rank profile, if it was measured.
@@ -50,7 +52,7 @@ impl Figures {
         self.arms.iter().any(|figure| figure.asked > 0)
     }
 
-    pub(super) fn baseline(&self) -> Option<&Figure> {
+    pub(super) fn retrieval(&self) -> Option<&Figure> {
         self.arms.iter().find(|figure| figure.arm == Arm::Retrieval)
     }
 
@@ -70,6 +72,7 @@ impl Figures {
             "cache_salt": self.salted,
             "confidence": 0.95,
             "resamples": RESAMPLES,
+            "baseline": self.baseline.map(Arm::name),
             "arms": arms,
             "rank_profile": self.profile,
         })
@@ -94,9 +97,12 @@ impl Figures {
         self.add_judged(&mut table);
         let differences = self.arms.iter().map(|figure| (figure, &figure.difference));
         add_differences(&mut table, "less retrieval", width, differences);
-        let places = self.arms.iter();
-        let places = places.map(|figure| (figure, &figure.from_usual_hint));
-        add_differences(&mut table, "less usual hint", width, places);
+        if let Some(baseline) = self.baseline {
+            let heading = format!("less {}", baseline.name());
+            let others = self.arms.iter();
+            let others = others.map(|figure| (figure, &figure.from_baseline));
+            add_differences(&mut table, &heading, width.max(heading.len() + 2), others);
+        }
         if let Some(profile) = &self.profile {
             add_profile(&mut table, profile);
         }
@@ -142,6 +148,19 @@ impl Figures {
                 nats.less(),
             );
             let _ = writeln!(table, "{}", line.trim_end());
+        }
+        let Some(baseline) = self.baseline.filter(|_| !is_first) else {
+            return;
+        };
+        let heading = format!("less {}", baseline.name());
+        let _ = writeln!(table, "\n{heading:<22}nats a token [95 %]");
+        for figure in &self.arms {
+            let less = figure.answer_logprob.as_ref().and_then(|of| of.less_baseline);
+            if let Some((Estimate { value, interval }, verdict)) = less {
+                let less = in_nats(value, interval.low, interval.high);
+                let (arm, words) = (figure.arm.name(), verdict.words());
+                let _ = writeln!(table, "{arm:<22}{less:<26}{words}");
+            }
         }
     }
 
@@ -247,11 +266,6 @@ fn add_profile(table: &mut String, profile: &RankProfile) {
 }
 
 fn difference(difference: &Difference) -> Value {
-    let compared = |(estimate, verdict): &(Estimate, Verdict)| {
-        let mut value = interval(estimate);
-        value["verdict"] = verdict.words().into();
-        value
-    };
     json!({
         "exact_match": compared(&difference.exact_match),
         "contains": compared(&difference.contains),
@@ -260,6 +274,12 @@ fn difference(difference: &Difference) -> Value {
         "reused": difference.reused.as_ref().map(interval),
         "ttft_ms": interval(&difference.ttft),
     })
+}
+
+fn compared((estimate, verdict): &(Estimate, Verdict)) -> Value {
+    let mut value = interval(estimate);
+    value["verdict"] = verdict.words().into();
+    value
 }
 
 fn likelihood(likelihood: &AnswerLikelihood) -> Value {
@@ -271,6 +291,7 @@ fn likelihood(likelihood: &AnswerLikelihood) -> Value {
         "low": part(|estimate| estimate.interval.low),
         "high": part(|estimate| estimate.interval.high),
         "verdict": less.map(|(_, verdict)| verdict.words()),
+        "less_baseline": likelihood.less_baseline.as_ref().map(compared),
         "questions": likelihood.cases,
     })
 }
@@ -306,7 +327,7 @@ fn arm(figure: &Figure) -> Value {
         "hinted": figure.hinted,
         "cut": figure.cut,
         "difference": figure.difference.as_ref().map(difference),
-        "difference_from_usual_hint": figure.from_usual_hint.as_ref().map(difference),
+        "difference_from_baseline": figure.from_baseline.as_ref().map(difference),
     })
 }
 
@@ -394,6 +415,14 @@ pub(super) mod tests {
 
     /// Figures of invented answers: each arm has fewer right answers than the one before.
     pub(in crate::evaluate) fn example(arms: &[Arm], count: usize) -> Figures {
+        example_with(arms, None, count)
+    }
+
+    pub(in crate::evaluate) fn example_with(
+        arms: &[Arm],
+        baseline: Option<Arm>,
+        count: usize,
+    ) -> Figures {
         let cases = cases(count);
         let mut records = Vec::new();
         for (at, &arm) in arms.iter().enumerate() {
@@ -420,7 +449,8 @@ pub(super) mod tests {
             left_out: 0,
             without_answers: 0,
             salted: true,
-            arms: compare(&cases, arms, &records, 0),
+            baseline,
+            arms: compare(&cases, arms, baseline, &records, 0),
             profile: None,
         }
     }
@@ -483,7 +513,7 @@ pub(super) mod tests {
         assert_eq!(difference["exact_match"]["verdict"], "not enough questions");
         assert_eq!(difference["reused"]["value"], 7.0);
         assert_eq!(difference["ttft_ms"]["value"], -0.9);
-        let expected = json!({"mean": -1.75, "less_retrieval": -0.25, "low": -0.25, "high": -0.25, "verdict": "worse", "questions": 36});
+        let expected = json!({"mean": -1.75, "less_retrieval": -0.25, "low": -0.25, "high": -0.25, "verdict": "worse", "less_baseline": null, "questions": 36});
         assert_eq!(arms[1]["answer_logprob"], expected);
         assert_eq!(arms[1]["answer_nats"]["mean"], -3.5);
         assert!(arms[0]["answer_logprob"]["low"].is_null());
@@ -508,20 +538,30 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn hints_elsewhere_are_compared_with_the_usual_one_too() {
-        let usual = Arm::by_name("ordered+hint").unwrap();
-        let end = Arm::by_name("ordered+hint:end").unwrap();
-        let figures = example(&[Arm::Retrieval, usual, end], 160);
+    fn arms_are_compared_with_the_baseline_too() {
+        let [usual, end] = ["ordered+hint", "ordered+hint:end"].map(|arm| Arm::by_name(arm).unwrap());
+        let figures = example_with(&[Arm::Retrieval, usual, end], Some(usual), 160);
         let table = figures.to_table();
-        let (_, compared) = table.split_once("\nless usual hint ").unwrap();
-        let lines: Vec<_> = compared.lines().skip(1).collect();
-        assert_eq!(lines.len(), 1, "{table}");
-        assert!(lines[0].starts_with("ordered+hint:end  -6.2 ["), "{table}");
+        let compared: Vec<_> = table.split("\nless ordered+hint ").collect();
+        assert_eq!(compared.len(), 3, "{table}");
+        for (part, row) in [
+            (compared[1], "ordered+hint:end      -0.250 [-0.250, -0.250]   worse"),
+            (compared[2], "ordered+hint:end  -6.2 ["),
+        ] {
+            let mut rows = part.lines().skip(1);
+            assert!(rows.next().unwrap().starts_with("retrieval  "), "{table}");
+            assert!(rows.next().unwrap().starts_with(row), "{table}");
+        }
         let json: Value = serde_json::from_str(&figures.to_json()).unwrap();
-        assert!(json["arms"][1]["difference_from_usual_hint"].is_null());
+        assert_eq!(json["baseline"], "ordered+hint");
+        assert!(json["arms"][1]["difference_from_baseline"].is_null());
+        assert!(json["arms"][1]["answer_logprob"]["less_baseline"].is_null());
         let difference = |of: &str| json["arms"][2][of]["exact_match"]["value"].clone();
-        assert_eq!(difference("difference_from_usual_hint"), -6.25);
+        assert_eq!(difference("difference_from_baseline"), -6.25);
         assert_eq!(difference("difference"), -12.5);
+        let likely = &json["arms"][2]["answer_logprob"];
+        assert_eq!(likely["less_baseline"]["value"], -0.25);
+        assert_eq!(likely["less_retrieval"], -0.5);
     }
 
     #[test]

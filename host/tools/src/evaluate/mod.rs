@@ -52,6 +52,7 @@ use foreword_ordering::{Config, RawConfig};
 use foreword_report::files;
 use foreword_report::progress;
 use fxhash::FxHashSet;
+use hint_place::HintPlace;
 use journal::{Journal, Record};
 use profile::Orders;
 use prompt::Prompts;
@@ -121,6 +122,9 @@ pub struct Options {
     /// Also put the order hint before the documents and behind the question, in the arms that have one
     #[arg(long)]
     hint_positions: bool,
+    /// Also compare each arm with this one, question by question; retrieval order always is compared with
+    #[arg(long, value_name = "ARM", value_parser = arm)]
+    baseline: Option<Arm>,
     /// Ask the first N questions only (of SQuAD's, N drawn at random)
     #[arg(long, value_name = "N")]
     questions: Option<NonZeroUsize>,
@@ -317,7 +321,14 @@ pub fn run(options: &Options) -> Result<()> {
         left_out: outcome.left_out.len(),
         without_answers: data.without_answers,
         salted: !options.no_cache_salt,
-        arms: compare::compare(&data.cases, &arms, &outcome.records, options.seed),
+        baseline: options.baseline,
+        arms: compare::compare(
+            &data.cases,
+            &arms,
+            options.baseline,
+            &outcome.records,
+            options.seed,
+        ),
         profile,
     };
     show(&figures, options)
@@ -413,14 +424,27 @@ fn arms(options: &Options, has_chats: bool) -> Result<Vec<Arm>> {
         arms.extend(Arm::POSITIONS);
     }
     if options.hint_positions {
-        let usual = Arm::all().filter_map(|arm| Some((arm, arm.with_usual_hint()?)));
-        let mut usual: Vec<_> = usual.collect();
-        usual.retain(|(_, usual)| arms.contains(usual));
+        let mut places = Vec::new();
+        for place in [HintPlace::Top, HintPlace::End] {
+            let of = [
+                (Arm::OrderedHint, Arm::OrderedHintAt(place)),
+                (Arm::DedupHint, Arm::DedupHintAt(place)),
+            ];
+            let with_hint = of.into_iter().filter(|(usual, _)| arms.contains(usual));
+            places.extend(with_hint.map(|(_, arm)| arm));
+        }
         ensure!(
-            !usual.is_empty(),
+            !places.is_empty(),
             "--hint-positions needs the arm ordered+hint or dedup+hint"
         );
-        arms.extend(usual.into_iter().map(|(arm, _)| arm));
+        arms.extend(places);
+    }
+    if let Some(baseline) = options.baseline {
+        ensure!(
+            arms.contains(&baseline),
+            "--baseline: {} is not among the arms",
+            baseline.name()
+        );
     }
     let named = (options.gateways.iter()).map(|(name, _)| Arm::Gateway(name));
     ensure!(

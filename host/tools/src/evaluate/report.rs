@@ -41,7 +41,7 @@ pub(super) fn page(figures: &Figures) -> Result<String> {
         ("hidden", hidden.to_owned()),
         ("rows", rows(figures)),
         ("compared", compared),
-        ("hint_places", hint_places(figures)),
+        ("baseline", baseline(figures)),
     ];
     let template = include_str!("report.html");
     Ok(foreword_report::page(TITLE, "", template, &values))
@@ -79,7 +79,7 @@ fn tiles(figures: &Figures) -> String {
     let Some(filter) = filter(figures) else {
         return String::new();
     };
-    let baseline = figures.baseline();
+    let baseline = figures.retrieval();
     let tile = |what: &str, value: fn(&Figure) -> String| {
         let was = baseline.map(|baseline| format!("{} in retrieval order", value(baseline)));
         tile(what, &value(filter), &was.unwrap_or_default())
@@ -253,18 +253,17 @@ fn rows(figures: &Figures) -> String {
     rows
 }
 
-/// Returns the table of arms with the order hint elsewhere, if there are any.
-fn hint_places(figures: &Figures) -> String {
-    let rows = compared(figures, |figure| figure.from_usual_hint.as_ref());
-    if rows.is_empty() {
-        return rows;
-    }
+/// Returns the table of differences from the baseline, if one was asked for and the model answered.
+fn baseline(figures: &Figures) -> String {
+    let rows = compared(figures, |figure| figure.from_baseline.as_ref());
+    let Some(baseline) = figures.baseline.filter(|_| !rows.is_empty()) else {
+        return String::new();
+    };
     format!(
-        "<div class=\"card\">\n<h2>Where the order hint stands</h2>\n<p class=\"soft\">Less the same arm with the hint \
-         where the gateway puts it, between documents and question. <code>:top</code>: before the documents; \
-         <code>:end</code>: behind the question.</p>\n<table>\n<thead><tr><th>arm</th><th>exact match [95 %]</th>\
+        "<div class=\"card\">\n<h2>Less {}</h2>\n<table>\n<thead><tr><th>arm</th><th>exact match [95 %]</th>\
          <th></th><th>contains [95 %]</th><th></th><th class=\"wide\">F1 [95 %]</th><th class=\"wide\"></th><th class=\"wide\">TTFT [95 %]</th></tr>\
-         </thead>\n<tbody>\n{rows}</tbody>\n</table>\n</div>\n"
+         </thead>\n<tbody>\n{rows}</tbody>\n</table>\n</div>\n",
+        baseline.name()
     )
 }
 
@@ -299,21 +298,23 @@ fn compared(figures: &Figures, of: fn(&Figure) -> Option<&Difference>) -> String
 #[cfg(test)]
 mod tests {
     use super::super::arm::Arm;
-    use super::super::figures::tests::example;
+    use super::super::figures::tests::{example, example_with};
     use super::super::profile;
     use super::*;
 
     #[test]
     fn the_page_is_filled_escaped_and_needs_nothing_from_outside() {
-        let mut figures = example(&Arm::all().collect::<Vec<_>>(), 12);
+        let arms = Arm::all().collect::<Vec<_>>();
+        let mut figures = example_with(&arms, Some(Arm::OrderedHint), 12);
         figures.model.push_str(" {{rows}}");
         figures.profile = Some(profile::tests::example(0.2, 0.0));
         let page = page(&figures).unwrap();
         assert_eq!(page.matches("{{").count(), page.matches("{{rows}}").count());
         assert!(page.contains("some &lt;data&gt;.json"));
-        let (_, places) = page.split_once("Where the order hint stands").unwrap();
-        let (places, _) = places.split_once("</table>").unwrap();
-        assert_eq!(places.matches("<tr><th>").count(), 1 + 4, "{places}");
+        let (_, less) = page.split_once("<h2>Less ordered+hint</h2>").unwrap();
+        let (less, _) = less.split_once("</table>").unwrap();
+        // A heading, and a row for each of the other arms.
+        assert_eq!(less.matches("<tr><th>").count(), arms.len(), "{less}");
         assert_eq!(page.matches("<svg").count(), 14);
         assert!(!page.contains(" hidden>"));
         let links = page
@@ -330,7 +331,7 @@ mod tests {
     fn an_evaluation_of_one_arm_makes_a_page() {
         for arm in [Arm::Retrieval, Arm::Random, Arm::GATEWAY] {
             let mut figures = example(&[arm], 1);
-            assert!(!page(&figures).unwrap().contains("order hint stands"));
+            assert!(!page(&figures).unwrap().contains("<h2>Less "));
             assert!(page(&figures).unwrap().contains(arm.name()));
             figures.arms[0].reused = None;
             assert!(page(&figures).unwrap().contains("does not tell"));

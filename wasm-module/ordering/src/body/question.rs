@@ -55,7 +55,7 @@ pub fn question<'a>(parsed: &Parsed<'a>) -> Result<Question<'a>, Skip> {
     let body = parsed.text;
     let text = match parsed.writable().and_then(|at| parsed.messages.get(at)) {
         Some(message) => text_in(body, message.content)?,
-        None => None,
+        None => Cow::Borrowed(""),
     };
     // The request that prefills the opening is a chat completion.
     let opening = match parsed.is_chat {
@@ -63,7 +63,7 @@ pub fn question<'a>(parsed: &Parsed<'a>) -> Result<Question<'a>, Skip> {
         false => Opening::default(),
     };
     Ok(Question {
-        text: text.filter(|text| !trimmed_ascii(text).is_empty()),
+        text: (!trimmed_ascii(&text).is_empty()).then_some(text),
         opening,
     })
 }
@@ -90,11 +90,11 @@ fn opening<'a>(parsed: &Parsed<'a>) -> Result<Opening<'a>, Skip> {
     })
 }
 
-/// Returns the unescaped text of a message's content, with its parts on separate lines; never `None`. Returns an error
-/// if the content is neither a string nor a list.
-fn text_in<'a>(body: &str, content: &'a str) -> Result<Option<Cow<'a, str>>, Skip> {
+/// Returns the unescaped text of a message's content, with its parts on separate lines. Returns an error if the content
+/// is neither a string nor a list.
+fn text_in<'a>(body: &str, content: &'a str) -> Result<Cow<'a, str>, Skip> {
     if let Some(text) = inner(content) {
-        return Ok(Some(unescaped(text)));
+        return Ok(unescaped(text));
     }
     let mut all = String::new();
     for part in elements(body, content)? {
@@ -113,7 +113,7 @@ fn text_in<'a>(body: &str, content: &'a str) -> Result<Option<Cow<'a, str>>, Ski
             all.push_str(&unescaped(text));
         }
     }
-    Ok(Some(Cow::Owned(all)))
+    Ok(Cow::Owned(all))
 }
 
 /// Returns the range in `body` of the field with this value (a substring of `body`), with the comma that would be left

@@ -240,7 +240,7 @@ fn tools(new: &Regions<'_>, old: &Regions<'_>) -> Option<Difference> {
 fn front(new: &Regions<'_>, old: &Regions<'_>) -> Option<Difference> {
     let at = first_mismatch(new.front, old.front)?;
     let start = new.start_of(new.front);
-    documents(new.front, old.front, start, at)
+    Some(documents(new.front, old.front, start, at))
 }
 
 fn system(sides: &Sides<'_>, new: &Regions<'_>, old: &Regions<'_>) -> Option<Difference> {
@@ -269,9 +269,7 @@ fn system(sides: &Sides<'_>, new: &Regions<'_>, old: &Regions<'_>) -> Option<Dif
             let segment = SegmentKind::Document;
             return Some(Difference::at(Cause::ContextMoved, segment, start + at));
         }
-        if let Some(found) = documents(new.system, old.system, start, at) {
-            return Some(found);
-        }
+        return Some(documents(new.system, old.system, start, at));
     }
     let [news, olds] =
         [new.system, old.system].map(|list| texts(list).copied().collect::<Vec<_>>());
@@ -462,7 +460,7 @@ fn differs_in_contexts(
 /// counted over all pieces of the new request. `None` if only the question differs.
 fn last(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Option<Difference> {
     if is_document_at(new.pieces, old.pieces, at) {
-        return documents(new.pieces, old.pieces, new.start, at);
+        return Some(documents(new.pieces, old.pieces, new.start, at));
     }
     let rest = |message: &Message<'_>| message.pieces.iter().skip(at).any(is_document);
     if !rest(new) || !rest(old) {
@@ -502,11 +500,8 @@ fn edited(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Diff
         return Difference::at(Cause::Whitespace, KIND, place);
     }
     let (one, other) = (new.pieces.get(at), old.pieces.get(at));
-    if one.is_some_and(is_document)
-        && other.is_some_and(is_document)
-        && let Some(found) = documents(new.pieces, old.pieces, new.start, at)
-    {
-        return found;
+    if one.is_some_and(is_document) && other.is_some_and(is_document) {
+        return documents(new.pieces, old.pieces, new.start, at);
     }
     if has_documents(new) != has_documents(old) {
         return Difference::at(Cause::ContextMoved, KIND, place);
@@ -522,11 +517,11 @@ fn edited(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Diff
 }
 
 /// Compares the documents among these pieces of two messages, which first differ at index `at`. `start` is the index of
-/// the first piece of `new`, counted over all pieces of the new request. The result is always `Some`.
-fn documents(new: &[Flat], old: &[Flat], start: usize, at: usize) -> Option<Difference> {
+/// the first piece of `new`, counted over all pieces of the new request.
+fn documents(new: &[Flat], old: &[Flat], start: usize, at: usize) -> Difference {
     const KIND: SegmentKind = SegmentKind::Document;
     let place = start + at.min(new.len().saturating_sub(1));
-    let found = |cause| Some(Difference::at(cause, KIND, place));
+    let found = |cause| Difference::at(cause, KIND, place);
     let of = |list: &[Flat]| -> Vec<Flat> {
         let documents = list.iter().filter(|flat| is_document(flat));
         documents.copied().collect()

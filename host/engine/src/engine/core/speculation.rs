@@ -84,11 +84,10 @@ impl Core {
     /// `None`, if their prompts are equal (and, if the earlier one's prompt is computed, the new one can run at once).
     /// Otherwise ends the earlier one, if there is one, and returns the new request for the queue.
     pub(super) fn join_speculation(&mut self, mut sequence: Sequence) -> Option<Sequence> {
-        let Some(id) = sequence.speculation else {
+        if sequence.speculation.is_none() {
             return Some(sequence);
-        };
-        let same_id =
-            |other: &Sequence| other.speculation == Some(id) && other.salt == sequence.salt;
+        }
+        let same_id = |other: &Sequence| other.has_speculation_of(&sequence);
         let is_guess = |held: &HeldPrefill| !held.is_joined() && same_id(&held.active.sequence);
         if let Some(at) = self.held.iter().position(is_guess) {
             let has_slot = self.running.len() + self.joined() < self.limits.max_running as usize;

@@ -51,7 +51,9 @@ impl SentContexts {
     /// Returns whether the continuation that `next` identifies gets this message's contexts (retrieved documents): it
     /// has claimed them, or may do so now.
     pub(crate) fn continues(&self, next: Chain) -> bool {
-        self.next.contains(&next) || self.open > 0 && !self.is_contested
+        let may_claim =
+            self.open > 0 && !self.is_contested && self.next.len() < MAX_CONTINUATIONS;
+        may_claim || self.next.contains(&next)
     }
 
     fn bytes(&self) -> u64 {
@@ -228,7 +230,7 @@ impl ContextMemory {
         let Some(known) = self.messages.get(&key) else {
             return;
         };
-        if !known.next.contains(&next) && known.next.len() < MAX_CONTINUATIONS {
+        if known.continues(next) && !known.next.contains(&next) {
             known.open = known.open.saturating_sub(1);
             known.next.push(next);
         }
@@ -238,8 +240,7 @@ impl ContextMemory {
 /// Estimated bytes that a recorded message occupies, without its text.
 const ENTRY_BYTES: u64 = 160;
 
-/// The maximum number of continuations recorded for one message. Further ones are not recorded, and do not count as
-/// claims of its contexts (retrieved documents).
+/// The maximum number of continuations that may claim one message's contexts (retrieved documents).
 const MAX_CONTINUATIONS: usize = 16;
 
 #[cfg(test)]
@@ -304,6 +305,21 @@ mod tests {
         memory.record(message(2, "a"));
         assert_eq!(may(&memory, 2, 5), Some("\"a\""));
         assert_eq!(may(&memory, 2, 6), None);
+    }
+
+    #[test]
+    fn continuations_beyond_the_bound_get_nothing() {
+        let mut memory = memory(10, 10_000);
+        for next in 0..20 {
+            memory.record(message(1, "a"));
+            if may(&memory, 1, next).is_some() {
+                memory.claim(hashed(1), Chain(next));
+            }
+        }
+        for next in 0..20 {
+            let gets = (next < MAX_CONTINUATIONS as u128).then_some("\"a\"");
+            assert_eq!(may(&memory, 1, next), gets, "{next}");
+        }
     }
 
     proptest! {
