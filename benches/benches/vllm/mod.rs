@@ -43,11 +43,7 @@ const DEPTH: usize = 10;
 /// Tokens in a page of vLLM's CPU build.
 const PAGE: u64 = 128;
 /// Policies measured with documents placed freely, beside [`PolicyKind::Foresight`].
-const OTHERS: [PolicyKind; 3] = [
-    PolicyKind::Sorted,
-    PolicyKind::Greedy,
-    PolicyKind::Longest,
-];
+const OTHERS: [PolicyKind; 3] = [PolicyKind::Sorted, PolicyKind::Greedy, PolicyKind::Longest];
 /// The cached share of [`PolicyKind::Foresight`] must be at least this many times that of the client's order where
 /// documents are placed freely.
 const FREE_MUST_HOLD: f64 = 3.3;

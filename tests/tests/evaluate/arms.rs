@@ -112,7 +112,10 @@ fn a_hint_that_cannot_stand_elsewhere_is_refused_before_anything_is_asked() {
         "{error}"
     );
     let error = refused(&["--arms", "retrieval", "--baseline", "ordered"]);
-    assert!(error.contains("--baseline: ordered is not among the arms"), "{error}");
+    assert!(
+        error.contains("--baseline: ordered is not among the arms"),
+        "{error}"
+    );
     let error = refused(&["--arms", "ordered+hint:before"]);
     assert!(
         error.contains("ordered+hint:top, ordered+hint:end"),

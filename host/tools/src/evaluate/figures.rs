@@ -155,7 +155,10 @@ impl Figures {
         let heading = format!("less {}", baseline.name());
         let _ = writeln!(table, "\n{heading:<22}nats a token [95 %]");
         for figure in &self.arms {
-            let less = figure.answer_logprob.as_ref().and_then(|of| of.less_baseline);
+            let less = figure
+                .answer_logprob
+                .as_ref()
+                .and_then(|of| of.less_baseline);
             if let Some((Estimate { value, interval }, verdict)) = less {
                 let less = in_nats(value, interval.low, interval.high);
                 let (arm, words) = (figure.arm.name(), verdict.words());
@@ -539,13 +542,17 @@ pub(super) mod tests {
 
     #[test]
     fn arms_are_compared_with_the_baseline_too() {
-        let [usual, end] = ["ordered+hint", "ordered+hint:end"].map(|arm| Arm::by_name(arm).unwrap());
+        let [usual, end] =
+            ["ordered+hint", "ordered+hint:end"].map(|arm| Arm::by_name(arm).unwrap());
         let figures = example_with(&[Arm::Retrieval, usual, end], Some(usual), 160);
         let table = figures.to_table();
         let compared: Vec<_> = table.split("\nless ordered+hint ").collect();
         assert_eq!(compared.len(), 3, "{table}");
         for (part, row) in [
-            (compared[1], "ordered+hint:end      -0.250 [-0.250, -0.250]   worse"),
+            (
+                compared[1],
+                "ordered+hint:end      -0.250 [-0.250, -0.250]   worse",
+            ),
             (compared[2], "ordered+hint:end  -6.2 ["),
         ] {
             let mut rows = part.lines().skip(1);

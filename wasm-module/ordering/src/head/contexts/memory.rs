@@ -51,8 +51,7 @@ impl SentContexts {
     /// Returns whether the continuation that `next` identifies gets this message's contexts (retrieved documents): it
     /// has claimed them, or may do so now.
     pub(crate) fn continues(&self, next: Chain) -> bool {
-        let may_claim =
-            self.open > 0 && !self.is_contested && self.next.len() < MAX_CONTINUATIONS;
+        let may_claim = self.open > 0 && !self.is_contested && self.next.len() < MAX_CONTINUATIONS;
         may_claim || self.next.contains(&next)
     }
 
