@@ -2,7 +2,7 @@
 //! gateway sends them.
 //!
 //! ```text
-//! FOREWORD_MTRAG=mtrag-un.jsonl cargo bench -p foreword-benches -- clients [--logs FOLDER]
+//! FOREWORD_MTRAG=mtrag-un.jsonl cargo bench -p foreword-benches -- clients [--logs FOLDER] [place=NAME]
 //! ```
 //!
 //! The file holds conversations of MT-RAG's unanswerable and follow-up set (IBM/mt-rag-benchmark, Apache-2.0), one a line:
@@ -25,6 +25,7 @@ use foreword_ordering::random::Random;
 use foreword_simulation::{Capacity, Logged, PromptReplay, PromptReuse};
 use forms::{Client, Context, Turn};
 use serde::Deserialize;
+use serde_json::{Value, json};
 
 /// A line of the file.
 #[derive(Deserialize)]
@@ -52,9 +53,6 @@ const PASSAGES: usize = 5;
 /// Conversations under way at once.
 const AT_ONCE: usize = 8;
 
-const CONFIG: &str =
-    r#"{"conversation":{"pin":true,"max_pinned_tokens":100000},"head":{"mode":"apply"}}"#;
-
 pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
     let Some(path) = std::env::var_os("FOREWORD_MTRAG").map(PathBuf::from) else {
         println!("skipped: FOREWORD_MTRAG names no file of MT-RAG's conversations");
@@ -65,6 +63,11 @@ pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
         return Ok(());
     }
     let logs = arguments.value("--logs").map(PathBuf::from);
+    let config = json!({
+        "conversation": {"pin": true, "max_pinned_tokens": 100_000},
+        "head": {"mode": "apply"},
+        "rank": arguments.rank(),
+    });
     let chats = chats(&std::fs::read_to_string(&path)?)?;
     let requests: usize = chats.iter().map(Vec::len).sum();
     println!(
@@ -82,10 +85,10 @@ pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
             let log = folder.join(format!("{}.jsonl", client.name()));
             std::fs::write(&log, bodies.join("\n") + "\n")
                 .with_context(|| log.display().to_string())?;
-            std::fs::write(folder.join("ordering.json"), CONFIG)?;
+            std::fs::write(folder.join("ordering.json"), config.to_string())?;
         }
-        let came = replayed(&bodies, PolicyKind::Retrieval, "{}")?;
-        let sent = replayed(&bodies, PolicyKind::Foresight, CONFIG)?;
+        let came = replayed(&bodies, PolicyKind::Retrieval, &json!({}))?;
+        let sent = replayed(&bodies, PolicyKind::Foresight, &config)?;
         println!(
             "| {} | {} | {} | {} | {:.2} | {:.1} % | {:.1} % |",
             client.name(),
@@ -101,8 +104,8 @@ pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
 }
 
 /// What a cache without a bound would do for these requests.
-fn replayed(bodies: &[String], kind: PolicyKind, config: &str) -> Result<PromptReuse> {
-    let raw = RawConfig::from_json(config.as_bytes())?;
+fn replayed(bodies: &[String], kind: PolicyKind, config: &Value) -> Result<PromptReuse> {
+    let raw = RawConfig::from_json(config.to_string().as_bytes())?;
     let mut replay = PromptReplay::new(raw, kind, Capacity::UNBOUNDED)?;
     for body in bodies {
         let logged = Logged::read(body.as_bytes()).map_err(|error| anyhow::anyhow!("{error}"))?;

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Asks one batch in four orders, in turns: what each order leaves to compute, and how long that takes.
 
-    batch_plans.py FOREWORD [--questions N] [--documents K] [--words W] [--kv-tokens T] [--out FILE]
+    batch_plans.py FOREWORD [--questions N] [--documents K] [--words W] [--kv-tokens T] [--place NAME]
+        [--out FILE]
 
 The batch: the handbook's questions, each with its K best documents, of which the first W words are sent. The orders:
 
@@ -63,8 +64,8 @@ def write(path, requests):
             file.write(json.dumps(line) + "\n")
 
 
-def bodies(foreword, folder, requests, arguments):
-    """The bodies that `foreword batch` sends for these requests, in its order."""
+def bodies(foreword, folder, requests, *arguments, policy="foresight", place="auto"):
+    """The bodies that `foreword batch` sends for these requests, in its order; `place` is the gateway's `rank.place`."""
     kept = []
 
     class Keeper(http.server.BaseHTTPRequestHandler):
@@ -86,8 +87,8 @@ def bodies(foreword, folder, requests, arguments):
     with tempfile.TemporaryDirectory(dir=folder) as place:
         path = pathlib.Path(place)
         write(path / "batch.jsonl", requests)
-        (path / "retrieval.json").write_text('{"policy": "retrieval"}')
-        command = [foreword, "batch", "batch.jsonl", "--out", "out.jsonl", "--concurrency", "1"]
+        (path / "ordering.json").write_text(json.dumps({"policy": policy, "rank": {"place": place}}))
+        command = [foreword, "batch", "batch.jsonl", "--ordering", "ordering.json", "--out", "out.jsonl", "--concurrency", "1"]
         command += ["--endpoint", f"http://127.0.0.1:{server.server_port}", *arguments]
         subprocess.run(command, cwd=path, check=True, stdout=subprocess.DEVNULL)
     server.shutdown()
@@ -146,6 +147,7 @@ def main():
     parser.add_argument("--documents", type=int, default=5)
     parser.add_argument("--words", type=int, default=60)
     parser.add_argument("--kv-tokens", type=int, default=8192)
+    parser.add_argument("--place", default="auto", help="the gateway's rank.place: auto (as shipped), free, last, …")
     parser.add_argument("--out", type=pathlib.Path)
     options = parser.parse_args()
     foreword = options.foreword.resolve()
@@ -155,14 +157,13 @@ def main():
         shutil.copy(ROOT / "examples/shapes/0.1b/config.json", folder)
         for name in ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]:
             shutil.copy(ROOT / "host/engine/fixtures/llama" / name, folder)
-        unmoved = ["--order", "input", "--ordering", "retrieval.json"]
         arms = {
-            "input": bodies(foreword, folder, requests, unmoved),
-            "gateway": bodies(foreword, folder, requests, ["--order", "input"]),
-            "plan": bodies(foreword, folder, requests, []),
+            "input": bodies(foreword, folder, requests, "--order", "input", policy="retrieval"),
+            "gateway": bodies(foreword, folder, requests, "--order", "input", place=options.place),
+            "plan": bodies(foreword, folder, requests, place=options.place),
         }
         if (planned := contextpilot(folder, requests)) is not None:
-            arms["contextpilot"] = bodies(foreword, folder, planned, unmoved)
+            arms["contextpilot"] = bodies(foreword, folder, planned, "--order", "input", policy="retrieval")
         servers = {arm: serve(foreword, folder, options) for arm in arms}
         try:
             connections = {arm: http.client.HTTPConnection("127.0.0.1", port) for arm, (_, port) in servers.items()}

@@ -232,6 +232,7 @@ def main():
     parser.add_argument("--words", type=int, default=40)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--kv-tokens", type=int, default=65536)
+    parser.add_argument("--place", default="auto", help="the gateway's rank.place: auto (as shipped), free, last, …")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=pathlib.Path, help="folder for the checkpoint, kept for --engine")
     parser.add_argument("--out", type=pathlib.Path)
@@ -263,10 +264,10 @@ def main():
                 servers.append(Server(name, urllib.parse.urlparse(url).netloc))
             for server in servers:
                 server.wait()
-            unmoved = ["--order", "input", "--ordering", "retrieval.json"]
+            common = (options.foreword, folder, requests, "--order", "input")
             orders = {
-                "client's order": prompts(servers[0], bodies(options.foreword, folder, requests, unmoved)),
-                "gateway's order": prompts(servers[0], bodies(options.foreword, folder, requests, ["--order", "input"])),
+                "client's order": prompts(servers[0], bodies(*common, policy="retrieval")),
+                "gateway's order": prompts(servers[0], bodies(*common, place=options.place)),
             }
             check_same_answers(servers, orders["client's order"][:3])
             arms = {f"{server.name}, {order}": (server, ids) for server in servers for order, ids in orders.items()}

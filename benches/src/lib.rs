@@ -10,6 +10,7 @@ use std::str::FromStr;
 
 use anyhow::{Result, ensure};
 use foreword_simulation::workload;
+use serde_json::{Value, json};
 
 /// The documents' numbers in a trace of [Zipf topics](workload::zipf_topics).
 #[must_use]
@@ -97,6 +98,13 @@ impl Arguments {
             "" => self.words.get(at + 1).map(String::as_str),
             rest => rest.strip_prefix('='),
         })
+    }
+
+    /// Returns the gateway's `ordering.rank` with the setting `place=NAME` (`free`, `last`, `first`, `ends`); without it
+    /// `auto`, as shipped.
+    #[must_use]
+    pub fn rank(&self) -> Value {
+        json!({"place": self.value("place").unwrap_or("auto")})
     }
 
     /// Returns the [value](Self::value) of `name` as a number.

@@ -18,6 +18,7 @@ use foreword_ordering::feed::{Event, TenantKey};
 use foreword_ordering::random::Random;
 use foreword_ordering::{EngineCandidate, EngineId, Orderer, PeerUpdate, Residency};
 use foreword_simulation::{Capacity, Trace};
+use serde_json::Value;
 
 use super::simulated::{
     Decision, Engine, FIXED, PROMPTS, RATE, decide, orderer, tokens_of, traces,
@@ -45,6 +46,7 @@ enum Hears {
 
 /// Prints a table for each trace and size of fleet.
 pub(crate) fn compare(arguments: &Arguments) {
+    let rank = arguments.rank();
     let (fleets, per_engine): (&[usize], usize) = if arguments.benching {
         (&FLEETS, REQUESTS_PER_ENGINE)
     } else {
@@ -70,7 +72,7 @@ pub(crate) fn compare(arguments: &Arguments) {
             for gateways in GATEWAYS {
                 let [alone, feeds, records] =
                     [Hears::Nothing, Hears::Feeds, Hears::Records].map(|hears| {
-                        let (cached, mean_ms) = run(&trace, gateways, engines, hears);
+                        let (cached, mean_ms) = run(&trace, gateways, engines, hears, &rank);
                         format!("{:.1} % / {mean_ms:.0} ms", cached * 100.0)
                     });
                 println!("| {gateways} | {alone} | {feeds} | {records} |");
@@ -108,10 +110,10 @@ impl Ord for Message {
 }
 
 /// The share of document tokens that was cached, and the mean time to the first token in milliseconds.
-fn run(trace: &Trace, gateways: usize, count: usize, hears: Hears) -> (f64, f64) {
+fn run(trace: &Trace, gateways: usize, count: usize, hears: Hears, rank: &Value) -> (f64, f64) {
     let capacity = Capacity::of_prompts(PROMPTS, trace);
     let mut engines: Vec<Engine> = (0..count).map(|_| Engine::new(capacity)).collect();
-    let mut orderers: Vec<Orderer> = (0..gateways).map(|_| orderer(capacity, 1)).collect();
+    let mut orderers: Vec<Orderer> = (0..gateways).map(|_| orderer(capacity, 1, rank)).collect();
     // By gateway and engine: between which times it counts a request, and the request's uncached tokens.
     let mut loads = vec![vec![Vec::<(f64, f64, u64)>::new(); count]; gateways];
     let mut messages: BinaryHeap<Reverse<Message>> = BinaryHeap::new();

@@ -261,8 +261,10 @@ fn run(
 ) -> Result<()> {
     let model = Model::asked_for(arguments)?;
     let arms = arms.iter();
-    let variants =
-        arms.map(|&(name, router, ordered)| Variant::start(name, router, ordered, scale, &model));
+    let rank = arguments.rank();
+    let variants = arms.map(|&(name, router, ordered)| {
+        Variant::start(name, router, ordered, scale, &model, &rank)
+    });
     let mut variants: Vec<Variant> = variants.collect::<Result<_>>()?;
     for variant in &mut variants {
         variant.before = variant.cpu_times()?;
@@ -320,6 +322,7 @@ impl Variant {
         ordered: bool,
         scale: Scale,
         model: &Model,
+        rank: &Value,
     ) -> Result<Self> {
         let binary = host_binary("release")?;
         let events: Vec<EventPorts> = (0..ENGINES)
@@ -360,12 +363,13 @@ impl Variant {
             })
             .collect();
         let agreement = json!({"gateways": hears == Hears::Records});
+        let ordering = json!({"rank": rank});
         let plugin = match (ordered, router) {
             (false, _) => None,
             (true, Router::Foreword | Router::Gateways(..)) => {
-                Some(json!({"engines": engines, "agreement": agreement}))
+                Some(json!({"ordering": ordering, "engines": engines, "agreement": agreement}))
             }
-            (true, _) => Some(json!({})),
+            (true, _) => Some(json!({"ordering": ordering})),
         };
         let peer = match router {
             Router::Peer(peer) => Some(RunningPeer::start(peer, &hosts, &events).context(name)?),

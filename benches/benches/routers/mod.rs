@@ -2,7 +2,7 @@
 //!
 //! `cargo bench -p foreword-benches -- routers [simulated|gateways|hosts|gateways-real|peers]`; `engines=64` restricts the second;
 //! `small`, `requests=300` and `k=8` (the traces of that many documents) make the last two shorter; `wide` has the real hosts serve a
-//! model whose MLP is wide.
+//! model whose MLP is wide; `place=free` places documents freely.
 
 mod gateways;
 mod hosts;
@@ -17,7 +17,7 @@ const ENGINES: usize = 3;
 
 pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
     if arguments.has("simulated") {
-        simulated::compare(arguments.benching);
+        simulated::compare(arguments);
     }
     if arguments.has("gateways") {
         gateways::compare(arguments);

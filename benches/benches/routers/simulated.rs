@@ -13,14 +13,14 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use foreword_benches::xquad;
+use foreword_benches::{Arguments, xquad};
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::random::Random;
 use foreword_ordering::{
     Config, EngineCandidate, EngineId, Orderer, Rewrite, RewriteOptions, Tenant,
 };
 use foreword_simulation::{Capacity, EngineCache, Request, Retrieved, Trace, workload};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::text_prefix::{self, TextPrefix};
 use super::{ENGINES, in_turn};
@@ -120,9 +120,10 @@ pub(crate) fn traces() -> Vec<(&'static str, Generator)> {
     traces
 }
 
-/// Prints a table for each trace and load; short ones unless `benching`.
-pub(crate) fn compare(benching: bool) {
-    let requests = if benching { REQUESTS } else { 60 };
+/// Prints a table for each trace and load; short ones unless the bench is to measure.
+pub(crate) fn compare(arguments: &Arguments) {
+    let requests = if arguments.benching { REQUESTS } else { 60 };
+    let rank = arguments.rank();
     for (name, trace) in &traces() {
         for (load, label) in [
             (Load::Share(0.4), "40 % load"),
@@ -139,7 +140,7 @@ pub(crate) fn compare(benching: bool) {
             println!("| --- | --- | ---: | ---: | ---: | ---: | ---: |");
             for (router, ordering, label) in ROWS {
                 let runs: Vec<Figures> = SEEDS
-                    .map(|seed| run(&trace(seed, requests), router, ordering, load, seed))
+                    .map(|seed| run(&trace(seed, requests), router, ordering, &rank, load, seed))
                     .collect();
                 let mean = |figure: fn(&Figures) -> f64| {
                     runs.iter().map(figure).sum::<f64>() / runs.len() as f64
@@ -252,7 +253,14 @@ impl Arrivals {
     }
 }
 
-fn run(trace: &Trace, router: Router, ordering: Ordering, load: Load, seed: u64) -> Figures {
+fn run(
+    trace: &Trace,
+    router: Router,
+    ordering: Ordering,
+    rank: &Value,
+    load: Load,
+    seed: u64,
+) -> Figures {
     let capacity = Capacity::of_prompts(PROMPTS, trace);
     let mut engines: Vec<Engine> = (0..ENGINES).map(|_| Engine::new(capacity)).collect();
     let trees = if ordering == Ordering::Before {
@@ -260,7 +268,7 @@ fn run(trace: &Trace, router: Router, ordering: Ordering, load: Load, seed: u64)
     } else {
         1
     };
-    let mut orderer = orderer(capacity, trees as u64);
+    let mut orderer = orderer(capacity, trees as u64, rank);
     let mut texts = TextPrefix::default();
     let tokens: u64 = trace.iter().map(tokens_of).sum();
     let mut arrivals = Arrivals::new(load, trace, seed);
@@ -320,9 +328,10 @@ fn run(trace: &Trace, router: Router, ordering: Ordering, load: Load, seed: u64)
     }
 }
 
-/// An orderer whose trees know as much as so many engines hold.
-pub(crate) fn orderer(capacity: Capacity, engines: u64) -> Orderer {
+/// An orderer whose trees know as much as so many engines hold, with this `rank`.
+pub(crate) fn orderer(capacity: Capacity, engines: u64, rank: &Value) -> Orderer {
     let config = json!({
+        "rank": rank,
         "hint": {"enabled": false},
         "tree": {"max_tokens": capacity.tokens.unwrap_or(0) * engines},
         // The same question may come again, and is no chat.

@@ -30,8 +30,9 @@ enum Broken {
 }
 
 /// Prints the table. Returns whether each broken head, stabilised, is cached as an unbroken one is.
-pub(crate) fn heads(vllm: &Vllm, corpus: &Corpus, requests: usize) -> Result<bool> {
-    let unbroken = share(vllm, &bodies(corpus, requests, Broken::Nothing), "report")?;
+pub(crate) fn heads(vllm: &Vllm, corpus: &Corpus, requests: usize, rank: &Value) -> Result<bool> {
+    let share = |bodies: &[String], mode| share(vllm, bodies, mode, rank);
+    let unbroken = share(&bodies(corpus, requests, Broken::Nothing), "report")?;
     println!(
         "\n| head | as it comes | stabilised | below the unbroken |\n| --- | ---: | ---: | ---: |\n\
          | unbroken | {unbroken:.1} % | | |"
@@ -45,8 +46,8 @@ pub(crate) fn heads(vllm: &Vllm, corpus: &Corpus, requests: usize) -> Result<boo
         ("the user's name and desk at the end", Broken::User),
     ] {
         let bodies = bodies(corpus, requests, broken);
-        let came = share(vllm, &bodies, "report")?;
-        let stabilised = share(vllm, &bodies, "apply")?;
+        let came = share(&bodies, "report")?;
+        let stabilised = share(&bodies, "apply")?;
         let below = unbroken - stabilised;
         println!("| {name} | {came:.1} % | {stabilised:.1} % | {below:.1} |");
         holds &= below <= MUST_HOLD;
@@ -55,11 +56,11 @@ pub(crate) fn heads(vllm: &Vllm, corpus: &Corpus, requests: usize) -> Result<boo
     Ok(holds)
 }
 
-/// Returns the cached share of all prompt tokens, in percent, with the filter's default order and this `head.mode`.
-fn share(vllm: &Vllm, bodies: &[String], mode: &str) -> Result<f64> {
+/// Returns the cached share of all prompt tokens, in percent, with this `rank` and `head.mode`.
+fn share(vllm: &Vllm, bodies: &[String], mode: &str, rank: &Value) -> Result<f64> {
     vllm.reset()?;
     let options = GatewayOptions {
-        plugin: Some(json!({"ordering": {"head": {"mode": mode}}})),
+        plugin: Some(json!({"ordering": {"head": {"mode": mode}, "rank": rank}})),
         ..GatewayOptions::new(vllm.address)
     };
     let gateway = Gateway::start(&options)?;
