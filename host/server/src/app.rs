@@ -1,11 +1,11 @@
 //! The state that all HTTP handlers share.
 
-use crate::api::grammars;
 use crate::batches::Batches;
 use crate::canary::Canary;
 use crate::connections::Book;
 use crate::failure::Failure;
 use crate::gate::Gate;
+use crate::grammars;
 use crate::keys::ApiKeys;
 use crate::kv::http::Readers;
 use crate::metrics::Metrics;

@@ -239,6 +239,10 @@ impl Drop for Pass {
     }
 }
 
+/// Time for which a resource (connections, requests in flight, or permits of workers) must be used up, without any of
+/// it becoming free, until `/readyz` returns 503.
+pub const EXHAUSTED_AFTER: Duration = Duration::from_secs(10);
+
 #[cfg(test)]
 mod tests {
     use super::*;

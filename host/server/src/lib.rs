@@ -4,6 +4,7 @@
 //!  main ── arguments ──▶ serve: bind, open, stop
 //!                          │ phases and number of requests: gate
 //!  client ──HTTP──▶ api ───┤
+//!                          │ bodies within bounds, unknown routes and keys refused: http
 //!                          │ bytes -> checked request: request
 //!                          │ checked request -> tokens -> generation: model
 //!                          │ generation -> pieces of text, usage, timings: answer
@@ -22,6 +23,8 @@ mod canary;
 pub mod device;
 pub mod failure;
 pub mod gate;
+pub mod grammars;
+mod http;
 mod ids;
 pub mod keys;
 pub mod kv;

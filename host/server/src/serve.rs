@@ -1,13 +1,13 @@
 //! A server's life cycle: it listens at once, serves requests when the model is loaded, and finishes those in flight
 //! when it is stopped.
 
-use crate::api::grammars::Admission;
 use crate::api::{self, router};
 use crate::app::{App, DropIn, Limits};
 use crate::batches::{self, Access as BatchAccess, Batches};
 use crate::canary::Canary;
 use crate::connections::{Book, Bounds};
 use crate::gate::{Gate, Phase};
+use crate::grammars::Admission;
 use crate::keys::ApiKeys;
 use crate::kv::http::{Access, Readers, Source};
 use crate::kv::publisher::{self, Publisher};

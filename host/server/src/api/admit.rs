@@ -2,11 +2,11 @@
 //! time limit.
 
 use super::App;
-use super::body::{self, Bounds};
 use crate::answer::TimeLimit;
 use crate::canary::blocking;
 use crate::failure::Failure;
-use crate::gate::{Gate, Pass};
+use crate::gate::Pass;
+use crate::http::body::{self, Bounds};
 use axum::body::Bytes;
 use axum::extract::Request;
 use std::sync::Arc;
@@ -32,32 +32,8 @@ pub(super) async fn admit(app: &Arc<App>, request: Request) -> Result<Admitted, 
         max_bytes: app.limits.max_body_bytes,
         time: app.limits.body_time.min(time.limit),
     };
-    let (body, pass) = through(&app.gate, request, bounds, time.arrival).await?;
+    let (body, pass) = body::admit(&app.gate, request, bounds, time.arrival).await?;
     Ok(Admitted { body, pass, time })
-}
-
-/// Reads the body of a request that arrived at `arrival`, and admits the request through `gate`.
-///
-/// # Errors
-/// Returns the failures of the gate and of [`body::read`].
-pub(crate) async fn through(
-    gate: &Arc<Gate>,
-    request: Request,
-    bounds: Bounds,
-    arrival: Instant,
-) -> Result<(Bytes, Pass), Failure> {
-    let mut arriving = match gate.arrive() {
-        Ok(arriving) => arriving,
-        Err(failure) => {
-            body::discard(request).await;
-            return Err(failure);
-        }
-    };
-    let body = tokio::select! {
-        body = body::read(request, bounds, arrival) => body?,
-        () = arriving.cut() => return Err(Failure::Stopping),
-    };
-    Ok((body, arriving.enter()?))
 }
 
 /// Admits a request with the body `body` that the server sends itself.

@@ -2,10 +2,10 @@
 
 use super::App;
 use super::admit::{Admitted, admit};
-use super::body;
 use super::files::{self, Page, owner, store};
 use crate::batches::{BatchRecord, RequestCounts, Status, Store, WINDOW, WINDOW_SECONDS, now};
 use crate::failure::{Failure, clip};
+use crate::http::body;
 use axum::Json;
 use axum::extract::{Path, RawQuery, Request, State};
 use axum::http::HeaderMap;

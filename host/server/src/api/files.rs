@@ -3,9 +3,9 @@
 //! An upload is written to disk as it arrives, at the minimum rate of any body; memory holds only a chunk of it.
 
 use super::App;
-use super::body::{self, Bounds};
 use crate::batches::{Batches, FileRecord, Store, Upload, now};
 use crate::failure::{Failure, clip};
+use crate::http::body::{self, Bounds};
 use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, RawQuery, Request, State};

@@ -31,21 +31,18 @@
 //!   observe (request id, log span, count) ─▶ authorize (routes with a key) ─▶ handler ─▶ Failure or response
 //! ```
 
-pub(crate) mod admit;
+mod admit;
 mod batches;
-pub(crate) mod body;
 mod dialect;
 pub mod drop_in;
 mod embeddings;
 mod files;
 mod generate;
-pub mod grammars;
 mod logprobs;
 mod messages;
 mod models;
 mod prefill;
 mod probes;
-pub(crate) mod refusals;
 mod responses;
 mod retrieve;
 mod shape;
@@ -54,10 +51,10 @@ mod tokens;
 
 pub use crate::app::{App, Limits};
 pub use crate::canary::Canary;
-pub use probes::EXHAUSTED_AFTER;
 
 use self::dialect::{Api, Dialect};
 use self::drop_in::Operators;
+use crate::http::refusals;
 use crate::kv;
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};

@@ -2,7 +2,7 @@
 
 use super::App;
 use crate::failure::Failure;
-use crate::gate::Phase;
+use crate::gate::{EXHAUSTED_AFTER, Phase};
 use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -10,7 +10,6 @@ use axum::response::IntoResponse;
 use foreword_engine::engine::Health;
 use serde_json::{Value, json};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// `GET /healthz`: returns 200, except 503 if the engine has crashed while the server is running, so that an
 /// orchestrator can restart it.
@@ -64,10 +63,6 @@ fn exhausted(app: &App) -> Vec<&'static str> {
     let taken = places.into_iter().filter(|(_, is_taken)| *is_taken);
     taken.map(|(name, _)| name).collect()
 }
-
-/// Time for which a resource (connections, requests in flight, or permits of workers) must be used up, without any of
-/// it becoming free, until `/readyz` returns 503.
-pub const EXHAUSTED_AFTER: Duration = Duration::from_secs(10);
 
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<impl IntoResponse, Failure> {
     // The store of batches may be writing to disk.

@@ -20,12 +20,11 @@
 use super::metrics::Metrics;
 use super::prompts::{Prompts, Reading, has_salt};
 use super::residency::Residency;
-use crate::api::admit::through;
-use crate::api::{EXHAUSTED_AFTER, body, refusals};
 use crate::canary::Canary;
 use crate::connections::Book;
 use crate::failure::Failure;
-use crate::gate::{Gate, Pass, Phase};
+use crate::gate::{EXHAUSTED_AFTER, Gate, Pass, Phase};
+use crate::http::{body, refusals};
 use crate::keys::ApiKeys;
 use crate::kv::http::{self as feed, Readers};
 use crate::kv::place::PATH_HEADER;
@@ -110,7 +109,7 @@ async fn arrived(app: &App, request: Request) -> Result<(Bytes, Pass), Failure> 
         max_bytes: app.max_body_bytes,
         time: app.body_time,
     };
-    through(&app.gate, request, bounds, Instant::now()).await
+    body::admit(&app.gate, request, bounds, Instant::now()).await
 }
 
 /// Handles a copied request on a blocking thread: searches it for a salt and, if it has the header that names the order

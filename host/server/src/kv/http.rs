@@ -28,9 +28,9 @@ pub use super::readers::{Access, MAX_READERS, Readers, Source};
 
 use super::query::{self, MAX_WAIT, number, read, wait};
 use super::{records, wire};
-use crate::api::refusals;
 use crate::failure::Failure;
 use crate::gate::Phase;
+use crate::http::refusals;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, header};
 use axum::middleware::from_fn_with_state;

@@ -22,9 +22,9 @@
 use super::pushes::RATE_BYTES;
 use super::query::{self, number, read, wait};
 use super::readers::Readers;
-use crate::api::body;
 use crate::failure::{Failure, SOON, clip};
 use crate::gate::Phase;
+use crate::http::body;
 use axum::Json;
 use axum::extract::{Request, State};
 use foreword_ordering::PeerUpdate;

@@ -2,11 +2,13 @@
 
 use crate::connections::{self, Arriving, Connection};
 use crate::failure::{Failure, clip};
+use crate::gate::{Gate, Pass};
 use axum::body::{BodyDataStream, Bytes};
 use axum::extract::Request;
 use axum::http::{HeaderMap, header};
 use futures_util::{Stream, StreamExt};
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, Sleep, timeout_at};
 
@@ -50,6 +52,30 @@ pub(crate) async fn read(
         Ok(outcome) => outcome,
         Err(_) => Err(Failure::BodyTimeout { limit: bounds.time }),
     }
+}
+
+/// Reads the body of a request that arrived at `arrival`, and admits the request through `gate`.
+///
+/// # Errors
+/// Returns the failures of the gate and of [`read`].
+pub(crate) async fn admit(
+    gate: &Arc<Gate>,
+    request: Request,
+    bounds: Bounds,
+    arrival: Instant,
+) -> Result<(Bytes, Pass), Failure> {
+    let mut arriving = match gate.arrive() {
+        Ok(arriving) => arriving,
+        Err(failure) => {
+            discard(request).await;
+            return Err(failure);
+        }
+    };
+    let body = tokio::select! {
+        body = read(request, bounds, arrival) => body?,
+        () = arriving.cut() => return Err(Failure::Stopping),
+    };
+    Ok((body, arriving.enter()?))
 }
 
 /// Returns the body as a stream of chunks, with the size and rate limits of [`read`] and the time limit counted from
