@@ -10,7 +10,7 @@ use clap::Args;
 
 use crate::setup;
 use crate::step::Step;
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, output};
 
 /// The programs that `foreword` runs for some subcommands, each a package of the same name: the external processor,
 /// then the rehearsal.
@@ -219,11 +219,7 @@ pub(crate) fn for_release(workspace: &Workspace) -> Result<Shipped> {
 
 /// The target that this machine's compiler builds for.
 pub(crate) fn host_triple() -> Result<String> {
-    let output = Command::new("rustc")
-        .arg("-vV")
-        .output()
-        .context("rustc cannot be started")?;
-    let text = String::from_utf8_lossy(&output.stdout);
+    let text = output(Command::new("rustc").arg("-vV"))?;
     let line = text.lines().find_map(|line| line.strip_prefix("host: "));
     Ok(line.context("rustc -vV names no host")?.to_owned())
 }

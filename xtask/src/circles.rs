@@ -18,7 +18,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, output};
 use graph::Graph;
 use source::Source;
 
@@ -28,14 +28,11 @@ type Module = Vec<String>;
 /// Returns an error that names the files if files of a crate use each other in a circle.
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     let root = workspace.root();
-    let output = Command::new("git")
-        .args(["ls-files", "--cached", "--others", "--exclude-standard"])
+    let mut list = Command::new("git");
+    list.args(["ls-files", "--cached", "--others", "--exclude-standard"])
         .arg("*.rs")
-        .current_dir(root)
-        .output()
-        .context("git cannot be started")?;
-    ensure!(output.status.success(), "`git ls-files` failed");
-    let listed = String::from_utf8(output.stdout).context("a file's name is not UTF-8")?;
+        .current_dir(root);
+    let listed = output(&mut list)?;
     let mut crates: BTreeMap<&str, BTreeMap<Module, Source>> = BTreeMap::new();
     // A library comes before the program of its package, which has another root.
     for path in listed.lines() {

@@ -20,7 +20,7 @@ use clap::Args;
 
 use crate::build::host_triple;
 use crate::step::Step;
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, output};
 
 /// What to fuzz, and for how long.
 #[derive(Args)]
@@ -69,9 +69,7 @@ fn build(workspace: &Workspace) -> Result<PathBuf> {
 
 /// Returns the requested targets; if none, all of the program's.
 fn chosen(program: &Path, asked: &[String]) -> Result<Vec<String>> {
-    let output = Command::new(program).env_remove("FOREWORD_FUZZ").output();
-    let output = output.with_context(|| format!("{} cannot be started", program.display()))?;
-    let known = String::from_utf8(output.stdout)?;
+    let known = output(Command::new(program).env_remove("FOREWORD_FUZZ"))?;
     let known: Vec<String> = known.lines().map(str::to_owned).collect();
     if let Some(unknown) = asked.iter().find(|name| !known.contains(name)) {
         bail!("{unknown} is no target, they are {}", known.join(", "));

@@ -24,7 +24,7 @@ use clap::Args;
 
 use crate::oci::{self, Entry, Image, read};
 use crate::step::Step;
-use crate::workspace::{Workspace, empty_folder};
+use crate::workspace::{Workspace, empty_folder, output};
 use crate::{build, image, kernels, setup};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -138,19 +138,12 @@ fn packed(image: Image) -> Result<Vec<u8>> {
 
 /// Returns the tracked documents and configurations in a release, as paths from the root.
 fn documents(workspace: &Workspace) -> Result<Vec<String>> {
-    let output = Command::new("git")
-        .args(["ls-files", "-z", "--"])
+    let mut list = Command::new("git");
+    list.args(["ls-files", "-z", "--"])
         .args(["gateway-config", "docs", "LICENSE", "*.md"])
         .args([":!:tests", ":!:benches"])
-        .current_dir(workspace.root())
-        .output()
-        .context("git cannot be started")?;
-    ensure!(
-        output.status.success(),
-        "git ls-files: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let names = String::from_utf8(output.stdout)?;
+        .current_dir(workspace.root());
+    let names = output(&mut list)?;
     let names = names.split_terminator('\0').map(ToOwned::to_owned);
     let names: Vec<String> = names.collect();
     ensure!(
@@ -194,16 +187,11 @@ fn components(workspace: &Workspace, folder: &str, target: &str) -> Result<Vec<u
 
 /// Returns the time of the checked-out commit, in seconds since 1970.
 fn commit_time(workspace: &Workspace) -> Result<String> {
-    let output = Command::new("git")
-        .args(["log", "-1", "--format=%ct"])
-        .current_dir(workspace.root())
-        .output()
-        .context("git cannot be started")?;
-    ensure!(
-        output.status.success(),
-        "a release is made in a git checkout"
-    );
-    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
+    let mut log = Command::new("git");
+    log.args(["log", "-1", "--format=%ct"])
+        .current_dir(workspace.root());
+    let time = output(&mut log).context("a release is made in a git checkout")?;
+    Ok(time.trim().to_owned())
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Locations: the repository's root, cargo's target folder, and the folder of downloaded tools.
 
 use std::env;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -32,16 +33,9 @@ struct Package {
 impl Workspace {
     /// Returns the locations as cargo reports them; it knows `CARGO_TARGET_DIR` and the user's configuration.
     pub(crate) fn find() -> Result<Self> {
-        let output = cargo()
-            .args(["metadata", "--no-deps", "--format-version", "1"])
-            .output()
-            .context("cargo metadata cannot be started")?;
-        ensure!(
-            output.status.success(),
-            "cargo metadata: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        let metadata: Metadata = serde_json::from_slice(&output.stdout)?;
+        let mut ask = cargo();
+        ask.args(["metadata", "--no-deps", "--format-version", "1"]);
+        let metadata: Metadata = serde_json::from_str(&output(&mut ask)?)?;
         Ok(Self {
             root: metadata.workspace_root,
             target: metadata.target_directory,
@@ -98,6 +92,21 @@ pub(crate) fn cargo() -> Command {
         }
     }
     command
+}
+
+/// Runs a command without printing it, and returns what it prints.
+///
+/// # Errors
+/// Returns an error with the command's first two words if it cannot be started, fails, or prints other than UTF-8.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let output = command.output();
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let words: Vec<_> = words.take(2).map(OsStr::to_string_lossy).collect();
+    let name = words.join(" ");
+    let output = output.with_context(|| format!("{name} cannot be started"))?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{name}: {errors}");
+    String::from_utf8(output.stdout).with_context(|| format!("{name} prints other than UTF-8"))
 }
 
 /// Removes what `folder` contains, and creates it if it is missing.

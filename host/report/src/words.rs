@@ -26,6 +26,21 @@ pub fn grouped(value: u64) -> String {
     text
 }
 
+/// Returns a section of a terminal's text: a blank line, `heading`, and `lines` without spaces at their ends; nothing if
+/// there are no lines.
+#[must_use]
+pub fn section(heading: &str, lines: impl IntoIterator<Item = String>) -> String {
+    let mut section = String::new();
+    for line in lines {
+        if section.is_empty() {
+            section = format!("\n{heading}\n");
+        }
+        section += line.trim_end();
+        section.push('\n');
+    }
+    section
+}
+
 /// Escapes `text` for HTML.
 #[must_use]
 pub fn escaped(text: &str) -> String {

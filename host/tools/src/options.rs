@@ -1,7 +1,7 @@
 //! Command-line options that several tools have: parsers, and the variables and files that the options name.
 
 use anyhow::{Context, Result, bail};
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::value_parser;
 use foreword_ordering::{Config, RawConfig};
 use foreword_simulation::BatchOrder;
@@ -27,10 +27,36 @@ pub(crate) fn concurrency() -> impl TypedValueParser<Value = usize> {
 /// Parses the order of a batch's requests, `plan` or `input`.
 #[must_use]
 pub fn batch_order() -> impl TypedValueParser<Value = BatchOrder> {
-    PossibleValuesParser::new(["plan", "input"]).map(|name| match &*name {
-        "plan" => BatchOrder::Plan,
-        _ => BatchOrder::Input,
+    one_of([
+        ("plan", "", BatchOrder::Plan),
+        ("input", "", BatchOrder::Input),
+    ])
+}
+
+/// Parses the name of one of these values. Each has a name and a text for the help, which may be empty.
+#[must_use]
+pub fn one_of<T: Copy + Send + Sync + 'static, const N: usize>(
+    values: [(&'static str, &'static str, T); N],
+) -> impl TypedValueParser<Value = T> {
+    let shown = values.map(|(name, help, _)| match help {
+        "" => PossibleValue::new(name),
+        help => PossibleValue::new(name).help(help),
+    });
+    PossibleValuesParser::new(shown).try_map(move |name| {
+        let found = values.iter().find(|(known, ..)| *known == name);
+        found.map(|(.., value)| *value).ok_or("it has no value")
     })
+}
+
+/// Parses the name of one of `all`, of which the error lists the names.
+pub(crate) fn named<T: Copy, const N: usize>(
+    all: [T; N],
+    name: fn(T) -> &'static str,
+) -> impl Fn(&str) -> Result<T, String> + Clone {
+    move |text| {
+        let found = all.into_iter().find(|value| name(*value) == text);
+        found.ok_or_else(|| format!("it must be one of {}", all.map(name).join(", ")))
+    }
 }
 
 /// Returns the API key in the environment variable `name`, or `None` without a name. If the variable is unset or empty,

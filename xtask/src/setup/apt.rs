@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Result, bail};
 
 use crate::step::Step;
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, output};
 
 /// Installs `package`; `missing` says why it is needed.
 ///
@@ -28,8 +28,5 @@ pub(super) fn install(workspace: &Workspace, missing: &str, package: &str) -> Re
 }
 
 fn is_root() -> bool {
-    Command::new("id")
-        .arg("-u")
-        .output()
-        .is_ok_and(|output| output.stdout.trim_ascii() == b"0")
+    output(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0")
 }

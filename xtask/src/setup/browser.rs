@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::{apt, say};
 use crate::step::Step;
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, output};
 
 /// Returns the folder of `package.json`, into which npm installs.
 pub(crate) fn npm_folder(workspace: &Workspace) -> PathBuf {
@@ -89,9 +89,8 @@ fn packages(workspace: &Workspace, folder: &Path) -> Result<()> {
 }
 
 fn version(program: &str) -> Option<String> {
-    let output = Command::new(program).arg("--version").output().ok()?;
-    let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    output.status.success().then_some(said)
+    let said = output(Command::new(program).arg("--version")).ok()?;
+    Some(said.trim().to_owned())
 }
 
 /// The oldest Node.js supported by its test runner and by Playwright.

@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::say;
 use crate::step::Step;
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, output};
 
 /// A cargo subcommand: the package, the program and the version that this repository uses.
 pub(super) struct CargoTool {
@@ -53,10 +53,7 @@ impl CargoTool {
     }
 
     fn is_there(&self, workspace: &Workspace) -> bool {
-        let output = Command::new(self.program(workspace))
-            .args(self.version_arguments)
-            .output();
-        output
-            .is_ok_and(|output| String::from_utf8_lossy(&output.stdout).trim() == self.version_line)
+        let mut ask = Command::new(self.program(workspace));
+        output(ask.args(self.version_arguments)).is_ok_and(|said| said.trim() == self.version_line)
     }
 }

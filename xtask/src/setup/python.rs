@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 
 use super::{apt, folder};
 use crate::step::Step;
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, output};
 
 /// The Python that the steps use.
 pub(super) const PYTHON: &str = "python3";
@@ -57,8 +57,5 @@ pub(super) fn install(
 const PACKAGE: &str = "python3-pip";
 
 fn runs(arguments: &[&str]) -> bool {
-    Command::new(PYTHON)
-        .args(arguments)
-        .output()
-        .is_ok_and(|output| output.status.success())
+    output(Command::new(PYTHON).args(arguments)).is_ok()
 }

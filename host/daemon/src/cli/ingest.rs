@@ -6,6 +6,7 @@ use foreword_retrieval::index::{HnswOptions, IvfOptions, Kind, Metric};
 use foreword_retrieval::ingest::{Passages, Summary, documents, mirror};
 use foreword_retrieval::{Collection, Embedder, Spec, Tuning};
 use foreword_server::retrieval::EmbedderSource;
+use foreword_tools::options::one_of;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -27,8 +28,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_enum, default_value_t = IndexKind::Hnsw)]
     kind: IndexKind,
     /// Metric of a new index
-    #[arg(long, value_enum, default_value_t = By::Cosine)]
-    metric: By,
+    #[arg(long, value_parser = one_of(METRICS), default_value = "cosine")]
+    metric: Metric,
     /// Most words of a passage; longer texts are cut
     #[arg(long, value_name = "WORDS", default_value_t = 160, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     passage_words: u32,
@@ -100,15 +101,11 @@ enum IndexKind {
     Hnsw,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum By {
-    /// Cosine of the angle
-    Cosine,
-    /// Inner product
-    InnerProduct,
-    /// Euclidean distance
-    L2,
-}
+const METRICS: [(&str, &str, Metric); 3] = [
+    ("cosine", "Cosine of the angle", Metric::Cosine),
+    ("inner-product", "Inner product", Metric::InnerProduct),
+    ("l2", "Euclidean distance", Metric::L2),
+];
 
 /// Creates or updates the index file, and prints a summary.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
@@ -183,11 +180,7 @@ fn collection(arguments: &Arguments, embedder: &dyn Embedder) -> anyhow::Result<
     arguments.check(kind)?;
     Ok(Collection::new(Spec {
         dimensions: embedder.dimensions(),
-        metric: match arguments.metric {
-            By::Cosine => Metric::Cosine,
-            By::InnerProduct => Metric::InnerProduct,
-            By::L2 => Metric::L2,
-        },
+        metric: arguments.metric,
         kind,
         embedder: embedder.name().to_owned(),
         tuning: arguments.tuning(),

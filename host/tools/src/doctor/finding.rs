@@ -4,30 +4,19 @@ use foreword_report::words::grouped;
 use serde::Serialize;
 use std::fmt::Write;
 
-/// The status of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Status {
-    /// Nothing was found that prevents reuse of prefixes.
-    Ok,
-    /// Prefixes are reused less than they could be, or only under a condition.
-    Warn,
-    /// Prefixes are not reused, or the engine or gateway does not behave as Foreword assumes.
-    Fail,
-    /// The check could not run; the detail says why.
-    Skipped,
-}
-
-impl Status {
-    /// Returns the name in the table and the JSON.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Warn => "warn",
-            Self::Fail => "fail",
-            Self::Skipped => "skipped",
-        }
+foreword_ordering::named! {
+    /// The status of a finding.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum Status {
+        /// Nothing was found that prevents reuse of prefixes.
+        Ok = "ok",
+        /// Prefixes are reused less than they could be, or only under a condition.
+        Warn = "warn",
+        /// Prefixes are not reused, or the engine or gateway does not behave as Foreword assumes.
+        Fail = "fail",
+        /// The check could not run; the detail says why.
+        Skipped = "skipped",
     }
 }
 

@@ -166,7 +166,7 @@ pub(super) fn compare(
     let figure = |arm: Arm| {
         let cases = if arm.is_position() { &placed } else { &all };
         let own = of(&sums, arm, cases);
-        let less = |other: Arm| {
+        let against = |other: Arm| {
             let baseline = of(&sums, other, cases);
             let is_paired = arm != other && baseline.len() == own.len();
             let is_asked = own.iter().any(|sums| sums.asked > 0);
@@ -189,8 +189,8 @@ pub(super) fn compare(
         Figure {
             answer_logprob: likelihood(|sums| sums.per_token),
             answer_nats: likelihood(|sums| sums.nats),
-            difference: less(Arm::Retrieval),
-            from_baseline: baseline.and_then(less),
+            difference: against(Arm::Retrieval),
+            from_baseline: baseline.and_then(against),
             ..alone(arm, &own, seed)
         }
     };

@@ -5,7 +5,7 @@ use super::arm::Arm;
 use super::bootstrap::{Interval, MIN_CASES, RESAMPLES, Verdict};
 use super::compare::{AnswerLikelihood, Difference, Estimate, Figure};
 use super::profile::{self, PlaceEffect, RankProfile};
-use foreword_report::words::{grouped, rounded};
+use foreword_report::words::{grouped, rounded, section};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -95,13 +95,11 @@ impl Figures {
         }
         self.add_likelihood(&mut table);
         self.add_judged(&mut table);
-        let differences = self.arms.iter().map(|figure| (figure, &figure.difference));
-        add_differences(&mut table, "less retrieval", width, differences);
+        table += &self.differences("less retrieval", width, |figure| figure.difference.as_ref());
         if let Some(baseline) = self.baseline {
             let heading = format!("less {}", baseline.name());
-            let others = self.arms.iter();
-            let others = others.map(|figure| (figure, &figure.from_baseline));
-            add_differences(&mut table, &heading, width.max(heading.len() + 2), others);
+            let width = width.max(heading.len() + 2);
+            table += &self.differences(&heading, width, |figure| figure.from_baseline.as_ref());
         }
         if let Some(profile) = &self.profile {
             add_profile(&mut table, profile);
@@ -128,16 +126,12 @@ impl Figures {
 
     /// Adds the likelihood of right answers, if known.
     fn add_likelihood(&self, table: &mut String) {
-        let mut is_first = true;
-        for figure in &self.arms {
-            let (Some(logprob), Some(nats)) = (&figure.answer_logprob, &figure.answer_nats) else {
-                continue;
-            };
-            if std::mem::take(&mut is_first) {
-                *table += "\nright answer           questions nats a token    less retrieval [95 %]                                   \
-                    nats    less retrieval [95 %]\n";
-            }
-            let line = format!(
+        let heading = "right answer           questions nats a token    less retrieval [95 %]                                   \
+            nats    less retrieval [95 %]";
+        let lines = self.arms.iter().filter_map(|figure| {
+            let logprob = figure.answer_logprob.as_ref()?;
+            let nats = figure.answer_nats.as_ref()?;
+            Some(format!(
                 "{:<22}{:>10}{:>13.3}    {:<26}{:<22}{:>12.3}    {}",
                 figure.arm.name(),
                 grouped(logprob.cases as u64),
@@ -146,10 +140,11 @@ impl Figures {
                 logprob.verdict(),
                 nats.mean,
                 nats.less(),
-            );
-            let _ = writeln!(table, "{}", line.trim_end());
-        }
-        let Some(baseline) = self.baseline.filter(|_| !is_first) else {
+            ))
+        });
+        let likely = section(heading, lines);
+        *table += &likely;
+        let Some(baseline) = self.baseline.filter(|_| !likely.is_empty()) else {
             return;
         };
         let heading = format!("less {}", baseline.name());
@@ -169,14 +164,8 @@ impl Figures {
 
     /// Adds a judge's results, if there is one, and the number of choices read from text.
     fn add_judged(&self, table: &mut String) {
-        let mut is_first = true;
-        for figure in &self.arms {
-            let Some(judged) = &figure.judged else {
-                continue;
-            };
-            if std::mem::take(&mut is_first) {
-                *table += "\njudged right                          less retrieval [95 %]\n";
-            }
+        let lines = self.arms.iter().filter_map(|figure| {
+            let judged = figure.judged.as_ref()?;
             let difference = figure.difference.as_ref();
             let difference = difference.and_then(|difference| difference.judged.as_ref());
             let difference = difference.map(|(estimate, verdict)| {
@@ -184,9 +173,10 @@ impl Figures {
             });
             let difference = difference.unwrap_or_default();
             let (arm, share) = (figure.arm.name(), share(judged.value));
-            let line = format!("{arm:<22}{share:>12}    {difference}");
-            let _ = writeln!(table, "{}", line.trim_end());
-        }
+            Some(format!("{arm:<22}{share:>12}    {difference}"))
+        });
+        let heading = "judged right                          less retrieval [95 %]";
+        *table += &section(heading, lines);
         let by_text: u64 = self.arms.iter().map(|figure| figure.by_text).sum();
         if by_text > 0 {
             let _ = writeln!(
@@ -196,36 +186,30 @@ impl Figures {
             );
         }
     }
-}
 
-/// Adds a heading and a row for each figure with a difference to `table`; nothing if there is none.
-fn add_differences<'a>(
-    table: &mut String,
-    heading: &str,
-    width: usize,
-    differences: impl Iterator<Item = (&'a Figure, &'a Option<Difference>)>,
-) {
-    let mut is_first = true;
-    for (figure, difference) in differences {
-        let Some(difference) = difference else {
-            continue;
-        };
-        if std::mem::take(&mut is_first) {
-            let _ = writeln!(table, "\n{heading:<width$}{DIFFERENCES}");
-        }
-        let (exact_match, verdict) = &difference.exact_match;
-        let (contains, contains_verdict) = &difference.contains;
-        let _ = writeln!(
-            table,
-            "{:<width$}{:<22}{:<22}{:<22}{:<22}{:<22}{} ms",
-            figure.arm.name(),
-            with_interval(exact_match),
-            verdict.words(),
-            with_interval(contains),
-            contains_verdict.words(),
-            with_interval(&difference.f1.0),
-            with_interval(&difference.ttft),
-        );
+    /// Returns a heading and a row for each figure with a difference; nothing if there is none.
+    fn differences(
+        &self,
+        heading: &str,
+        width: usize,
+        of: fn(&Figure) -> Option<&Difference>,
+    ) -> String {
+        let lines = self.arms.iter().filter_map(|figure| {
+            let difference = of(figure)?;
+            let (exact_match, verdict) = &difference.exact_match;
+            let (contains, contains_verdict) = &difference.contains;
+            Some(format!(
+                "{:<width$}{:<22}{:<22}{:<22}{:<22}{:<22}{} ms",
+                figure.arm.name(),
+                with_interval(exact_match),
+                verdict.words(),
+                with_interval(contains),
+                contains_verdict.words(),
+                with_interval(&difference.f1.0),
+                with_interval(&difference.ttft),
+            ))
+        });
+        section(&format!("{heading:<width$}{DIFFERENCES}"), lines)
     }
 }
 

@@ -42,7 +42,7 @@ pub(crate) use profile::RankProfile;
 pub(crate) use profile::tests::example as profile_example;
 
 use crate::client::{Access, Client, chat_url};
-use crate::options::{api_key, backoff, concurrency, ordering, seconds};
+use crate::options::{api_key, backoff, concurrency, named, ordering, seconds};
 use anyhow::{Context, Result, anyhow, ensure};
 use arm::Arm;
 use ask::{Questions, RunOutcome};
@@ -99,7 +99,7 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
     /// Format of the questions, where the ending does not tell: squad, lines
-    #[arg(long, value_name = "NAME", value_parser = format)]
+    #[arg(long, value_name = "NAME", value_parser = named(Format::ALL, Format::name))]
     format: Option<Format>,
     /// OpenAI-compatible endpoint of a model that says which answers are right
     #[arg(long, value_name = "URL", requires = "judge_model")]
@@ -173,7 +173,7 @@ pub struct Options {
     backoff: Duration,
     /// Format of the documents in the prompt: tags, numbered, open-webui, llamaindex, cohere (the array `documents`, which
     /// the model's chat template must know)
-    #[arg(long, value_name = "NAME", value_parser = template, default_value = "tags")]
+    #[arg(long, value_name = "NAME", value_parser = named(Template::ALL, Template::name), default_value = "tags")]
     template: Template,
     /// Do not measure the model's probability of the right answers
     #[arg(long, conflicts_with = "score_only")]
@@ -502,16 +502,6 @@ fn gateway(text: &str) -> Result<(&'static str, String), String> {
     }
     // An arm's name is a `&'static str`.
     Ok((name.to_owned().leak(), url.to_owned()))
-}
-
-fn format(name: &str) -> Result<Format, String> {
-    let names = Format::ALL.map(Format::name).join(", ");
-    Format::by_name(name).ok_or(format!("it must be one of {names}"))
-}
-
-fn template(name: &str) -> Result<Template, String> {
-    let names = Template::ALL.map(Template::name).join(", ");
-    Template::by_name(name).ok_or(format!("it must be one of {names}"))
 }
 
 fn arm(name: &str) -> Result<Arm, String> {

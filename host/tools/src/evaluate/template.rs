@@ -18,49 +18,25 @@ use foreword_ordering::config::DocumentsField;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// A form of documents in a prompt.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Template {
-    /// Tags before the question, like those that the core writes for the elements of an array.
-    #[default]
-    Tags,
-    /// A numbered list before the question.
-    Numbered,
-    /// Open WebUI's template.
-    OpenWebUi,
-    /// The template of LlamaIndex's context chat engine.
-    LlamaIndex,
-    /// An array outside the messages, as in Cohere's API and Hugging Face's templates.
-    Cohere,
+foreword_ordering::named! {
+    /// A form of documents in a prompt.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub(super) enum Template {
+        /// Tags before the question, like those that the core writes for the elements of an array.
+        #[default]
+        Tags = "tags",
+        /// A numbered list before the question.
+        Numbered = "numbered",
+        /// Open WebUI's template.
+        OpenWebUi = "open-webui",
+        /// The template of LlamaIndex's context chat engine.
+        LlamaIndex = "llamaindex",
+        /// An array outside the messages, as in Cohere's API and Hugging Face's templates.
+        Cohere = "cohere",
+    }
 }
 
 impl Template {
-    /// All templates.
-    pub(super) const ALL: [Self; 5] = [
-        Self::Tags,
-        Self::Numbered,
-        Self::OpenWebUi,
-        Self::LlamaIndex,
-        Self::Cohere,
-    ];
-
-    /// Returns the template's name.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Tags => "tags",
-            Self::Numbered => "numbered",
-            Self::OpenWebUi => "open-webui",
-            Self::LlamaIndex => "llamaindex",
-            Self::Cohere => "cohere",
-        }
-    }
-
-    /// Returns the template of that name.
-    pub(super) fn by_name(name: &str) -> Option<Self> {
-        let mut all = Self::ALL.into_iter();
-        all.find(|template| template.name() == name)
-    }
-
     /// Changes a gateway's configuration so that it finds this template's documents.
     pub(super) fn configure(self, ordering: &mut RawConfig) {
         match self {

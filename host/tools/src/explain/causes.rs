@@ -1,10 +1,9 @@
 //! Sums up the causes of cache misses over a log.
 
 use foreword_ordering::head::{Cause, Diagnosis, SegmentKind, Volatile};
-use foreword_report::words::{grouped, percent};
+use foreword_report::words::{grouped, percent, section};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
 /// The summed diagnoses of many requests: for each cause of a cache miss, the number of requests and the tokens lost.
 #[derive(Clone, Debug, Default)]
@@ -86,23 +85,14 @@ impl Causes {
 
     /// Returns the rows as lines for a terminal; empty if there are none.
     pub(crate) fn to_table(&self) -> String {
-        let rows = self.rows();
-        if rows.is_empty() {
-            return String::new();
-        }
-        let mut table = String::from(
-            "\nwhy prefixes broke        segment     requests    tokens lost   of all\n",
-        );
-        for row in rows {
+        let lines = self.rows().into_iter().map(|row| {
             let (name, segment) = (row.name(), row.segment);
             let (requests, tokens) = (grouped(row.sum.requests), grouped(row.sum.tokens));
             let share = percent(self.share(row.sum.tokens));
-            let _ = writeln!(
-                table,
-                "{name:<26}{segment:<11}{requests:>9}{tokens:>15}{share:>9}"
-            );
-        }
-        table
+            format!("{name:<26}{segment:<11}{requests:>9}{tokens:>15}{share:>9}")
+        });
+        let heading = "why prefixes broke        segment     requests    tokens lost   of all";
+        section(heading, lines)
     }
 
     /// Returns `tokens` as a fraction (0 to 1) of all prompts' tokens.

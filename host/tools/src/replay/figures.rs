@@ -5,7 +5,7 @@ use super::frontier::Frontier;
 use super::simulate::PolicyOutcome;
 use crate::explain::causes::Causes;
 use foreword_ordering::policy::PolicyKind;
-use foreword_report::words::{grouped, percent, rounded};
+use foreword_report::words::{grouped, percent, rounded, section};
 use foreword_simulation::{Bound, Capacity};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -103,24 +103,18 @@ impl Figures {
 
     /// Returns the lines for whole prompts, original and stabilised; empty if none were replayed.
     fn prompts_table(&self) -> String {
-        let mut table = String::new();
-        let rows = self.outcomes.iter().filter_map(|outcome| {
+        let lines = self.outcomes.iter().filter_map(|outcome| {
+            let (name, came) = (outcome.name, outcome.prompts?);
             let mut stabilised = self.stabilised.iter();
-            let stabilised = stabilised.find(|other| other.name == outcome.name);
-            Some((outcome.name, outcome.prompts?, stabilised?.prompts?))
-        });
-        for (at, (name, came, stabilised)) in rows.enumerate() {
-            if at == 0 {
-                table += "\nwhole prompts   reused  tokens computed  stabilised  tokens computed\n";
-            }
+            let stabilised = stabilised.find(|other| other.name == name)?.prompts?;
             let [share, better] = [came, stabilised].map(|reuse| percent(reuse.share()));
             let [computed, left] = [came, stabilised].map(|reuse| grouped(reuse.computed_tokens()));
-            let _ = writeln!(
-                table,
+            Some(format!(
                 "{name:<14}{share:>8}{computed:>17}{better:>12}{left:>17}"
-            );
-        }
-        table
+            ))
+        });
+        let heading = "whole prompts   reused  tokens computed  stabilised  tokens computed";
+        section(heading, lines)
     }
 
     /// Describes the cache in words.

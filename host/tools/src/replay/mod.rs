@@ -23,6 +23,7 @@ pub(crate) mod simulate;
 pub(crate) mod whole;
 
 use crate::evaluate::RankProfile;
+use crate::options::named;
 use anyhow::Result;
 use figures::Figures;
 use foreword_ordering::config::RawPolicyOptions;
@@ -59,7 +60,7 @@ pub struct Options {
     page_tokens: u32,
     /// Policies to compare, with commas between: retrieval, random, sorted, recency, greedy, context-index, longest,
     /// foresight [default: all]
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = policy)]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = named(PolicyKind::ALL, PolicyKind::name))]
     policies: Vec<PolicyKind>,
     /// Where the retriever's best documents stand: free, or last, first, ends or auto with their number, as in last:1
     /// [default: the configuration's]
@@ -81,7 +82,7 @@ pub struct Options {
     ordering: Option<PathBuf>,
     /// Also say what the prompts would have cost at an upstream with that kind of cache: anthropic, openai (from
     /// GPT-5.6 on) and bedrock match up to marked boundaries, units whole units of --page-tokens, prefix any prefix
-    #[arg(long, value_name = "KIND", value_parser = cache_kind)]
+    #[arg(long, value_name = "KIND", value_parser = named(CacheKind::ALL, CacheKind::name))]
     cache_kind: Option<CacheKind>,
     /// Prices by model, in JSON, as examples/cache-prices.json has them [default: published factors of a plain token's
     /// price]
@@ -211,11 +212,6 @@ pub fn run(options: &Options) -> Result<()> {
     files::show(options.json, || figures.to_json(), || figures.to_table())
 }
 
-fn cache_kind(name: &str) -> Result<CacheKind, String> {
-    let names = CacheKind::ALL.map(CacheKind::name).join(", ");
-    CacheKind::by_name(name).ok_or(format!("it must be one of {names}"))
-}
-
 fn placement(text: &str) -> Result<Placement, String> {
     let (place, documents) = text.split_once(':').unwrap_or((text, "1"));
     let names = Place::ALL.map(Place::name).join(", ");
@@ -225,9 +221,4 @@ fn placement(text: &str) -> Result<Placement, String> {
             .filter(|documents| *documents > 0)
             .ok_or("the number of documents must be 1 to 65535")?,
     })
-}
-
-fn policy(name: &str) -> Result<PolicyKind, String> {
-    let names = PolicyKind::ALL.map(PolicyKind::name).join(", ");
-    PolicyKind::by_name(name).ok_or(format!("it must be one of {names}"))
 }

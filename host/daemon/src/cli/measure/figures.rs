@@ -21,13 +21,15 @@ pub(super) struct Estimate {
     pub(super) within: Option<f64>,
 }
 
-/// The part of a trace over which a figure is computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
-    /// Everything after the warm-up.
-    All,
-    /// The second half of the trace, where engine and gateway are warm.
-    Steady,
+foreword_ordering::named! {
+    /// The part of a trace over which a figure is computed.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(super) enum Part {
+        /// Everything after the warm-up.
+        All = "all",
+        /// The second half of the trace, where engine and gateway are warm.
+        Steady = "steady",
+    }
 }
 
 /// An arm's figures. Times are to the first token, in seconds.
@@ -65,16 +67,6 @@ pub(super) struct Row {
 }
 
 impl Part {
-    pub(super) const ALL: [Self; 2] = [Self::All, Self::Steady];
-
-    /// Returns the part's name.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::All => "all",
-            Self::Steady => "steady",
-        }
-    }
-
     /// Returns the samples of one seed that belong to this part.
     pub(super) fn of(self, seed: &[Sample]) -> &[Sample] {
         let first = match self {

@@ -33,6 +33,7 @@ use foreword_process::{LogFormat, start_log};
 use foreword_report::progress;
 use foreword_server::device::KvSize;
 use foreword_simulation::workload::Ranks;
+use foreword_tools::options::one_of;
 use indicatif::ProgressBar;
 use replay::{Kind, Workload};
 use results::{Experiment, Results, Setting};
@@ -75,8 +76,8 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 0.6, value_parser = share)]
     overlap: f64,
     /// Order in which a query's documents come: drawn anew for each query, or documents in common first
-    #[arg(long, value_enum, default_value_t = Order::Shuffled)]
-    ranks: Order,
+    #[arg(long, value_parser = one_of(RANKS), default_value = "shuffled")]
+    ranks: Ranks,
     /// Documents in a query, at most 10
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=10))]
     k: u32,
@@ -172,7 +173,7 @@ fn measured(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         queries: arguments.queries,
         seeds: arguments.seeds,
         overlap: arguments.overlap,
-        ranks: arguments.ranks.into(),
+        ranks: arguments.ranks,
         k: arguments.k,
     });
     if arguments.measures(Part::Steps) {
@@ -286,21 +287,11 @@ fn through_engine(
     Ok(())
 }
 
-/// The order in which a query's documents come.
-#[derive(Clone, Copy, ValueEnum)]
-enum Order {
-    Shuffled,
-    Stable,
-}
-
-impl From<Order> for Ranks {
-    fn from(order: Order) -> Self {
-        match order {
-            Order::Shuffled => Self::Shuffled,
-            Order::Stable => Self::Stable,
-        }
-    }
-}
+/// The orders in which a query's documents come.
+const RANKS: [(&str, &str, Ranks); 2] = [
+    ("shuffled", "", Ranks::Shuffled),
+    ("stable", "", Ranks::Stable),
+];
 
 /// Tokens of an answer when throughput is measured (RAGCache++, table 4).
 const ANSWER_TOKENS: u32 = 50;
@@ -310,7 +301,7 @@ fn sweep(arguments: &Arguments, kv_tokens: u64) -> Workload {
     Workload {
         kind: Kind::Bursty,
         overlap: arguments.overlap,
-        ranks: arguments.ranks.into(),
+        ranks: arguments.ranks,
         k: arguments.k as usize,
         at_once: 1,
         answer: 1,

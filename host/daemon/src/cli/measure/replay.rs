@@ -19,15 +19,17 @@ use foreword_simulation::Trace;
 use foreword_simulation::workload::{self, Bursty, Ranks};
 use std::time::Instant;
 
-/// A kind of generated trace: how its requests draw their documents.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Kind {
-    /// Bursts of ten requests about one region (RAGCache++, section 4.1).
-    Bursty,
-    /// Places around cities (section 4.7).
-    Geospatial,
-    /// Each request draws its documents from the whole corpus uniformly.
-    Uniform,
+foreword_ordering::named! {
+    /// A kind of generated trace: how its requests draw their documents.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub(super) enum Kind {
+        /// Bursts of ten requests about one region (RAGCache++, section 4.1).
+        Bursty = "bursty",
+        /// Places around cities (section 4.7).
+        Geospatial = "geospatial",
+        /// Each request draws its documents from the whole corpus uniformly.
+        Uniform = "uniform",
+    }
 }
 
 /// The workload that every arm gets.
@@ -79,20 +81,6 @@ pub(super) struct Outcome {
     pub(super) arm: Arm,
     pub(super) seeds: Vec<Vec<Sample>>,
     pub(super) seconds: f64,
-}
-
-impl Kind {
-    /// All kinds, in the order of tables.
-    pub(super) const ALL: [Self; 3] = [Self::Bursty, Self::Geospatial, Self::Uniform];
-
-    /// Returns the kind's name.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Bursty => "bursty",
-            Self::Geospatial => "geospatial",
-            Self::Uniform => "uniform",
-        }
-    }
 }
 
 impl Workload {

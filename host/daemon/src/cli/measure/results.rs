@@ -7,7 +7,7 @@ use super::replay::{self, Kind, Outcome, Workload};
 use super::steps::Steps;
 use foreword_engine::backend::cuda::Ceilings;
 use foreword_engine::engine::Stepper;
-use foreword_report::words::{grouped, percent};
+use foreword_report::words::{grouped, percent, section};
 use foreword_simulation::workload::Ranks;
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
@@ -190,24 +190,15 @@ impl Results {
             self.write_orders(&mut table, orders);
         }
         write_sweeps(&mut table, &self.sweeps);
-        if !self.throughput.is_empty() {
-            let _ = writeln!(
-                table,
-                "\n{:<18}{:>9}{:>14}{:>12}",
-                "throughput", "at once", "requests/s", "tokens/s"
-            );
-        }
-        for experiment in &self.throughput {
-            for outcome in &experiment.outcomes {
+        let throughput = self.throughput.iter().flat_map(|experiment| {
+            experiment.outcomes.iter().map(|outcome| {
                 let (requests, tokens) = experiment.rates(outcome);
-                let _ = writeln!(
-                    table,
-                    "{:<18}{:>9}{requests:>14.2}{tokens:>12.0}",
-                    outcome.arm.name(),
-                    experiment.workload.at_once
-                );
-            }
-        }
+                let (arm, at_once) = (outcome.arm.name(), experiment.workload.at_once);
+                format!("{arm:<18}{at_once:>9}{requests:>14.2}{tokens:>12.0}")
+            })
+        });
+        let heading = "throughput          at once    requests/s    tokens/s";
+        table += &section(heading, throughput);
         for run in self.pipelining.iter().filter_map(Value::as_array).flatten() {
             let number = |key: &str| run[key].as_f64().unwrap_or_default();
             let _ = writeln!(

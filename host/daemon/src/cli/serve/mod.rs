@@ -10,8 +10,8 @@ use super::device;
 use super::listener;
 use super::{folder_name, until_signal};
 use anyhow::{Context, bail};
+use clap::CommandFactory;
 use clap::error::ErrorKind;
-use clap::{CommandFactory, ValueEnum};
 use foreword_engine::engine::{EngineConfig, Health};
 use foreword_process::{LogFormat, StopSignals, address};
 use foreword_server::api::Limits;
@@ -22,7 +22,7 @@ use foreword_server::kv::publisher;
 use foreword_server::kv::vllm::Encoding;
 use foreword_server::model::Model;
 use foreword_server::serve::{Config, Server};
-use foreword_tools::options::ordering;
+use foreword_tools::options::{one_of, ordering};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -92,8 +92,8 @@ pub(crate) struct Arguments {
     #[arg(help_heading = LIMITS, long, value_name = "URL")]
     otlp_endpoint: Option<String>,
     /// Engine in whose words routers are answered where engines differ: `owned_by` of /v1/models, and /get_load
-    #[arg(help_heading = EVENTS, long, value_enum, value_name = "ENGINE", default_value_t = Replaced::Vllm)]
-    drop_in: Replaced,
+    #[arg(help_heading = EVENTS, long, value_name = "ENGINE", value_parser = one_of(ENGINES), default_value = "vllm")]
+    drop_in: DropIn,
     /// Address for vLLM's KV events over ZeroMQ, such as tcp://127.0.0.1:5557, without a key: whoever reaches it can read
     /// prompts as token ids
     #[arg(help_heading = EVENTS, long, value_name = "ENDPOINT", value_parser = endpoint)]
@@ -105,8 +105,8 @@ pub(crate) struct Arguments {
     #[arg(help_heading = EVENTS, long, value_name = "TOPIC", default_value = "kv-events")]
     kv_events_topic: String,
     /// Encoding of KV events: vLLM's since 2026, or its earlier one
-    #[arg(help_heading = EVENTS, long, value_enum, default_value_t = KvEncoding::Map)]
-    kv_events_encoding: KvEncoding,
+    #[arg(help_heading = EVENTS, long, value_parser = one_of(ENCODINGS), default_value = "map")]
+    kv_events_encoding: Encoding,
 }
 
 /// Headings in the help.
@@ -122,18 +122,12 @@ const CONNECTIONS: &str = "The internal listener, and connections";
 
 const EVENTS: &str = "In other engines' words";
 
-#[derive(Clone, Copy, ValueEnum)]
-enum KvEncoding {
-    Map,
-    Array,
-}
+const ENCODINGS: [(&str, &str, Encoding); 2] =
+    [("map", "", Encoding::Map), ("array", "", Encoding::Array)];
 
-/// The engine that a host stands in for.
-#[derive(Clone, Copy, ValueEnum)]
-enum Replaced {
-    Vllm,
-    Sglang,
-}
+/// The engines that a host stands in for.
+const ENGINES: [(&str, &str, DropIn); 2] =
+    [("vllm", "", DropIn::Vllm), ("sglang", "", DropIn::Sglang)];
 
 pub(crate) fn run(arguments: Arguments) -> ExitCode {
     if let Some(message) = arguments.device.conflict() {
@@ -198,10 +192,7 @@ fn server_config(arguments: &Arguments) -> anyhow::Result<Config> {
         },
         store: arguments.store.bounds(),
         batches: arguments.batches.config(ordering.clone()),
-        drop_in: match arguments.drop_in {
-            Replaced::Vllm => DropIn::Vllm,
-            Replaced::Sglang => DropIn::Sglang,
-        },
+        drop_in: arguments.drop_in,
         kv_keys: arguments
             .kv_key_file
             .as_deref()
@@ -215,10 +206,7 @@ fn server_config(arguments: &Arguments) -> anyhow::Result<Config> {
                 listen,
                 replay: arguments.kv_events_replay_endpoint,
                 topic: arguments.kv_events_topic.clone(),
-                encoding: match arguments.kv_events_encoding {
-                    KvEncoding::Map => Encoding::Map,
-                    KvEncoding::Array => Encoding::Array,
-                },
+                encoding: arguments.kv_events_encoding,
             }),
         max_inside: arguments.max_waiting + arguments.max_running,
         grace: Duration::from_secs(arguments.grace_s),

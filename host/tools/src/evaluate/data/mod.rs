@@ -61,32 +61,18 @@ pub(super) struct Data {
     pub(super) fingerprint: u64,
 }
 
-/// A format of files with questions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Format {
-    /// SQuAD's JSON: paragraphs with questions and answers.
-    Squad,
-    /// Lines of JSON, each a question or a chat with its documents.
-    Lines,
+foreword_ordering::named! {
+    /// A format of files with questions.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(super) enum Format {
+        /// SQuAD's JSON: paragraphs with questions and answers.
+        Squad = "squad",
+        /// Lines of JSON, each a question or a chat with its documents.
+        Lines = "lines",
+    }
 }
 
 impl Format {
-    /// All formats, in the order of the documentation.
-    pub(super) const ALL: [Self; 2] = [Self::Squad, Self::Lines];
-
-    /// Returns the format's name.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Squad => "squad",
-            Self::Lines => "lines",
-        }
-    }
-
-    /// Returns the format of that name.
-    pub(super) fn by_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|format| format.name() == name)
-    }
-
     /// Returns the format for a file's extension.
     fn of(path: &Path) -> Result<Self> {
         match path.extension().and_then(|ending| ending.to_str()) {
