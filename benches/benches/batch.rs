@@ -13,11 +13,10 @@
 //! `FOREWORD_PEERS_PYTHON` says another) its rows are skipped, and the table says so. Times are of one run, planning
 //! only; ContextPilot's excludes starting and importing.
 
-use foreword_benches::{Arguments, xquad};
+use foreword_benches::{Arguments, workloads, xquad};
 use foreword_ordering::policy::{Order, Place, Placement, PolicyKind, PolicyOptions};
 use foreword_simulation::{
-    Capacity, EngineCache, Planned, Replay, Request, Trace, batch, batch_placed, document_tokens,
-    workload,
+    Capacity, EngineCache, Planned, Request, Trace, batch, batch_placed, document_tokens, workload,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -55,7 +54,7 @@ fn traces(seed: u64, requests: usize) -> Vec<(&'static str, Trace)> {
         ("bursty, k=5", workload::bursty(seed, requests, shape)),
         (
             "Zipf topics, k=15",
-            workload::zipf_topics(seed, requests, 5_000, 15),
+            workloads::zipf_topics(seed, requests, 5_000, 15),
         ),
         (
             "geospatial, k=5",
@@ -63,7 +62,7 @@ fn traces(seed: u64, requests: usize) -> Vec<(&'static str, Trace)> {
         ),
         (
             "conversations, k=10",
-            workload::conversations(seed, requests, 10),
+            workloads::conversations(seed, requests, 10),
         ),
     ]
 }
@@ -148,7 +147,8 @@ fn ladder() {
                 ..PolicyOptions::default()
             };
             let replayed = |kind: PolicyKind| {
-                capacities.map(|capacity| Replay::new(kind, &options, capacity).run(&trace).share())
+                capacities
+                    .map(|capacity| workloads::replay(&trace, kind, &options, capacity).share())
             };
             let [arrival, ordered] = [PolicyKind::Retrieval, PolicyKind::Foresight].map(replayed);
             let scheduled = reuse(&trace, &batch_placed(&trace, placement));

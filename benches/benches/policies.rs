@@ -13,13 +13,13 @@
 //! A decision is ordering and remembering: candidates interned, order chosen, policy and tree updated. The engine's
 //! model is not timed.
 
-use foreword_benches::{Arguments, xquad};
+use foreword_benches::{Arguments, workloads, xquad};
 use foreword_ordering::document::{Candidate, Fingerprint};
 use foreword_ordering::policy::context_index::ContextIndex;
 use foreword_ordering::policy::{
     Order, Place, Placement, Policy, PolicyKind, PolicyOptions, SentDocuments, Start,
 };
-use foreword_simulation::{Capacity, Replay, Trace, upper_bound, workload};
+use foreword_simulation::{Capacity, Replay, Trace, workload};
 use std::hint::black_box;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -86,15 +86,15 @@ fn traces(depths: &[usize]) -> Vec<(String, Vec<Trace>)> {
     }
     traces.push((
         "Zipf topics, k=15".into(),
-        seeded(&|seed| workload::zipf_topics(seed, REQUESTS, 5_000, 15)),
+        seeded(&|seed| workloads::zipf_topics(seed, REQUESTS, 5_000, 15)),
     ));
     traces.push((
         "conversations, k=10".into(),
-        seeded(&|seed| workload::conversations(seed, REQUESTS, 10)),
+        seeded(&|seed| workloads::conversations(seed, REQUESTS, 10)),
     ));
     traces.push((
         "no overlap, k=5".into(),
-        vec![workload::disjoint(REQUESTS, 5)],
+        vec![workloads::disjoint(REQUESTS, 5)],
     ));
     match xquad::traces(depths) {
         Ok(found) => traces.extend(
@@ -141,7 +141,7 @@ fn places() {
                             placement,
                             ..PolicyOptions::default()
                         };
-                        Replay::new(kind, &options, capacity).run(trace).share()
+                        workloads::replay(trace, kind, &options, capacity).share()
                     };
                     traces.iter().map(of).sum::<f64>() / traces.len() as f64
                 })
@@ -171,7 +171,10 @@ fn reuse() {
     println!("|{}", " --- |".repeat(PolicyKind::ALL.len() + 3));
     for (name, traces) in traces(&[5, 10, 15]) {
         let count = traces.len() as f64;
-        let bound: f64 = traces.iter().map(|trace| upper_bound(trace).share()).sum();
+        let bound: f64 = traces
+            .iter()
+            .map(|trace| workloads::upper_bound(trace).share())
+            .sum();
         print!("| {name} | {:.3} |", bound / count);
         let mut shares = Vec::new();
         for kind in PolicyKind::ALL {
@@ -285,7 +288,7 @@ fn decisions() {
     println!("| k | documents | policy | p50 us | p99 us | max us | nodes |");
     println!("| --- | --- | --- | --- | --- | --- | --- |");
     for (k, documents) in [(5, 100_000), (15, 100_000), (20, 100_000), (20, 5_000)] {
-        let trace = workload::zipf_topics(1, STORED + TIMED, documents, k);
+        let trace = workloads::zipf_topics(1, STORED + TIMED, documents, k);
         let (stored, asked) = trace.split_at(STORED);
         for kind in PolicyKind::ALL {
             let mut replay = Replay::new(kind, &PolicyOptions::default(), Capacity::UNBOUNDED);
@@ -317,7 +320,7 @@ fn decisions() {
 /// Memory of a knowledge tree and of what `foresight` has learnt. It is the growth of the process, so it holds only
 /// for what runs first: later on, freed memory is used again and growth says too little.
 fn memory() {
-    let trace = workload::zipf_topics(1, STORED, 100_000, 5);
+    let trace = workloads::zipf_topics(1, STORED, 100_000, 5);
     let before = foreword_benches::resident_bytes();
     let mut replay = Replay::new(
         PolicyKind::Foresight,
@@ -343,7 +346,7 @@ fn index() {
     println!("| contexts | built, s | one by one: a search, us | an update, us |");
     println!("| --- | --- | --- | --- |");
     for contexts in [128, 2_000, 12_000, 100_000] {
-        let trace = workload::zipf_topics(1, contexts + 1_000, 5_000, 15);
+        let trace = workloads::zipf_topics(1, contexts + 1_000, 5_000, 15);
         let (stored, asked) = trace.split_at(contexts);
         let lists: Vec<Vec<Fingerprint>> = stored
             .iter()

@@ -139,7 +139,7 @@ fn memory(pages: u32) {
         };
         let _served = serve(&mut house, &[arrival]);
     }
-    let cached = u64::from(house.stepper().stats().pages_cached);
+    let cached = u64::from(house.stepper().stats().cache.cached);
     match resident_bytes().zip(before) {
         Some((after, before)) => println!(
             "Memory: {} bytes for each of {cached} cached pages of {PAGE_TOKENS} tokens\n",

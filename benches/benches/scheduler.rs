@@ -12,7 +12,7 @@
 //! The engine is the real one, on a device with a clock of its own, so its figures are the same on every machine.
 
 use foreword_benches::simulated::{self, Arrival, Costs, House, PAGE_TOKENS, Served};
-use foreword_benches::{Arguments, xquad};
+use foreword_benches::{Arguments, workloads, xquad};
 use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use foreword_engine::cache::{DocumentPath, DocumentSpan};
 use foreword_engine::engine::{
@@ -76,7 +76,7 @@ fn cost() {
             // 127 pages a prompt: 10 documents of 200 tokens, nobody else's, and a question.
             let fresh = |number: u64| (0..10).map(move |at| (number * 100 + at, 200));
             let mut number = 0;
-            while house.stepper().stats().pages_cached < NODES {
+            while house.stepper().stats().cache.cached < NODES {
                 number += 1;
                 let warm: Vec<(u64, u32)> = fresh(number).collect();
                 warm_up(&mut house, &request(&warm, 0, number));
@@ -182,7 +182,7 @@ fn order() {
         "| trace | cache, tokens | requests/s | order | mean, s | 99th, s | FCFS / it | cached | overtaken, most |"
     );
     println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
-    let zipf: Trace = workload::zipf_topics(1, REQUESTS, 1_000, 2);
+    let zipf: Trace = workloads::zipf_topics(1, REQUESTS, 1_000, 2);
     let bursty = workload::bursty(
         1,
         REQUESTS,
@@ -268,7 +268,7 @@ fn groups() {
     println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
     let mut traces = vec![(
         "Zipf topics",
-        workload::zipf_topics(1, REQUESTS, 1_000, K as usize),
+        workloads::zipf_topics(1, REQUESTS, 1_000, K as usize),
     )];
     match xquad::traces(&[K as usize]) {
         Ok(found) => traces.extend(found.into_iter().map(|trace| ("XQuAD", trace))),
@@ -383,7 +383,7 @@ fn late(served: &[Served]) -> f64 {
 fn real() {
     const CACHE: u32 = 4_096;
     const COUNT: usize = 160;
-    let trace = workload::zipf_topics(1, COUNT, 200, 2);
+    let trace = workloads::zipf_topics(1, COUNT, 200, 2);
     let requests: Vec<Request> = (0..)
         .zip(&trace)
         .map(|(question, asked)| {

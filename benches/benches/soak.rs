@@ -94,7 +94,7 @@ fn day(seed: u64, hours: u64) {
     let stats = house.stepper().stats();
     assert!(callers.is_empty(), "callers are left without an end");
     assert_eq!(
-        (stats.pages_in_use, stats.running, stats.waiting),
+        (stats.cache.in_use, stats.running, stats.waiting),
         (0, 0, 0)
     );
     assert_eq!(stats.finished, tally.submitted);
@@ -122,8 +122,8 @@ fn day(seed: u64, hours: u64) {
         "| guesses started, joined, superseded | {}, {}, {} |",
         stats.speculations_started, stats.speculations_joined, stats.speculations_superseded
     );
-    println!("| pages evicted | {} |", stats.evicted_pages);
-    println!("| pages in use at the end | {} |", stats.pages_in_use);
+    println!("| pages evicted | {} |", stats.cache.evicted);
+    println!("| pages in use at the end | {} |", stats.cache.in_use);
     println!(
         "| resident memory after a quarter, at the end, MiB | {}, {} |\n",
         settled >> 20,
@@ -262,7 +262,7 @@ fn sticking(seed: u64) {
     open.drain(..).for_each(finish);
     engine.shutdown();
     let stats = engine.stats();
-    assert_eq!(stats.pages_in_use, 0);
+    assert_eq!(stats.cache.in_use, 0);
     assert!(
         stats.devices_lost > 10,
         "{} devices stuck",

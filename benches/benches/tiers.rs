@@ -13,13 +13,13 @@
 //! fingerprints. What is counted: documents whose whole pages were all found, of those asked for (RAGCache §7.4), and
 //! tokens of documents found; in device or host memory alike.
 
-use foreword_benches::{Arguments, xquad};
+use foreword_benches::{Arguments, workloads, xquad};
 use foreword_engine::TokenId;
 use foreword_engine::cache::{
-    CacheConfig, DocumentPath, DocumentSpan, EvictionPolicy, Pages, PrefixCache,
+    CacheConfig, CacheUse, DocumentPath, DocumentSpan, EvictionPolicy, Pages, PrefixCache,
 };
 use foreword_ordering::policy::{PolicyKind, PolicyOptions};
-use foreword_simulation::{Capacity, Replay, Request, Trace, document_tokens, workload};
+use foreword_simulation::{Capacity, Replay, Request, Trace, document_tokens};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
@@ -166,7 +166,7 @@ fn first_documents(picked: &[&str]) {
 fn traces() -> Vec<Vec<Prompts>> {
     let mut traces: Vec<(String, Vec<Trace>)> = Vec::new();
     for (documents, k) in [(5_000, 2), (5_000, 5), (5_000, 15)] {
-        let seeded = SEEDS.map(|seed| workload::zipf_topics(seed, REQUESTS, documents, k));
+        let seeded = SEEDS.map(|seed| workloads::zipf_topics(seed, REQUESTS, documents, k));
         traces.push((format!("Zipf, k = {k}"), seeded.collect()));
     }
     let depths = [2, 5, 10];
@@ -297,7 +297,12 @@ fn replay(
 /// Serves a prompt from start to end; the tokens that were found.
 fn serve(cache: &mut PrefixCache, prompt: &Prompt) -> u32 {
     let tokens = &prompt.tokens;
-    let opening = cache.open(&"".into(), tokens, Some(&prompt.documents));
+    let opening = cache.open(
+        &"".into(),
+        tokens,
+        Some(&prompt.documents),
+        CacheUse::default(),
+    );
     let opening = opening.expect("a prompt has room on the device");
     let copied = opening.copy.map_or(0, |copy| copy.tokens);
     cache.take_transfers();
@@ -355,7 +360,7 @@ fn times() {
         lap();
         black_box(cache.is_current(&sighting));
         lap();
-        let opening = cache.open(&salt, &prompt, None);
+        let opening = cache.open(&salt, &prompt, None, CacheUse::default());
         lap();
         let lease = opening.expect("a prompt has room on the device").lease;
         cache.take_transfers();

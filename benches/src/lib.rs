@@ -4,18 +4,19 @@ pub mod embedded;
 pub mod scenarios;
 pub mod simulated;
 pub mod variant;
+#[path = "../../wasm-module/simulation/tests/support/workloads.rs"]
+pub mod workloads;
 pub mod xquad;
 
 use std::str::FromStr;
 
 use anyhow::{Result, ensure};
-use foreword_simulation::workload;
 use serde_json::{Value, json};
 
-/// The documents' numbers in a trace of [Zipf topics](workload::zipf_topics).
+/// The documents' numbers in a trace of [Zipf topics](workloads::zipf_topics).
 #[must_use]
 pub fn zipf_topics(seed: u64, requests: usize, documents: u64, k: usize) -> Vec<Vec<u64>> {
-    workload::zipf_topics(seed, requests, documents, k)
+    workloads::zipf_topics(seed, requests, documents, k)
         .iter()
         .map(|request| request.documents.iter().map(|d| d.fingerprint.0).collect())
         .collect()

@@ -11,10 +11,11 @@
 //! from the 256 of the simulated device.
 
 use crate::simulated::{Arrival, Costs, House, PAGE_TOKENS, Served, prompt, serve};
+use crate::workloads;
 use foreword_engine::engine::{EngineConfig, Request as EngineRequest};
 use foreword_ordering::policy::{PolicyKind, PolicyOptions};
 use foreword_ordering::random::Random;
-use foreword_simulation::{Capacity, Replay, workload};
+use foreword_simulation::{Capacity, Replay};
 use std::cell::Cell;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -157,7 +158,7 @@ pub fn rag(requests: usize, documents: u64, order: PolicyKind) -> Scenario {
 }
 
 fn questions(requests: usize, documents: u64, order: PolicyKind) -> Vec<Vec<u32>> {
-    let trace = workload::zipf_topics(1, requests, documents, DOCUMENTS);
+    let trace = workloads::zipf_topics(1, requests, documents, DOCUMENTS);
     let capacity = Capacity::of_prompts(u32::MAX, &trace);
     let mut gateway = Replay::new(order, &PolicyOptions::default(), capacity);
     let questions = trace.iter().enumerate().map(|(number, request)| {
@@ -255,7 +256,7 @@ impl Scenario {
         };
         Found {
             computed_pages: self.prompts.iter().zip(&served).map(pages).sum(),
-            evicted_pages: stats.evicted_pages,
+            evicted_pages: stats.cache.evicted,
             ..self.found(served.iter().map(|served| served.cached))
         }
     }

@@ -20,7 +20,7 @@ pub(crate) fn run(input: &[u8]) {
     let mut is_whole = true;
     let wrong = |error: foreword_simulation::BatchError| {
         let lines = file.iter().filter(|byte| **byte == b'\n').count() as u64 + 1;
-        assert!((1..=lines).contains(&error.number()));
+        assert!((1..=lines).contains(&error.number));
         is_whole = false;
         true
     };

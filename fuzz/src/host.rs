@@ -95,7 +95,7 @@ impl Host {
         let left = async {
             loop {
                 let stats = app.model.get().map(|model| model.engine().stats());
-                let busy = stats.map_or(0, |s| s.waiting + s.running + s.pages_in_use);
+                let busy = stats.map_or(0, |s| s.waiting + s.running + s.cache.in_use);
                 if busy + app.gate.inside() == 0 {
                     return;
                 }

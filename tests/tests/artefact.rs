@@ -5,10 +5,13 @@ use foreword_fuzz::{Target, mutated};
 use foreword_ordering::random::Random;
 use foreword_ordering::{Config, Orderer, Tenant};
 use foreword_rehearse::{Answer, Limits, Module, Proxy, Request, Setup, StartError};
-use foreword_simulation::workload;
 use foreword_tests::artifacts::filter_module;
 use std::path::Path;
 use std::sync::LazyLock;
+
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../wasm-module/simulation/tests/support/workloads.rs"]
+mod workloads;
 
 /// The module, compiled once for all tests.
 static MODULE: LazyLock<Module> =
@@ -43,7 +46,7 @@ fn standard(requests: usize) -> Vec<Vec<u8>> {
             r#"{{"model": "m", "messages": [{{"role": "system", "content": "Answer briefly."}}, {{"role": "user", "content": "{documents}What does it say?"}}], "max_tokens": 64, "stream": false}}"#
         )
     };
-    let trace = workload::zipf_topics(1, requests, 5_000, DOCUMENTS);
+    let trace = workloads::zipf_topics(1, requests, 5_000, DOCUMENTS);
     let lists = trace.iter().map(|request| {
         let documents = request.documents.iter();
         documents.map(|document| document.fingerprint.0).collect()

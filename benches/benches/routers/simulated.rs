@@ -13,7 +13,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use foreword_benches::{Arguments, xquad};
+use foreword_benches::{Arguments, workloads, xquad};
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::random::Random;
 use foreword_ordering::{
@@ -98,7 +98,7 @@ pub(crate) fn traces() -> Vec<(&'static str, Generator)> {
         ),
         (
             "Zipf topics, k = 15",
-            Box::new(|seed, requests| workload::zipf_topics(seed, requests, 5_000, 15)),
+            Box::new(|seed, requests| workloads::zipf_topics(seed, requests, 5_000, 15)),
         ),
     ];
     match xquad::traces(&[5, 8]) {

@@ -27,7 +27,7 @@ use anyhow::{Context, Result, ensure};
 use engine::{MODEL, Vllm};
 use foreword_benches::Arguments;
 use foreword_benches::xquad::{self, Corpus};
-use foreword_engine::text::{ChatTemplate, Tokenizer};
+use foreword_engine::text::{ChatTemplate, Ending, Tokenizer};
 use foreword_ordering::feed::{Batch, Event};
 use foreword_ordering::path::Locator;
 use foreword_ordering::policy::PolicyKind;
@@ -328,7 +328,9 @@ impl Reader {
         count: usize,
     ) -> Result<u64> {
         let value: Value = serde_json::from_slice(body)?;
-        let prompt = self.template.render(&value["messages"], None, None)?;
+        let prompt = self
+            .template
+            .render(&value["messages"], None, None, None, Ending::Answer)?;
         let located = self
             .locator
             .locate(path, body, &prompt)

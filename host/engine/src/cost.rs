@@ -82,23 +82,6 @@ impl CostProfile {
         Ok(this)
     }
 
-    /// Builds a profile from a formula, for tests and where there are no measurements: `per_token` seconds for each new
-    /// token, and `per_pair` seconds for each pair of a new token and a position that it attends to.
-    pub fn synthetic(per_token: f64, per_pair: f64) -> Self {
-        let cached = vec![0, 1 << 10, 1 << 12, 1 << 14, 1 << 16];
-        let new = vec![1, 1 << 6, 1 << 8, 1 << 10, 1 << 12, 1 << 14];
-        let mut seconds = Vec::new();
-        for cached in cached.iter().copied().map(f64::from) {
-            let row = new.iter().copied().map(f64::from);
-            seconds.extend(row.map(|new| new * (per_token + per_pair * (cached + new / 2.0))));
-        }
-        Self {
-            cached,
-            new,
-            seconds,
-        }
-    }
-
     /// Returns the seconds to compute `new` tokens after `cached` ones, interpolated in the table of measurements; 0
     /// when `new` is 0. More cached or new tokens never cost less.
     ///
@@ -306,9 +289,26 @@ mod tests {
         assert_eq!(profile.seconds(0, 4000), 2.0);
     }
 
+    /// Builds a profile from a formula: `per_token` seconds for each new token, and `per_pair` seconds for each pair of
+    /// a new token and a position that it attends to.
+    fn proportional(per_token: f64, per_pair: f64) -> CostProfile {
+        let cached = vec![0, 1 << 10, 1 << 12, 1 << 14, 1 << 16];
+        let new = vec![1, 1 << 6, 1 << 8, 1 << 10, 1 << 12, 1 << 14];
+        let mut seconds = Vec::new();
+        for cached in cached.iter().copied().map(f64::from) {
+            let row = new.iter().copied().map(f64::from);
+            seconds.extend(row.map(|new| new * (per_token + per_pair * (cached + new / 2.0))));
+        }
+        CostProfile {
+            cached,
+            new,
+            seconds,
+        }
+    }
+
     #[test]
     fn a_profile_survives_being_stored() {
-        for profile in [profile(), CostProfile::synthetic(1e-3, 1e-7)] {
+        for profile in [profile(), proportional(1e-3, 1e-7)] {
             let text = serde_json::to_string(&profile).unwrap();
             let read: CostProfile = serde_json::from_str(&text).unwrap();
             assert_eq!((&read.cached, &read.new), (&profile.cached, &profile.new));

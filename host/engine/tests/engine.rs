@@ -147,7 +147,7 @@ fn many_at_once_answer_as_one_by_one() {
     assert_eq!(
         (
             stats.finished,
-            stats.pages_in_use,
+            stats.cache.in_use,
             stats.running,
             stats.waiting
         ),
@@ -299,7 +299,7 @@ fn a_dropped_generation_is_cancelled_and_its_pages_come_back() {
     drop(generation);
     drop(gate);
     let stats = wait(&engine, |stats| stats.finished == 1);
-    assert_eq!((stats.pages_in_use, stats.running), (0, 0));
+    assert_eq!((stats.cache.in_use, stats.running), (0, 0));
     assert!(stats.generated_tokens < 10);
     assert_eq!(
         run(&engine, request(prompt(10), 1)).cached_tokens,
@@ -338,7 +338,7 @@ fn a_failing_device_fails_the_step_and_no_more() {
         );
         assert!(outcome.end.unwrap_err().contains(word));
         let stats = engine.stats();
-        assert_eq!((stats.pages_in_use, stats.finished), (0, 1));
+        assert_eq!((stats.cache.in_use, stats.finished), (0, 1));
         // The engine continues, and what the failed step left behind is not served.
         let outcome = run(&engine, request(prompt(10), 20));
         assert_eq!(
@@ -374,7 +374,7 @@ fn a_failing_device_delays_answers_and_changes_none() {
         );
         assert_eq!(outcome.end, Ok(FinishReason::Length));
         let stats = engine.stats();
-        assert_eq!((stats.retries, stats.pages_in_use), (2, 0));
+        assert_eq!((stats.retries, stats.cache.in_use), (2, 0));
     }
 }
 
@@ -437,11 +437,11 @@ fn what_yields_no_numbers_is_not_served_again() {
 fn clearing_forgets_every_prefix() {
     let engine = start(FakeBackend::new(64, 4));
     run(&engine, request(prompt(10), 3));
-    assert_eq!(engine.stats().pages_cached, 3);
+    assert_eq!(engine.stats().cache.cached, 3);
     assert_eq!(engine.clear_cache(), 3);
     let stats = engine.stats();
     assert_eq!(
-        (stats.pages_cached, stats.pages_in_use, stats.evicted_pages),
+        (stats.cache.cached, stats.cache.in_use, stats.cache.evicted),
         (0, 0, 0)
     );
     assert_eq!(run(&engine, request(prompt(10), 3)).cached_tokens, Some(0));
@@ -466,7 +466,10 @@ fn the_counters_tell_how_prompts_were_found() {
         ),
         (70, 19 + 20, 6)
     );
-    assert_eq!((stats.finished, stats.pages, stats.preemptions), (3, 64, 0));
+    assert_eq!(
+        (stats.finished, stats.cache.pages, stats.preemptions),
+        (3, 64, 0)
+    );
     assert_eq!(
         stats.steps, 6,
         "the answer's first token comes with the prompt"
@@ -499,7 +502,7 @@ fn shutdown_finishes_what_was_taken_in() {
     }
     stopping.join().unwrap();
     engine.shutdown();
-    assert_eq!((engine.clear_cache(), engine.stats().pages_in_use), (0, 0));
+    assert_eq!((engine.clear_cache(), engine.stats().cache.in_use), (0, 0));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Tests of tokenizer, decoder and chat template against what `transformers` recorded (`fixtures/*/reference.json`).
 
-use foreword_engine::text::{ChatTemplate, Decoder, Tokenizer};
+use foreword_engine::text::{ChatTemplate, Decoder, Ending, Tokenizer};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -73,7 +73,13 @@ fn conversations_become_the_recorded_prompts() {
         let template = ChatTemplate::load(&folder, None).unwrap().unwrap();
         for case in cases(&reference, "chat") {
             let rendered = template
-                .render(&case["messages"], case.get("tools"), case.get("documents"))
+                .render(
+                    &case["messages"],
+                    case.get("tools"),
+                    case.get("documents"),
+                    None,
+                    Ending::Answer,
+                )
                 .unwrap();
             assert_eq!(rendered, case["rendered"].as_str().unwrap(), "{folder:?}");
             assert_eq!(
@@ -90,6 +96,8 @@ fn the_recorded_template_speaks_for_itself() {
     let (folder, _) = checkpoints().swap_remove(0);
     let template = ChatTemplate::load(&folder, None).unwrap().unwrap();
     let messages = serde_json::json!([{"role": "oracle", "content": "hm"}]);
-    let error = template.render(&messages, None, None).unwrap_err();
+    let error = template
+        .render(&messages, None, None, None, Ending::Answer)
+        .unwrap_err();
     assert_eq!(error.to_string(), "chat template: unknown role oracle");
 }

@@ -80,7 +80,7 @@ fn answers_are_the_same_cold_warm_evicted_promoted_and_after_a_restart() {
         })
         .collect();
     let stats = engine.stats();
-    assert_eq!((stats.cached_tokens, stats.pages_in_use), (0, 0));
+    assert_eq!((stats.cached_tokens, stats.cache.in_use), (0, 0));
     engine.shutdown();
 
     for (policy, seed) in EvictionPolicy::ALL.into_iter().zip(1..) {
@@ -125,12 +125,12 @@ fn answers_are_the_same_cold_warm_evicted_promoted_and_after_a_restart() {
                 }
             }
             let stats = engine.stats();
-            assert_eq!(stats.pages_in_use, 0);
+            assert_eq!(stats.cache.in_use, 0);
             assert!(
-                stats.host_tokens > 0 && stats.evicted_pages > 0,
+                stats.host_tokens > 0 && stats.cache.evicted > 0,
                 "{stats:?}"
             );
-            from_disk.push(stats.fetched_pages);
+            from_disk.push(stats.cache.fetched);
             engine.shutdown();
         }
         assert!(

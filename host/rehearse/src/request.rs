@@ -120,18 +120,8 @@ impl Outcome {
     /// Returns the value of the first header with this name in the client's response; `None` if there is none.
     #[must_use]
     pub fn response_header(&self, name: &str) -> Option<&[u8]> {
-        find(&self.response_headers, name)
+        let mut headers = self.response_headers.iter();
+        let (_, value) = headers.find(|(known, _)| known == name.as_bytes())?;
+        Some(value)
     }
-
-    /// Returns the value of the first header with this name in the forwarded request; `None` if there is none.
-    #[must_use]
-    pub fn forwarded_header(&self, name: &str) -> Option<&[u8]> {
-        find(&self.forwarded.as_ref()?.headers, name)
-    }
-}
-
-fn find<'a>(headers: &'a Headers, name: &str) -> Option<&'a [u8]> {
-    let mut headers = headers.iter();
-    let (_, value) = headers.find(|(known, _)| known == name.as_bytes())?;
-    Some(value)
 }

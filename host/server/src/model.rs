@@ -16,7 +16,7 @@ use foreword_engine::engine::{Engine, EngineConfig, Generation, Kind, Request};
 use foreword_engine::models::ModelConfig;
 use foreword_engine::sampling::Constraint;
 use foreword_engine::text::{
-    Cancel, ChatTemplate, Grammars, OPEN_TOOL_CALL, SchemaError, TextError, TokenCache,
+    Cancel, ChatTemplate, Ending, Grammars, OPEN_TOOL_CALL, SchemaError, TextError, TokenCache,
     TokenCacheStats, Tokenizer,
 };
 use serde_json::Value;
@@ -230,7 +230,7 @@ impl Model {
         };
         let tools = chat.tools.as_ref();
         let mut prompt = template
-            .render_to(
+            .render(
                 &with_known_roles(template, &chat.messages),
                 tools.map(|tools| &tools.shown),
                 chat.documents.as_ref(),
@@ -288,11 +288,12 @@ impl Model {
                 messages.push(serde_json::json!({"role": next, "content": text}));
             }
             template
-                .render_with(
+                .render(
                     &messages,
                     chat.tools.as_ref().map(|tools| &tools.shown),
                     chat.documents.as_ref(),
                     chat.template_variables.as_ref(),
+                    Ending::Answer,
                 )
                 .map_err(unrendered)
         };

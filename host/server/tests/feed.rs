@@ -9,7 +9,7 @@
 
 use foreword_engine::TokenId;
 use foreword_engine::cache::{
-    CacheConfig, DocumentPath, DocumentSpan, EvictionPolicy, Lease, Pages, PrefixCache,
+    CacheConfig, CacheUse, DocumentPath, DocumentSpan, EvictionPolicy, Lease, Pages, PrefixCache,
 };
 use foreword_engine::engine::feed::{Feed, Position};
 use foreword_ordering::document::Fingerprint;
@@ -129,7 +129,10 @@ impl Host {
             documents: spans,
         };
         let salt: Arc<str> = salt.into();
-        if let Some(opening) = self.cache.open(&salt, &tokens, Some(&path)) {
+        if let Some(opening) = self
+            .cache
+            .open(&salt, &tokens, Some(&path), CacheUse::default())
+        {
             let copied = opening.copy.map_or(0, |copy| copy.tokens);
             self.running.push(Running {
                 lease: opening.lease,

@@ -14,84 +14,108 @@ use foreword_ordering::head::{Diagnosis, HeadReport};
 use foreword_ordering::{Arm, Entry, Release, Skip};
 
 use crate::agreement::LearnResult;
-use crate::counter::{Counter, record};
+use crate::counter::{Counter, Histogram, metrics};
 use crate::exchange::listed::Unlisted;
-use crate::host::{Host, MetricId};
+use crate::host::Host;
 use crate::misses;
 use crate::outcome::{HEAD_COUNTS, RequestOutcome, cut_counts, head_counts, reason};
 use crate::usage::PromptUsage;
 
-#[derive(Debug)]
-pub(crate) struct Metrics {
-    /// Counter of all requests. Defined before all other counters, so that it is written after them: see
-    /// `metric_buffer`.
-    requests: Counter,
-    ordered: Counter,
-    unchanged: Counter,
-    dry_run: Counter,
-    refused: Counter,
-    /// With cache salts on: refused requests whose method and path are not on the configured lists of paths that are
-    /// forwarded.
-    unlisted_requests: Counter,
-    documents: Counter,
-    matched_documents: Counter,
-    dropped_documents: Counter,
-    deduplicated_documents: Counter,
-    pinned_documents: Counter,
-    numbered_hints: Counter,
-    document_tokens: Counter,
-    matched_tokens: Counter,
-    /// Document tokens that would have matched engines' prefix caches if every request had been sent in its client's
-    /// order.
-    client_matched_tokens: Counter,
-    arms: [(Arm, ArmCounters); 2],
-    /// Requests forwarded with their original body, one counter for each reason. The reasons are words in the source,
-    /// so their number is bounded.
-    passed: Vec<(&'static str, Counter)>,
-    /// Requests in which the gateway changed the prompt's head (tools, system text, history). `heads_reported` counts
-    /// those for which it only reports the changes that it would make.
-    heads_applied: Counter,
-    heads_reported: Counter,
-    /// Sums of the counts in reports on changes to prompts' heads (tools, system text, history), in the order of
-    /// [`head_counts`].
-    heads: [Counter; HEAD_COUNTS],
-    /// Sums of the counts that describe the cache markers of prompts, in the order of [`cut_counts`].
-    cuts: [Counter; 6],
-    /// For each cause of a lost cached prefix, in the order of [`misses::COUNTED`]: the number of requests, and of
-    /// prompt tokens lost.
-    misses: Vec<[Counter; 2]>,
-    engine_prompt_tokens: Counter,
-    engine_cached_tokens: Counter,
-    corrections: Counter,
-    feed_events: Counter,
-    feed_key_mismatches: Counter,
-    learnt_entries: Counter,
-    lost_entries: Counter,
-    unpublished_updates: Counter,
-    /// Updates about cached prefixes sent to gateways of other proxies. The next two fields count those received from
-    /// them and those lost on the way.
-    sent_updates: Counter,
-    received_updates: Counter,
-    lost_updates: Counter,
-    /// Counters for bursts (simultaneous requests that begin with the same uncached documents): requests that lead one,
-    /// requests held behind a leader, requests that would be held (mode `report`), and requests forwarded at once
-    /// because no more can be held.
-    bursts: [Counter; 4],
-    /// Requests that were held behind another one in a burst (simultaneous requests that begin with the same uncached
-    /// documents) and then forwarded, by the reason of their release in the order of [`RELEASES`].
-    releases: [Counter; 3],
-    /// Requests whose clients disconnected while the requests were held behind another one that computes the same
-    /// documents.
-    left: Counter,
-    held_milliseconds: Option<MetricId>,
-    /// Counters of the stored model answers, and of the messages in later requests that were restored from stored
-    /// answers.
-    answers: [Counter; 2],
-    ordering_microseconds: Option<MetricId>,
-    documents_per_request: Option<MetricId>,
-    engine_cached_percent: Option<MetricId>,
-    matched_percent: Option<MetricId>,
-    vm_mebibytes: Option<MetricId>,
+metrics! {
+    |host|
+    #[derive(Debug)]
+    pub(crate) struct Metrics {
+        /// Counter of all requests. Defined before all other counters, so that it is written after them: see
+        /// `metric_buffer`.
+        requests: Counter = "foreword_requests_total",
+        ordered: Counter = "foreword_ordered_total",
+        unchanged: Counter = "foreword_unchanged_total",
+        dry_run: Counter = "foreword_dry_run_total",
+        refused: Counter = "foreword_refused_total",
+        /// With cache salts on: refused requests whose method and path are not on the configured lists of paths that
+        /// are forwarded.
+        unlisted_requests: Counter = "foreword_unlisted_requests_total",
+        documents: Counter = "foreword_documents_total",
+        matched_documents: Counter = "foreword_matched_documents_total",
+        dropped_documents: Counter = "foreword_dropped_documents_total",
+        deduplicated_documents: Counter = "foreword_deduplicated_documents_total",
+        pinned_documents: Counter = "foreword_pinned_documents_total",
+        numbered_hints: Counter = "foreword_numbered_hints_total",
+        document_tokens: Counter = "foreword_document_tokens_total",
+        matched_tokens: Counter = "foreword_matched_tokens_total",
+        /// Requests in which the gateway changed the prompt's head (tools, system text, history). `heads_reported`
+        /// counts those for which it only reports the changes that it would make.
+        heads_applied: Counter = "foreword_heads_applied_total",
+        heads_reported: Counter = "foreword_heads_reported_total",
+        /// Sums of the counts in reports on changes to prompts' heads (tools, system text, history), in the order of
+        /// [`head_counts`].
+        heads: [Counter; HEAD_COUNTS] => head_counts(&HeadReport::default())
+            .map(|(name, _)| Counter::define(host, &format!("foreword_{name}_total"))),
+        /// Sums of the counts that describe the cache markers of prompts, in the order of [`cut_counts`].
+        cuts: [Counter; 6] => cut_counts(&Cut::default())
+            .map(|(name, _)| Counter::define(host, &format!("foreword_{name}_total"))),
+        /// For each cause of a lost cached prefix, in the order of [`misses::COUNTED`]: the number of requests, and of
+        /// prompt tokens lost.
+        misses: Vec<[Counter; 2]> => misses::COUNTED
+            .into_iter()
+            .map(|(cause, segment)| {
+                let cause = cause.name().replace('-', "_");
+                let segment = misses::segment_name(segment);
+                ["requests", "tokens"].map(|what| {
+                    let name = format!("foreword_miss_{what}_{segment}_{cause}_total");
+                    Counter::define(host, &name)
+                })
+            })
+            .collect(),
+        engine_prompt_tokens: Counter = "foreword_engine_prompt_tokens_total",
+        engine_cached_tokens: Counter = "foreword_engine_cached_tokens_total",
+        corrections: Counter = "foreword_corrections_total",
+        feed_events: Counter = "foreword_feed_events_total",
+        feed_key_mismatches: Counter = "foreword_feed_key_mismatches_total",
+        /// Document tokens that would have matched engines' prefix caches if every request had been sent in its
+        /// client's order.
+        client_matched_tokens: Counter = "foreword_client_matched_tokens_total",
+        arms: [(Arm, ArmCounters); 2] => Arm::ALL.map(|arm| (arm, ArmCounters::define(host, arm))),
+        learnt_entries: Counter = "foreword_learnt_entries_total",
+        lost_entries: Counter = "foreword_lost_entries_total",
+        unpublished_updates: Counter = "foreword_untold_requests_total",
+        /// Updates about cached prefixes sent to gateways of other proxies. The next two fields count those received
+        /// from them and those lost on the way.
+        sent_updates: Counter = "foreword_sent_updates_total",
+        received_updates: Counter = "foreword_received_updates_total",
+        lost_updates: Counter = "foreword_lost_updates_total",
+        /// Requests forwarded with their original body, one counter for each reason. The reasons are words in the
+        /// source, so their number is bounded.
+        passed: Vec<(&'static str, Counter)> => Skip::REASONS
+            .into_iter()
+            .chain(reason::ALL)
+            .map(|reason| {
+                let name = format!("foreword_passed_{}_total", reason.replace('-', "_"));
+                (reason, Counter::define(host, &name))
+            })
+            .collect(),
+        /// Counters for bursts (simultaneous requests that begin with the same uncached documents): requests that lead
+        /// one, requests held behind a leader, requests that would be held (mode `report`), and requests forwarded at
+        /// once because no more can be held.
+        bursts: [Counter; 4] => ["led", "held", "reported", "unheld"]
+            .map(|what| Counter::define(host, &format!("foreword_burst_{what}_total"))),
+        /// Requests that were held behind another one in a burst (simultaneous requests that begin with the same
+        /// uncached documents) and then forwarded, by the reason of their release in the order of [`RELEASES`].
+        releases: [Counter; 3] => RELEASES
+            .map(|(_, why)| Counter::define(host, &format!("foreword_burst_released_{why}_total"))),
+        /// Requests whose clients disconnected while the requests were held behind another one that computes the same
+        /// documents.
+        left: Counter = "foreword_burst_left_total",
+        /// Model answers that were stored, and messages in later requests that were restored from stored answers.
+        answers_kept: Counter = "foreword_answers_kept_total",
+        messages_restored: Counter = "foreword_messages_restored_total",
+        held_milliseconds: Histogram = "foreword_burst_held_milliseconds",
+        ordering_microseconds: Histogram = "foreword_ordering_microseconds",
+        documents_per_request: Histogram = "foreword_documents_per_request",
+        engine_cached_percent: Histogram = "foreword_engine_cached_percent",
+        matched_percent: Histogram = "foreword_matched_percent",
+        vm_mebibytes: Histogram = "foreword_vm_mebibytes",
+    }
 }
 
 /// The counters of one arm (treatment group) of an experiment.
@@ -105,96 +129,23 @@ struct ArmCounters {
     engine_cached_tokens: Counter,
 }
 
-impl Metrics {
-    /// Defines all metrics in the proxy, so that each is shown as 0 before its first request.
-    pub(crate) fn define(host: &impl Host) -> Self {
-        let passed = |reason: &'static str| {
-            let name = format!("foreword_passed_{}_total", reason.replace('-', "_"));
-            (reason, Counter::define(host, &name))
-        };
-        let arm = |arm: Arm| {
-            let counter = |what| {
-                let name = format!("foreword_arm_{}_{what}_total", arm.name());
-                Counter::define(host, &name)
-            };
-            let counters = ArmCounters {
-                requests: counter("requests"),
-                document_tokens: counter("document_tokens"),
-                matched_tokens: counter("matched_tokens"),
-                engine_prompt_tokens: counter("engine_prompt_tokens"),
-                engine_cached_tokens: counter("engine_cached_tokens"),
-            };
-            (arm, counters)
+impl ArmCounters {
+    fn define(host: &impl Host, arm: Arm) -> Self {
+        let counter = |what| {
+            let name = format!("foreword_arm_{}_{what}_total", arm.name());
+            Counter::define(host, &name)
         };
         Self {
-            requests: Counter::define(host, "foreword_requests_total"),
-            ordered: Counter::define(host, "foreword_ordered_total"),
-            unchanged: Counter::define(host, "foreword_unchanged_total"),
-            dry_run: Counter::define(host, "foreword_dry_run_total"),
-            refused: Counter::define(host, "foreword_refused_total"),
-            unlisted_requests: Counter::define(host, "foreword_unlisted_requests_total"),
-            documents: Counter::define(host, "foreword_documents_total"),
-            matched_documents: Counter::define(host, "foreword_matched_documents_total"),
-            dropped_documents: Counter::define(host, "foreword_dropped_documents_total"),
-            deduplicated_documents: Counter::define(host, "foreword_deduplicated_documents_total"),
-            pinned_documents: Counter::define(host, "foreword_pinned_documents_total"),
-            numbered_hints: Counter::define(host, "foreword_numbered_hints_total"),
-            document_tokens: Counter::define(host, "foreword_document_tokens_total"),
-            matched_tokens: Counter::define(host, "foreword_matched_tokens_total"),
-            heads_applied: Counter::define(host, "foreword_heads_applied_total"),
-            heads_reported: Counter::define(host, "foreword_heads_reported_total"),
-            heads: head_counts(&HeadReport::default())
-                .map(|(name, _)| Counter::define(host, &format!("foreword_{name}_total"))),
-            cuts: cut_counts(&Cut::default())
-                .map(|(name, _)| Counter::define(host, &format!("foreword_{name}_total"))),
-            misses: misses::COUNTED
-                .into_iter()
-                .map(|(cause, segment)| {
-                    let cause = cause.name().replace('-', "_");
-                    let segment = misses::segment_name(segment);
-                    ["requests", "tokens"].map(|what| {
-                        let name = format!("foreword_miss_{what}_{segment}_{cause}_total");
-                        Counter::define(host, &name)
-                    })
-                })
-                .collect(),
-            engine_prompt_tokens: Counter::define(host, "foreword_engine_prompt_tokens_total"),
-            engine_cached_tokens: Counter::define(host, "foreword_engine_cached_tokens_total"),
-            corrections: Counter::define(host, "foreword_corrections_total"),
-            feed_events: Counter::define(host, "foreword_feed_events_total"),
-            feed_key_mismatches: Counter::define(host, "foreword_feed_key_mismatches_total"),
-            client_matched_tokens: Counter::define(host, "foreword_client_matched_tokens_total"),
-            arms: Arm::ALL.map(arm),
-            learnt_entries: Counter::define(host, "foreword_learnt_entries_total"),
-            lost_entries: Counter::define(host, "foreword_lost_entries_total"),
-            unpublished_updates: Counter::define(host, "foreword_untold_requests_total"),
-            sent_updates: Counter::define(host, "foreword_sent_updates_total"),
-            received_updates: Counter::define(host, "foreword_received_updates_total"),
-            lost_updates: Counter::define(host, "foreword_lost_updates_total"),
-            passed: Skip::REASONS
-                .into_iter()
-                .chain(reason::ALL)
-                .map(passed)
-                .collect(),
-            bursts: ["led", "held", "reported", "unheld"]
-                .map(|what| Counter::define(host, &format!("foreword_burst_{what}_total"))),
-            releases: RELEASES.map(|(_, why)| {
-                Counter::define(host, &format!("foreword_burst_released_{why}_total"))
-            }),
-            left: Counter::define(host, "foreword_burst_left_total"),
-            answers: ["answers_kept", "messages_restored"]
-                .map(|what| Counter::define(host, &format!("foreword_{what}_total"))),
-            held_milliseconds: host
-                .define_histogram("foreword_burst_held_milliseconds")
-                .ok(),
-            ordering_microseconds: host.define_histogram("foreword_ordering_microseconds").ok(),
-            documents_per_request: host.define_histogram("foreword_documents_per_request").ok(),
-            engine_cached_percent: host.define_histogram("foreword_engine_cached_percent").ok(),
-            matched_percent: host.define_histogram("foreword_matched_percent").ok(),
-            vm_mebibytes: host.define_histogram("foreword_vm_mebibytes").ok(),
+            requests: counter("requests"),
+            document_tokens: counter("document_tokens"),
+            matched_tokens: counter("matched_tokens"),
+            engine_prompt_tokens: counter("engine_prompt_tokens"),
+            engine_cached_tokens: counter("engine_cached_tokens"),
         }
     }
+}
 
+impl Metrics {
     /// Counts a request by its outcome. Must be called once for each request.
     pub(crate) fn count(&self, host: &impl Host, outcome: &RequestOutcome) {
         self.requests.add(host, 1);
@@ -230,14 +181,11 @@ impl Metrics {
         self.matched_tokens.add(host, report.matched_tokens);
         self.client_matched_tokens
             .add(host, report.client_matched_tokens);
-        record(
-            host,
-            self.documents_per_request,
-            u64::from(report.documents),
-        );
+        self.documents_per_request
+            .record(host, report.documents.into());
         let percent = report.matched_tokens.saturating_mul(100);
         if let Some(percent) = percent.checked_div(report.document_tokens) {
-            record(host, self.matched_percent, percent);
+            self.matched_percent.record(host, percent);
         }
         if let Some(counters) = self.arm(arm) {
             counters.requests.add(host, 1);
@@ -283,14 +231,14 @@ impl Metrics {
     /// Records the time that ordering took for one request, whatever the result: from parsing the body on, including
     /// lock waits and the time to apply other workers' updates about cached prefixes.
     pub(crate) fn time(&self, host: &impl Host, nanoseconds: u64) {
-        record(host, self.ordering_microseconds, nanoseconds / 1_000);
+        self.ordering_microseconds.record(host, nanoseconds / 1_000);
     }
 
     /// Records the size of the Wasm VM's memory in mebibytes, as one histogram sample. Records nothing if the filter
     /// does not run in a VM.
     pub(crate) fn memory(&self, host: &impl Host) {
         if let Some(bytes) = host.memory_bytes() {
-            record(host, self.vm_mebibytes, bytes >> 20);
+            self.vm_mebibytes.record(host, bytes >> 20);
         }
     }
 
@@ -306,7 +254,7 @@ impl Metrics {
         self.engine_cached_tokens.add(host, cached);
         let percent = cached.saturating_mul(100).checked_div(counted.prompt);
         if let Some(percent) = percent {
-            record(host, self.engine_cached_percent, percent);
+            self.engine_cached_percent.record(host, percent);
         }
     }
 
@@ -356,13 +304,11 @@ impl Metrics {
     }
 
     pub(crate) fn answer_kept(&self, host: &impl Host) {
-        let [kept, _] = self.answers;
-        kept.add(host, 1);
+        self.answers_kept.add(host, 1);
     }
 
     pub(crate) fn restored(&self, host: &impl Host, messages: u64) {
-        let [_, restored] = self.answers;
-        restored.add(host, messages);
+        self.messages_restored.add(host, messages);
     }
 
     /// Counts a request by its role in a burst (simultaneous requests that begin with the same uncached documents).
@@ -386,7 +332,7 @@ impl Metrics {
         if let Some((_, counter)) = counters.find(|((known, _), _)| *known == why) {
             counter.add(host, 1);
         }
-        record(host, self.held_milliseconds, held_ms);
+        self.held_milliseconds.record(host, held_ms);
     }
 
     /// Counts a request that ended while it was held behind another one that computes the same documents. Counts

@@ -122,6 +122,7 @@ impl Catalog {
     }
 
     /// Returns the number of tree nodes that hold the document with this id; 0 for an unknown id.
+    #[cfg(test)]
     pub(crate) fn holders(&self, id: DocumentId) -> u32 {
         self.entries.get(id.0).map_or(0, |entry| entry.holders)
     }

@@ -228,19 +228,21 @@ impl SimilarityCache {
 
     fn check<S: AsRef<str>>(&self, documents: &[S]) -> Result<(), SimilarityError> {
         if documents.len() > self.config.max_documents as usize {
-            return Err(SimilarityError::TooManyDocuments {
-                found: documents.len(),
-                limit: self.config.max_documents,
-            });
+            return Err(SimilarityError(format!(
+                "{} documents, an entry holds at most {}",
+                documents.len(),
+                self.config.max_documents
+            )));
         }
         let limit = self.config.max_id_bytes;
         let long = |id: &S| id.as_ref().len() > limit as usize;
         match documents.iter().position(long) {
-            Some(at) => Err(SimilarityError::IdTooLong {
-                at,
-                bytes: documents.get(at).map_or(0, |id| id.as_ref().len()),
-                limit,
-            }),
+            Some(at) => {
+                let bytes = documents.get(at).map_or(0, |id| id.as_ref().len());
+                Err(SimilarityError(format!(
+                    "the id of document {at} is {bytes} bytes long, it may be at most {limit}"
+                )))
+            }
             None => Ok(()),
         }
     }

@@ -18,62 +18,9 @@ pub enum Metric {
 }
 
 /// Why an embedding or its entry is invalid. The cache is then unchanged.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum SimilarityError {
-    /// The embedding has the wrong number of components.
-    #[error("the embedding has {found} dimensions, this cache is for {expected}")]
-    Dimensions {
-        /// Number of components given.
-        found: usize,
-        /// Number of components of every embedding of this cache.
-        expected: u32,
-    },
-    /// A component is not a number, or infinite.
-    #[error("the embedding's component {at} is {value}, it must be finite")]
-    NotFinite {
-        /// Index of the component.
-        at: usize,
-        /// Value of the component.
-        value: f64,
-    },
-    /// The embedding is too long for its distances to be finite.
-    #[error("the embedding's length is {length}, it may be at most {MAX_LENGTH}")]
-    TooLong {
-        /// Euclidean length of the embedding.
-        length: f64,
-    },
-    /// The embedding is zero and has no direction, so it has no cosine.
-    #[error("the embedding is zero in every component: it has no direction to compare by cosine")]
-    NoDirection,
-    /// The tolerance is outside the metric's range.
-    #[error("a tolerance of {value} is out of range, it must be {low} to {high}")]
-    Tolerance {
-        /// The tolerance given.
-        value: f64,
-        /// The least tolerance allowed.
-        low: f64,
-        /// The greatest tolerance allowed.
-        high: f64,
-    },
-    /// There are more documents than an entry may have.
-    #[error("{found} documents, an entry holds at most {limit}")]
-    TooManyDocuments {
-        /// Number of documents given.
-        found: usize,
-        /// The limit, `max_documents`.
-        limit: u32,
-    },
-    /// A document's id is too long.
-    #[error("the id of document {at} is {bytes} bytes long, it may be at most {limit}")]
-    IdTooLong {
-        /// The document's rank, from 0.
-        at: usize,
-        /// Number of bytes of the id.
-        bytes: usize,
-        /// The limit, `max_id_bytes`.
-        limit: u32,
-    },
-}
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct SimilarityError(pub(super) String);
 
 /// Longest embedding: squared differences of two such stay finite in an `f32`.
 const MAX_LENGTH: f64 = 4e18;
@@ -93,11 +40,9 @@ impl Metric {
         if (low..=high).contains(&tolerance) {
             return Ok(());
         }
-        Err(SimilarityError::Tolerance {
-            value: tolerance,
-            low,
-            high,
-        })
+        Err(SimilarityError(format!(
+            "a tolerance of {tolerance} is out of range, it must be {low} to {high}"
+        )))
     }
 
     /// Returns the largest [measure](Self::measure) within `tolerance`.
@@ -143,30 +88,35 @@ impl Metric {
     ) -> Result<(), SimilarityError> {
         row.clear();
         if embedding.len() != dimensions as usize {
-            return Err(SimilarityError::Dimensions {
-                found: embedding.len(),
-                expected: dimensions,
-            });
+            return Err(SimilarityError(format!(
+                "the embedding has {} dimensions, this cache is for {dimensions}",
+                embedding.len()
+            )));
         }
         let length = length(embedding);
         if !length.is_finite() {
             let wrong = embedding.iter().position(|value| !value.is_finite());
             let at = wrong.unwrap_or_default();
             let value = embedding.get(at).copied().unwrap_or(f32::NAN);
-            return Err(SimilarityError::NotFinite {
-                at,
-                value: value.into(),
-            });
+            return Err(SimilarityError(format!(
+                "the embedding's component {at} is {}, it must be finite",
+                f64::from(value)
+            )));
         }
         match self {
-            Self::Cosine if length == 0.0 => return Err(SimilarityError::NoDirection),
+            Self::Cosine if length == 0.0 => {
+                let reason = "the embedding is zero in every component: it has no direction to compare by cosine";
+                return Err(SimilarityError(reason.to_owned()));
+            }
             Self::Cosine => row.extend(
                 embedding
                     .iter()
                     .map(|&value| (f64::from(value) / length) as f32),
             ),
             Self::L2 | Self::InnerProduct if length > MAX_LENGTH => {
-                return Err(SimilarityError::TooLong { length });
+                return Err(SimilarityError(format!(
+                    "the embedding's length is {length}, it may be at most {MAX_LENGTH}"
+                )));
             }
             Self::L2 | Self::InnerProduct => row.extend_from_slice(embedding),
         }

@@ -28,18 +28,6 @@ pub struct Sample {
 }
 
 impl Quality {
-    /// Returns the share of look-ups that were hits; `None` if there were none.
-    #[must_use]
-    pub fn hit_rate(&self) -> Option<f64> {
-        share(self.hits, self.lookups)
-    }
-
-    /// Returns the share of sampled hits whose documents differ from a fresh search's; `None` if none was sampled.
-    #[must_use]
-    pub fn false_hit_rate(&self) -> Option<f64> {
-        share(self.false_hits, self.sampled)
-    }
-
     /// Returns recall@k of sampled hits: of the documents that fresh searches found, the share that the hits had.
     /// `None` if no fresh search found any.
     #[must_use]
@@ -86,12 +74,12 @@ mod tests {
     #[test]
     fn a_hit_is_false_when_its_documents_differ_in_more_than_order() {
         let mut quality = Quality::default();
-        assert_eq!(quality.false_hit_rate(), None);
+        assert_eq!((quality.false_hits, quality.sampled), (0, 0));
         quality.report(&sample(&["a", "b"]), &["b", "a"]);
         quality.report(&sample(&["a", "b"]), &["a", "c"]);
         quality.report(&sample(&["a", "b"]), &["a"]);
         quality.report(&sample(&["a"]), &["a", "b", "c"]);
-        assert_eq!(quality.false_hit_rate(), Some(0.75));
+        assert_eq!((quality.false_hits, quality.sampled), (3, 4));
         assert_eq!(quality.recall(), Some(5.0 / 8.0));
     }
 
@@ -99,7 +87,7 @@ mod tests {
     fn searches_that_find_nothing_have_no_recall() {
         let mut quality = Quality::default();
         quality.report(&sample(&[]), &[] as &[&str]);
-        assert_eq!(quality.false_hit_rate(), Some(0.0));
+        assert_eq!((quality.false_hits, quality.sampled), (0, 1));
         assert_eq!(quality.recall(), None);
     }
 }

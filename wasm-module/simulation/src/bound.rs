@@ -1,6 +1,9 @@
-//! The pairwise upper bound of [`upper_bound`](super::upper_bound) for a compact trace. The exact bound compares every
-//! two requests that share a document, so its cost grows with the square of the trace. Beyond a budget of comparisons,
-//! it is estimated from a random sample of the requests.
+//! The pairwise upper bound on a trace's reuse: each request counts its largest overlap, in tokens, with any one
+//! earlier request of its scope. No order exceeds it, since a cached prefix came from one earlier request that had all
+//! of it. On some traces no order reaches it: one request's best order is another's worst.
+//!
+//! The exact bound compares every two requests that share a document, so its cost grows with the square of the trace.
+//! Beyond a budget of comparisons, it is estimated from a random sample of the requests.
 
 use super::CompactTrace;
 use foreword_ordering::document::Fingerprint;
@@ -153,7 +156,7 @@ mod tests {
         let (trace, requests) = generated(2_000);
         let mut told = Vec::new();
         let exact = Bound::of(&trace, 0, |done| told.push(done));
-        let list = super::super::upper_bound(&requests).share();
+        let list = crate::workloads::upper_bound(&requests).share();
         assert!(!exact.sampled && (exact.share - list).abs() < 1e-12);
         assert_eq!(told, (1..=2_000).collect::<Vec<_>>());
         let sample = Bound::within(&trace, 3, 1, 20_000, |_| ());

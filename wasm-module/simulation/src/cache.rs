@@ -95,8 +95,8 @@ impl EngineCache {
     }
 
     /// Returns the number of cached tokens.
-    #[must_use]
-    pub fn tokens(&self) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn tokens(&self) -> u64 {
         self.held.tokens()
     }
 }

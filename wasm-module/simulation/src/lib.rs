@@ -35,11 +35,19 @@ mod replay;
 mod time;
 pub mod workload;
 
+// The traces for tests and benches name this crate as the benches do.
+#[cfg(test)]
+extern crate self as foreword_simulation;
+#[cfg(test)]
+#[allow(unreachable_pub)]
+#[path = "../tests/support/workloads.rs"]
+mod workloads;
+
 pub use bad_line::BadLine;
 pub use batch::{
-    AnswerLine, AnswersError, BatchAnswer, BatchAnswers, BatchConfigError, BatchError, BatchIndex,
-    BatchLimits, BatchOrder, BatchOrderer, BatchSchedule, BatchTask, BatchUsage, FirstDocuments,
-    LineError, MAX_ID_BYTES, Planned, RequestLine, URLS, WINDOW, answer_line, batch, batch_placed,
+    AnswerLine, BatchAnswer, BatchAnswers, BatchConfigError, BatchError, BatchIndex, BatchLimits,
+    BatchOrder, BatchOrderer, BatchSchedule, BatchTask, BatchUsage, FirstDocuments, LineError,
+    MAX_ID_BYTES, Planned, RequestLine, URLS, WINDOW, answer_line, batch, batch_placed,
 };
 pub use bound::Bound;
 pub use boundary::{
@@ -52,7 +60,7 @@ pub use lines::{Lines, MAX_LINE_BYTES};
 pub use log::LogReader;
 pub use logged::{Logged, LoggedKind};
 pub use prompts::{PromptReplay, PromptReuse};
-pub use replay::{Replay, Reuse, replay, upper_bound};
+pub use replay::{Replay, Reuse};
 
 pub use foreword_ordering::listing::{Request, Retrieved};
 

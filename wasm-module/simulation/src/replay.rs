@@ -1,12 +1,10 @@
-//! Replays a trace under a policy, and computes the share of document tokens found in the cache.
+//! Replays requests under a policy, and computes the share of document tokens found in the cache.
 
-use super::{Capacity, EngineCache, Request, Trace, document_tokens};
-use foreword_ordering::document::{Candidate, Fingerprint};
+use super::{Capacity, EngineCache, Request, document_tokens};
+use foreword_ordering::document::Candidate;
 use foreword_ordering::policy::{Order, Policy, PolicyKind, PolicyOptions, fingerprints};
 use foreword_ordering::tree::KnowledgeTree;
-use fxhash::FxHashMap;
 use smallvec::SmallVec;
-use std::borrow::Borrow;
 
 /// The result of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -103,16 +101,6 @@ impl Replay {
         reused
     }
 
-    /// Decides and serves requests one by one, and returns the result.
-    #[must_use]
-    pub fn run(mut self, requests: impl IntoIterator<Item = impl Borrow<Request>>) -> Reuse {
-        for request in requests {
-            let order = self.decide(request.borrow());
-            self.serve(request.borrow(), &order);
-        }
-        self.reuse
-    }
-
     /// Returns the number of nodes of the knowledge tree.
     #[must_use]
     pub fn nodes(&self) -> usize {
@@ -126,53 +114,11 @@ impl Replay {
     }
 }
 
-/// Replays a whole trace under a policy, from an empty cache.
-#[must_use]
-pub fn replay(
-    trace: &Trace,
-    kind: PolicyKind,
-    options: &PolicyOptions,
-    capacity: Capacity,
-) -> Reuse {
-    Replay::new(kind, options, capacity).run(trace)
-}
-
-/// Returns the pairwise upper bound: each request counts its largest overlap, in tokens, with any one earlier request
-/// of its scope. No order exceeds it, since a cached prefix came from one earlier request that had all of it. On some
-/// traces no order reaches it: one request's best order is another's worst. O(requests x overlapping requests).
-#[must_use]
-pub fn upper_bound(trace: &Trace) -> Reuse {
-    let mut postings: FxHashMap<(u64, Fingerprint), Vec<usize>> = FxHashMap::default();
-    let mut shared: Vec<u64> = vec![0; trace.len()];
-    let mut reuse = Reuse::default();
-    for (at, request) in trace.iter().enumerate() {
-        let mut met = Vec::new();
-        for document in &request.documents {
-            let posted = postings
-                .entry((request.scope.0, document.fingerprint))
-                .or_default();
-            for &earlier in &*posted {
-                if let Some(shared) = shared.get_mut(earlier) {
-                    *shared += u64::from(document.tokens);
-                    met.push(earlier);
-                }
-            }
-            posted.push(at);
-        }
-        let most = met
-            .into_iter()
-            .filter_map(|earlier| shared.get_mut(earlier).map(std::mem::take))
-            .max();
-        reuse.reused_tokens += most.unwrap_or(0);
-        reuse.document_tokens += document_tokens(std::slice::from_ref(request));
-    }
-    reuse
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::workload;
     use super::*;
+    use crate::workloads::{self, replay, upper_bound};
+    use crate::{Trace, workload};
     use foreword_ordering::policy::{Place, Placement};
 
     fn share(trace: &Trace, kind: PolicyKind, capacity: Capacity) -> f64 {
@@ -189,8 +135,8 @@ mod tests {
                 "geospatial",
                 workload::geospatial(seed, 1_000, 5, workload::Ranks::Shuffled),
             ),
-            ("zipf", workload::zipf_topics(seed, 1_000, 5_000, 15)),
-            ("conversations", workload::conversations(seed, 1_000, 10)),
+            ("zipf", workloads::zipf_topics(seed, 1_000, 5_000, 15)),
+            ("conversations", workloads::conversations(seed, 1_000, 10)),
         ]
     }
 
@@ -266,7 +212,7 @@ mod tests {
 
     #[test]
     fn without_overlap_there_is_nothing_to_reuse() {
-        let trace = workload::disjoint(100, 5);
+        let trace = workloads::disjoint(100, 5);
         assert_eq!(upper_bound(&trace).share(), 0.0);
         for kind in PolicyKind::ALL {
             assert_eq!(share(&trace, kind, Capacity::UNBOUNDED), 0.0);
@@ -293,7 +239,7 @@ mod tests {
 
     #[test]
     fn the_upper_bound_is_the_largest_overlap_with_one_earlier_request() {
-        let mut trace = workload::disjoint(3, 4);
+        let mut trace = workloads::disjoint(3, 4);
         let [first, second] = [0, 1].map(|at: usize| trace[at].documents.clone());
         trace[2].documents = vec![
             second[3].clone(),

@@ -1,4 +1,4 @@
-//! Generates traces from a seed: the workloads of RAGCache++ (section 4) and four more.
+//! Generates traces from a seed: the workloads of RAGCache++ (section 4), and one without locality.
 //!
 //! Documents have the paper's 200 tokens. A request's documents are in random order, so that no policy can predict
 //! later requests from ranks; bursty and geospatial traces are also available with [stable](Ranks) ranks.
@@ -131,62 +131,6 @@ pub fn geospatial(seed: u64, requests: usize, k: usize, ranking: Ranks) -> Trace
         .collect()
 }
 
-/// Generates long-tailed topics: a request draws a topic of 100 documents, then `k` distinct documents of it, both by
-/// Zipf's law.
-#[must_use]
-pub fn zipf_topics(seed: u64, requests: usize, documents: u64, k: usize) -> Trace {
-    const TOPIC: u64 = 100;
-    let mut random = Random::new(seed);
-    let topics = (documents / TOPIC).max(1);
-    (0..requests)
-        .map(|_| {
-            let topic = zipf(&mut random, topics);
-            request(&popular(&mut random, topic * TOPIC, TOPIC, k))
-        })
-        .collect()
-}
-
-/// Generates interleaved conversations of 2 to 8 turns, 20 at a time, over topics of 40 documents. A turn keeps about
-/// half of the previous turn's documents. Documents precede the conversation, so turns share their beginnings.
-#[must_use]
-pub fn conversations(seed: u64, requests: usize, k: usize) -> Trace {
-    const AT_ONCE: u64 = 20;
-    const TOPICS: u64 = 50;
-    const TOPIC: u64 = 40;
-    struct Conversation {
-        topic: u64,
-        turns_left: u64,
-        last: Vec<u64>,
-    }
-    let mut random = Random::new(seed);
-    let start = |random: &mut Random| Conversation {
-        topic: zipf(random, TOPICS),
-        turns_left: 2 + random.below(7),
-        last: Vec::new(),
-    };
-    let mut open: Vec<Conversation> = (0..AT_ONCE).map(|_| start(&mut random)).collect();
-    let mut trace = Trace::with_capacity(requests);
-    while trace.len() < requests {
-        let at = random.below(AT_ONCE) as usize;
-        let Some(conversation) = open.get_mut(at) else {
-            break;
-        };
-        if conversation.turns_left == 0 {
-            *conversation = start(&mut random);
-        }
-        conversation.turns_left -= 1;
-        let mut current = std::mem::take(&mut conversation.last);
-        random.shuffle(&mut current);
-        current.truncate(k / 2);
-        let fresh = popular(&mut random, conversation.topic * TOPIC, TOPIC, k);
-        fill(&mut current, fresh, k);
-        random.shuffle(&mut current);
-        trace.push(request(&current));
-        conversation.last = current;
-    }
-    trace
-}
-
 /// Generates requests without locality: each draws `k` distinct documents of the corpus uniformly. Requests share
 /// documents only by chance, so this shows the least that a policy can gain.
 #[must_use]
@@ -201,17 +145,6 @@ pub fn uniform(seed: u64, requests: usize, documents: u64, k: usize) -> Trace {
                 fill(&mut chosen, vec![document], k);
             }
             request(&chosen)
-        })
-        .collect()
-}
-
-/// Generates requests without shared documents, which shows what a policy costs when there is nothing to gain.
-#[must_use]
-pub fn disjoint(requests: usize, k: usize) -> Trace {
-    (0..requests as u64)
-        .map(|at| {
-            let first = at * k as u64;
-            request(&(first..first + k as u64).collect::<Vec<_>>())
         })
         .collect()
 }
@@ -239,26 +172,10 @@ fn fill(chosen: &mut Vec<u64>, more: Vec<u64>, k: usize) {
     }
 }
 
-/// Draws `k` distinct documents of the `count` from `first` on (all of them if there are fewer), by Zipf's law.
-fn popular(random: &mut Random, first: u64, count: u64, k: usize) -> Vec<u64> {
-    let k = k.min(usize::try_from(count).unwrap_or(usize::MAX));
-    let mut chosen: Vec<u64> = Vec::with_capacity(k);
-    while chosen.len() < k {
-        fill(&mut chosen, vec![first + zipf(random, count)], k);
-    }
-    chosen
-}
-
-/// Draws a number below `count`, by Zipf's law with exponent 1, approximated by the inverse transform of the continuous
-/// 1/x law.
-fn zipf(random: &mut Random, count: u64) -> u64 {
-    let drawn = ((count as f64 + 1.0).powf(random.unit()) - 1.0) as u64;
-    drawn.min(count.saturating_sub(1))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::workloads::{conversations, disjoint, zipf_topics};
     use std::collections::HashSet;
 
     fn documents(request: &Request) -> HashSet<u64> {

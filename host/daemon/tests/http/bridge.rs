@@ -4,7 +4,7 @@ use crate::support::client::{JSON, Response, get, send};
 use crate::support::engine::{Engine, Event, Form, Hashes, REPEATED, Wire};
 use crate::support::process::{CHECKPOINT, Process};
 use crate::support::{Options, TestServer, parrot};
-use foreword_engine::text::{ChatTemplate, Tokenizer};
+use foreword_engine::text::{ChatTemplate, Ending, Tokenizer};
 use foreword_ordering::feed::{Batch, Event as PeerUpdate, TenantKey};
 use foreword_ordering::{Config, Orderer, Tenant};
 use foreword_server::kv::publisher;
@@ -82,7 +82,9 @@ fn request(number: usize, salt: Option<&'static str>) -> Request {
     assert_eq!(rewritten.path.runs[0].documents.len(), 4);
     let folder = Path::new(CHECKPOINT);
     let template = ChatTemplate::load(folder, None).unwrap().unwrap();
-    let prompt = template.render(&body["messages"], None, None).unwrap();
+    let prompt = template
+        .render(&body["messages"], None, None, None, Ending::Answer)
+        .unwrap();
     let at: Vec<usize> = documents
         .iter()
         .map(|document| prompt.find(document).unwrap() + document.len())

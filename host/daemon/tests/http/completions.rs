@@ -181,10 +181,10 @@ async fn a_request_says_whether_it_reads_the_cache_and_whether_it_is_kept() {
         json!({"min_cache_tokens": prompt_tokens + 1}),
     ] {
         assert_eq!(ask(not_stored).await, 0);
-        assert_eq!(house.stats().pages_cached, 0);
+        assert_eq!(house.stats().cache.cached, 0);
     }
     assert_eq!(ask(json!({"min_cache_tokens": prompt_tokens})).await, 0);
-    assert!(house.stats().pages_cached > 0);
+    assert!(house.stats().cache.cached > 0);
     for unread in [
         json!({"cache_prompt": false}),
         json!({"skip_reading_prefix_cache": true}),

@@ -164,7 +164,7 @@ async fn vllms_gauges_stand_beside_our_metrics() {
     house.idle().await;
     let metrics = get(house.internal(), "/metrics").await;
     let text = metrics.text();
-    let pages = house.stats().pages;
+    let pages = house.stats().cache.pages;
     for line in [
         "vllm:num_requests_running{model_name=\"aviary/parrot\",engine=\"0\"} 0.0".to_owned(),
         "vllm:num_requests_waiting{model_name=\"aviary/parrot\",engine=\"0\"} 0.0".to_owned(),

@@ -33,6 +33,8 @@
 //! Memory is bounded by the pools: every node has a page, and a salt is stored only while it has pages.
 
 mod boundaries;
+#[cfg(any(test, feature = "invariants"))]
+#[path = "tests/check.rs"]
 mod check;
 mod config;
 pub mod disk;
@@ -103,18 +105,8 @@ pub struct PrefixCache {
     /// Counts uses of pages, in place of a clock. Of two pages that no lease holds, of which one follows the other, the
     /// later one in the sequence was never used more recently.
     now: u64,
-    counts: Counts,
-}
-
-/// The counters and gauges of a cache that it keeps itself, in pages; [`CacheStats`] is their public form.
-#[derive(Default)]
-struct Counts {
-    device: u32,
-    host: u32,
-    replicas: u32,
-    evicted: u64,
-    host_evicted: u64,
-    fetched: u64,
+    /// The counters and gauges that the cache keeps itself. Those that its parts keep are 0 here.
+    counts: CacheStats,
 }
 
 /// Gauges and counters of one cache since it was created, in pages.
@@ -179,7 +171,7 @@ impl PrefixCache {
             in_flight: InFlight::default(),
             events: EventLog::default(),
             now: 0,
-            counts: Counts::default(),
+            counts: CacheStats::default(),
         }
     }
 
@@ -209,20 +201,15 @@ impl PrefixCache {
         CacheStats {
             pages: self.pool.pages(),
             in_use: self.pool.in_use(),
-            cached: self.counts.device,
-            evicted: self.counts.evicted,
             host_pages: self.host_pool.pages(),
-            host_cached: self.counts.host,
-            replicated: self.counts.replicas,
-            host_evicted: self.counts.host_evicted,
             disk_replicas: self.disk_replicas.kept(),
             disk_replicated: self.disk_replicas.written(),
-            fetched: self.counts.fetched,
             disk: self
                 .disk
                 .as_ref()
                 .map(|disk| disk.counts())
                 .unwrap_or_default(),
+            ..self.counts
         }
     }
 
@@ -332,7 +319,7 @@ impl PrefixCache {
     /// Evicts every prefix that no lease holds, from the device, host memory and disk. Returns the number of device
     /// pages freed.
     pub fn clear(&mut self) -> u32 {
-        let before = self.counts.device;
+        let before = self.counts.cached;
         let told = std::mem::take(&mut self.events);
         for id in self.tree.leaves_first() {
             let evictable = self.evictable(id);
@@ -352,12 +339,12 @@ impl PrefixCache {
         self.forget_disk_replicas();
         self.history.clear();
         let removals = std::mem::replace(&mut self.events, told);
-        if self.counts.device == 0 && self.counts.host == 0 {
+        if self.counts.cached == 0 && self.counts.host_cached == 0 {
             self.events.push(CacheEvent::Cleared);
         } else {
             self.events.append(removals);
         }
-        before - self.counts.device
+        before - self.counts.cached
     }
 
     /// Returns the number of pages that the KV state of `tokens` tokens takes.
@@ -409,7 +396,7 @@ impl PrefixCache {
         if copy.queued {
             self.device.dequeue(copy.rank);
         }
-        self.counts.device -= 1;
+        self.counts.cached -= 1;
         self.pool.give_back(copy.page);
         if let Some(parent) = node.parent {
             self.tree[parent].at.device_children -= 1;

@@ -32,19 +32,9 @@ impl PrefixCache {
 
     /// Opens a lease with pages for all of `tokens`, sharing the pages of the longest cached prefix (see
     /// [`PrefixCache::lookup`]). Returns `None` if there are too few pages that no lease holds; pages may then have
-    /// been evicted, and the order of eviction changed.
-    pub fn open(
-        &mut self,
-        salt: &Arc<str>,
-        tokens: &[TokenId],
-        documents: Option<&DocumentPath>,
-    ) -> Option<Opening> {
-        self.open_as(salt, tokens, documents, CacheUse::default())
-    }
-
-    /// Opens a lease as [`PrefixCache::open`] does. `cache_use` says how many tokens the sequence may read from the
+    /// been evicted, and the order of eviction changed. `cache_use` says how many tokens the sequence may read from the
     /// cache, and whether its own pages stay there.
-    pub fn open_as(
+    pub fn open(
         &mut self,
         salt: &Arc<str>,
         tokens: &[TokenId],

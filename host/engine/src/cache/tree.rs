@@ -28,6 +28,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::{Bound, Index, IndexMut};
 use std::sync::Arc;
 
+#[cfg(any(test, feature = "invariants"))]
+#[path = "tests/check_tree.rs"]
+mod check;
+
 /// Identifies a node of the prefix tree: one page of KV state after a certain prefix. The id is reused once its node
 /// has left the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -257,12 +261,6 @@ impl<At: Default> Tree<At> {
         self[node].children.values().copied()
     }
 
-    /// Iterates over all nodes of the tree with their ids, in no particular order.
-    pub(super) fn nodes(&self) -> impl Iterator<Item = (NodeId, &Node<At>)> {
-        let slots = (0..).map(NodeId).zip(&self.slots);
-        slots.filter_map(|(id, slot)| Some((id, slot.node.as_ref()?)))
-    }
-
     /// Returns the ids of all nodes, each after its descendants.
     pub(super) fn leaves_first(&self) -> Vec<NodeId> {
         let roots = self.roots.values();
@@ -318,59 +316,6 @@ impl<At: Default> Tree<At> {
                 .get(salt)
                 .is_some_and(|root| root.changed <= then),
         }
-    }
-
-    /// Asserts the tree's invariants: links in both directions, sorted siblings, and no page whose tokens begin another
-    /// sibling's.
-    pub(super) fn check(&self) {
-        let mut linked = 0;
-        for (salt, root) in &self.roots {
-            assert!(
-                !root.children.is_empty(),
-                "salt {salt:?} has a root without pages"
-            );
-            assert_eq!(root.hash, PageHash::root(self.identity, salt));
-            linked += self.check_siblings(salt, None, &root.children);
-        }
-        for (id, node) in self.nodes() {
-            let full = node.tokens.len() == self.page_tokens;
-            assert!(
-                full || node.children.is_empty(),
-                "partial page {id:?} has followers"
-            );
-            let before = self.hash_before(&node.salt, node.parent);
-            assert_eq!(node.hash, full.then(|| before.then(&node.tokens)));
-            linked += self.check_siblings(&node.salt, Some(id), &node.children);
-        }
-        let nodes = self.nodes().count();
-        assert_eq!(linked, nodes, "nodes are cut off");
-        assert_eq!(nodes + self.free.len(), self.slots.len(), "slots are lost");
-        let hashes = self.nodes().filter_map(|(id, node)| Some((node.hash?, id)));
-        assert_eq!(self.by_hash, hashes.collect(), "hashes are misfiled");
-    }
-
-    fn check_siblings(&self, salt: &str, parent: Option<NodeId>, siblings: &Children) -> usize {
-        let mut previous: Option<&[TokenId]> = None;
-        for (tokens, &id) in siblings {
-            let node = &self[id];
-            assert!(
-                Arc::ptr_eq(&node.tokens, tokens),
-                "{id:?} is filed under other tokens"
-            );
-            assert_eq!(
-                (node.parent, &*node.salt),
-                (parent, salt),
-                "{id:?} is filed under another parent"
-            );
-            assert!(
-                (1..=self.page_tokens).contains(&tokens.len()),
-                "{id:?} has no tokens or too many"
-            );
-            let alike = previous.is_some_and(|previous| tokens.starts_with(previous));
-            assert!(!alike, "{id:?}'s tokens continue a sibling's");
-            previous = Some(tokens);
-        }
-        siblings.len()
     }
 }
 

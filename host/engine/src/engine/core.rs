@@ -27,6 +27,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 use tokio::sync::mpsc;
 
+#[cfg(any(test, feature = "invariants"))]
+#[path = "tests/check.rs"]
+mod check;
 mod faults;
 mod speculation;
 mod tiers;
@@ -197,21 +200,10 @@ impl Core {
     }
 
     pub(super) fn stats(&self) -> Stats {
-        let cache = self.cache.stats();
         Stats {
             waiting: (self.waiting.len() + self.fetching.len()) as u32,
             running: self.running.len() as u32,
-            evicted_pages: cache.evicted,
-            pages: cache.pages,
-            pages_in_use: cache.in_use,
-            pages_cached: cache.cached,
-            host_pages: cache.host_pages,
-            host_pages_cached: cache.host_cached,
-            host_evicted_pages: cache.host_evicted,
-            fetched_pages: cache.fetched,
-            disk_replicas: cache.disk_replicas,
-            disk_replicated_pages: cache.disk_replicated,
-            disk: cache.disk,
+            cache: self.cache.stats(),
             prefix_caching: self.prefix_caching,
             ..self.totals
         }
@@ -496,7 +488,7 @@ impl Core {
         let Some(sequence) = self.waiting.get(ticket) else {
             return false;
         };
-        let Some(opening) = self.cache.open_as(
+        let Some(opening) = self.cache.open(
             &sequence.salt,
             &sequence.tokens,
             sequence.documents.as_deref(),
@@ -690,28 +682,6 @@ impl Core {
 
     fn send_event(&mut self, sequence: &Sequence, event: Event) {
         self.outbox.push((sequence.events.clone(), event));
-    }
-
-    /// Asserts every invariant of the engine's state; for tests.
-    pub(super) fn check(&self) {
-        let held = self.held.iter().map(|held| &held.active);
-        self.cache
-            .check((self.running.iter().chain(held)).map(|active| &active.lease));
-        if self.held.is_empty() && self.is_idle() {
-            assert_eq!(self.cache.stats().in_use, 0);
-        }
-        assert!(self.running.len() + self.joined() <= self.limits.max_running as usize);
-        for active in &self.running {
-            let Sequence { kind, end, .. } = active.sequence;
-            let length = active.sequence.length();
-            assert!(active.computed < length);
-            let is_scored = active.sequence.scores.is_some();
-            assert!(length < end || ((kind == Kind::Prefill || is_scored) && length == end));
-            let pages = active.lease.pages().len() as u32;
-            assert!(active.computed + active.share <= pages * self.limits.page_tokens);
-        }
-        let planned: u32 = self.running.iter().map(|active| active.share).sum();
-        assert!(planned <= self.max_prefill_step_tokens);
     }
 }
 

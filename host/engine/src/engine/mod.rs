@@ -44,8 +44,7 @@ use self::prompt_scores::PromptScores;
 use self::worker::{Clock, Shared};
 use crate::TokenId;
 use crate::backend::Backend;
-use crate::cache::DiskCounts;
-use crate::cache::{CacheConfig, CacheUse, DocumentPath};
+use crate::cache::{CacheConfig, CacheStats, CacheUse, DocumentPath};
 use crate::sampling::{Constraint, Logprobs, Sampler, Sampling};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -302,28 +301,8 @@ pub struct Stats {
     pub partial_hits: u64,
     /// Lookups that matched all tokens of the prompt but the last, which is never looked up.
     pub full_hits: u64,
-    /// Pages evicted from the device's memory so far.
-    pub evicted_pages: u64,
-    /// Number of pages in the device's pool.
-    pub pages: u32,
-    /// Device pages held now by running requests and by computed speculative prefills; shared ones count once.
-    pub pages_in_use: u32,
-    /// Device pages that hold cached prefixes now, in use or not.
-    pub pages_cached: u32,
-    /// Number of pages in the host's pool.
-    pub host_pages: u32,
-    /// Host pages that hold cached prefixes now, including copies of pages that are still on the device.
-    pub host_pages_cached: u32,
-    /// Pages evicted from host memory so far.
-    pub host_evicted_pages: u64,
-    /// Pages read back from disk into host memory so far.
-    pub fetched_pages: u64,
-    /// Pages in device or host memory that also have a copy on disk now, so that a restarted process finds them.
-    pub disk_replicas: u32,
-    /// Copies to disk of pages that are still in memory, scheduled so far, in pages.
-    pub disk_replicated_pages: u64,
-    /// Counters of the disk tier; all 0 if there is no disk tier.
-    pub disk: DiskCounts,
+    /// Gauges and counters of the prefix cache, in pages.
+    pub cache: CacheStats,
     /// True if prefixes are cached at all, see [`EngineConfig::prefix_caching`].
     pub prefix_caching: bool,
     /// Steps computed so far, without those that failed.

@@ -75,6 +75,7 @@ impl Stepper {
     ///
     /// # Panics
     /// Panics when an invariant does not hold.
+    #[cfg(any(test, feature = "invariants"))]
     pub fn check(&self) {
         self.core.check();
     }

@@ -186,7 +186,7 @@ impl Load {
         self.step();
         let stats = self.core.stats();
         assert_eq!(
-            (stats.pages_in_use, stats.running, stats.waiting),
+            (stats.cache.in_use, stats.running, stats.waiting),
             (0, 0, 0)
         );
         assert_eq!(stats.finished, u64::from(self.accepted));
@@ -333,7 +333,7 @@ fn tokens_depend_on_the_request_alone() {
         joined += stats.speculations_joined;
         superseded += stats.speculations_superseded;
         expired += stats.expired;
-        evicted += stats.evicted_pages;
+        evicted += stats.cache.evicted;
         cached += stats.cached_tokens;
     }
     assert!(
@@ -424,7 +424,7 @@ fn a_prompt_as_large_as_the_pool_allows_runs_to_the_end_of_it() {
             cache_salt: String::new(),
             ..Request::default()
         });
-        assert_eq!(load.drain().pages, 5);
+        assert_eq!(load.drain().cache.pages, 5);
     }
     assert_eq!(load.core.stats().generated_tokens, 2);
 }

@@ -18,6 +18,7 @@ use super::parking::Parking;
 use super::work::Answers;
 use super::{Bounds, EngineConfig, Failure, Generation, Request, Stats, SubmitError};
 use crate::backend::{Backend, BackendError};
+use crate::cache::CacheStats;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -91,7 +92,10 @@ const IDLE_WATCHDOG_INTERVAL: Duration = Duration::from_secs(60);
 impl Shared {
     pub(super) fn new(backend: &dyn Backend, config: &EngineConfig, clock: Clock) -> Self {
         let stats = Stats {
-            pages: backend.shape().pages,
+            cache: CacheStats {
+                pages: backend.shape().pages,
+                ..CacheStats::default()
+            },
             prefix_caching: config.prefix_caching,
             ..Stats::default()
         };

@@ -4,13 +4,13 @@
 
 use super::fp8::{self, Block};
 use super::gguf::{Gguf, is_gguf};
-use super::safetensors::{Entry, TensorFiles};
+use super::safetensors::{Entry, Tensors};
 use super::tensor::{Element, Tensor, rows_and_columns};
 use super::{CheckpointError, ModelConfig, Packing};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use std::borrow::Cow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use xxhash_rust::xxh3::Xxh3;
 
 /// The tensors of a decoder layer. A matrix is `[outputs, inputs]`; its bias, `None` if the model has none, follows it.
@@ -41,7 +41,7 @@ pub struct Checkpoint {
 }
 
 enum Source {
-    Files(PathBuf, TensorFiles),
+    Files(Tensors),
     Gguf(Gguf),
     Random(Element, u64),
 }
@@ -62,7 +62,7 @@ impl Checkpoint {
         }
         Ok(Self {
             config: ModelConfig::load(path)?,
-            source: Source::Files(path.to_owned(), TensorFiles::open(path)?),
+            source: Source::Files(Tensors::open(path)?),
         })
     }
 
@@ -87,7 +87,7 @@ impl Checkpoint {
         let mut hash = Xxh3::new();
         hash.update(format!("{:?}", self.config).as_bytes());
         match &self.source {
-            Source::Files(_, files) => files.sample(&mut hash),
+            Source::Files(files) => files.sample(&mut hash),
             Source::Gguf(file) => file.sample(&mut hash),
             Source::Random(element, seed) => {
                 hash.update(format!("random {element:?} {seed}").as_bytes());
@@ -160,7 +160,7 @@ impl Checkpoint {
         let (c, name) = (&self.config, "model.layers.0.self_attn.k_proj.weight");
         match &self.source {
             Source::Random(element, _) => Ok(*element),
-            Source::Files(..) | Source::Gguf(_) => {
+            Source::Files(_) | Source::Gguf(_) => {
                 let tensor = self.tensor(name, &[c.kv_heads * c.head_dim, c.hidden])?;
                 Ok(tensor.element)
             }
@@ -183,7 +183,7 @@ impl Checkpoint {
     /// Returns the weights of the norm called `name`, `[length]`. Adds 1 to each if the files store them minus one.
     fn norm(&self, name: &str, length: usize) -> Result<Tensor<'_>, CheckpointError> {
         let tensor = self.tensor(name, &[length])?;
-        let is_less_one = self.config.norms_less_one && matches!(self.source, Source::Files(..));
+        let is_less_one = self.config.norms_less_one && matches!(self.source, Source::Files(_));
         if !is_less_one {
             return Ok(tensor);
         }
@@ -211,32 +211,13 @@ impl Checkpoint {
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor<'_>, CheckpointError> {
         match &self.source {
             Source::Random(element, seed) => Ok(random(name, shape, *element, *seed)),
-            Source::Files(folder, files) => {
-                files.tensor(folder, name, shape, self.config.fp8_block)
-            }
+            Source::Files(files) => files.in_blocks(name, shape, self.config.fp8_block),
             Source::Gguf(file) => file.tensor(name, shape),
         }
     }
 }
 
-/// The tensors of a folder's safetensors files by name, for models that are not decoders.
-pub struct Tensors {
-    folder: PathBuf,
-    files: TensorFiles,
-}
-
 impl Tensors {
-    /// Maps the safetensors files in `folder` into memory.
-    ///
-    /// # Errors
-    /// Returns a [`CheckpointError`] when the files are missing or malformed.
-    pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
-        Ok(Self {
-            folder: folder.to_owned(),
-            files: TensorFiles::open(folder)?,
-        })
-    }
-
     /// Returns the values of the tensor called `name`, converted to f32. The tensor must have the shape `shape`.
     ///
     /// # Errors
@@ -253,25 +234,10 @@ impl Tensors {
         self.in_blocks(name, shape, None)
     }
 
-    /// Returns the tensor called `name`, which must have the shape `shape`. FP8 numbers are converted to bf16; if
-    /// `block` is given, those of each block of that size share a scale.
+    /// Returns the tensor called `name`, checked for shape and type. FP8 numbers are converted to bf16; those of each
+    /// `block` share a scale, unless the shape of the scales says that there is one for each row or one for the tensor.
     pub(super) fn in_blocks(
         &self,
-        name: &str,
-        shape: &[usize],
-        block: Option<Block>,
-    ) -> Result<Tensor<'_>, CheckpointError> {
-        self.files.tensor(&self.folder, name, shape, block)
-    }
-}
-
-impl TensorFiles {
-    /// Returns the tensor called `name` of the files in `folder`, checked for shape and type. FP8 numbers are converted
-    /// to bf16; those of each `block` share a scale, unless the shape of the scales says that there is one for each row
-    /// or one for the tensor.
-    fn tensor(
-        &self,
-        folder: &Path,
         name: &str,
         shape: &[usize],
         block: Option<Block>,
@@ -279,7 +245,7 @@ impl TensorFiles {
         let (rows, columns) = rows_and_columns(shape);
         let Some((path, entry, bytes)) = self.get(name) else {
             return Err(CheckpointError::new(
-                folder,
+                &self.folder,
                 format!("tensor {name} is missing, expected with shape {shape:?}"),
             ));
         };

@@ -809,7 +809,7 @@ impl<'a> Reader<'a> {
 mod tests {
     use super::*;
     use crate::models::{Checkpoint, LayerWeights};
-    use crate::text::{ChatTemplate, Tokenizer};
+    use crate::text::{ChatTemplate, Ending, Tokenizer};
     use half::{bf16, f16};
 
     /// Builds a GGUF file for tests.
@@ -1129,7 +1129,9 @@ mod tests {
             let messages = json!([{"role": "user", "content": "Why?"}]);
             let prompt = |path: &Path, own: Option<&Path>| {
                 let template = ChatTemplate::load(path, own).unwrap().unwrap();
-                template.render(&messages, None, None).unwrap()
+                template
+                    .render(&messages, None, None, None, Ending::Answer)
+                    .unwrap()
             };
             assert_eq!(prompt(&path, None), prompt(&fixture(name), None));
             let own = place.path().join("own.jinja");

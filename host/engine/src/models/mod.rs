@@ -23,12 +23,13 @@ mod rope;
 mod safetensors;
 mod tensor;
 
+pub use checkpoint::Checkpoint;
 pub(crate) use checkpoint::LayerWeights;
-pub use checkpoint::{Checkpoint, Tensors};
 pub(crate) use config::Activation;
 pub use config::ModelConfig;
 pub use packing::Packing;
 pub(crate) use rope::Rope;
+pub use safetensors::Tensors;
 pub use tensor::Element;
 pub(crate) use tensor::Tensor;
 

@@ -25,8 +25,9 @@ const MAX_HEADER: u64 = 100_000_000;
 /// Number of bytes of a tensor that are sampled at its beginning, at its middle and at its end.
 const SAMPLE: usize = 4096;
 
-/// The tensors of the safetensors files in a checkpoint's folder, mapped into memory.
-pub(super) struct TensorFiles {
+/// The tensors of a folder's safetensors files by name, mapped into memory.
+pub struct Tensors {
+    pub(super) folder: PathBuf,
     files: Vec<(PathBuf, Mmap)>,
     entries: HashMap<String, Entry>,
 }
@@ -51,12 +52,16 @@ struct Info {
     data_offsets: (u64, u64),
 }
 
-impl TensorFiles {
+impl Tensors {
     /// Maps `model.safetensors` in `folder` into memory, or the files that `model.safetensors.index.json` names.
-    pub(super) fn open(folder: &Path) -> Result<Self, CheckpointError> {
+    ///
+    /// # Errors
+    /// Returns a [`CheckpointError`] when the files are missing or malformed.
+    pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
         let single = folder.join("model.safetensors");
         let index = folder.join("model.safetensors.index.json");
         let mut this = Self {
+            folder: folder.to_owned(),
             files: Vec::new(),
             entries: HashMap::new(),
         };

@@ -84,8 +84,8 @@ pub enum Ending {
 
 impl ChatTemplate {
     /// Reads the template in the file `own` or, without one, that of the checkpoint `folder` (a folder or a GGUF file).
-    /// Templates that ask for the time get the system's, in UTC; see [`ChatTemplate::with_clock`]. Returns `None` for a
-    /// checkpoint without a template.
+    /// Templates that ask for the time get the system's, in UTC. Returns `None` for a checkpoint without
+    /// a template.
     ///
     /// # Errors
     /// Returns [`TextError::Checkpoint`] when a file is malformed, or `own` cannot be read.
@@ -129,52 +129,17 @@ impl ChatTemplate {
             .map_err(wrong)
     }
 
-    /// Returns this template, but with `clock` as the source of the time for templates that write today's date into the
-    /// prompt.
-    #[must_use]
-    pub fn with_clock(mut self, clock: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
-        set_clock(&mut self.environment, clock);
-        self
-    }
-
-    /// Renders the prompt for an OpenAI `messages` array, with the client's `tools` and `documents`, if any. The prompt
-    /// ends at the beginning of the answer.
+    /// Renders the prompt for an OpenAI `messages` array, with the client's `tools` and `documents`, if any. The fields
+    /// of the object `more` are further variables of the template, such as `enable_thinking`; they cannot replace the
+    /// standard variables. `ending` says where the prompt ends.
     ///
     /// A `content` that is an array of text parts is passed to a template that accepts arrays. For others the parts are
     /// joined by newlines.
     ///
     /// # Errors
-    /// Returns [`TextError::Template`] when the messages do not fit the template.
-    pub fn render(
-        &self,
-        messages: &Json,
-        tools: Option<&Json>,
-        documents: Option<&Json>,
-    ) -> Result<String, TextError> {
-        self.render_with(messages, tools, documents, None)
-    }
-
-    /// Renders the prompt as [`ChatTemplate::render`] does, with the fields of the object `more` as further variables
-    /// of the template, such as `enable_thinking`. They cannot replace the standard variables.
-    ///
-    /// # Errors
-    /// Returns [`TextError::Template`] when the messages do not fit the template.
-    pub fn render_with(
-        &self,
-        messages: &Json,
-        tools: Option<&Json>,
-        documents: Option<&Json>,
-        more: Option<&Json>,
-    ) -> Result<String, TextError> {
-        self.render_to(messages, tools, documents, more, Ending::Answer)
-    }
-
-    /// Renders the prompt as [`ChatTemplate::render_with`] does, but lets it end at `ending`.
-    ///
-    /// # Errors
     /// Returns [`TextError::Template`] when the messages do not fit the template, or the last one the ending, and
     /// [`TextError::Thread`] when the system has no thread for it.
-    pub fn render_to(
+    pub fn render(
         &self,
         messages: &Json,
         tools: Option<&Json>,

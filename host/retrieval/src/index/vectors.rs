@@ -20,33 +20,9 @@ pub enum Metric {
 }
 
 /// The reason why a vector was refused.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum Refused {
-    /// The vector has the wrong number of components.
-    #[error("the vector has {found} dimensions, this index has {expected}")]
-    Dimensions {
-        /// Number of components given.
-        found: usize,
-        /// Number of components of every vector in the index.
-        expected: u32,
-    },
-    /// A component is NaN, infinite, or too large to be squared.
-    #[error(
-        "the vector's component {at} is {value}, it must be a number of at most {MAX_COMPONENT:e}"
-    )]
-    NotFinite {
-        /// Index of the component.
-        at: usize,
-        /// Value of the component.
-        value: f32,
-    },
-    /// The vector is zero and has no direction, so it has no cosine.
-    #[error("the vector is zero in every component: it has no direction to compare by cosine")]
-    NoDirection,
-    /// The index has the largest possible number of vectors.
-    #[error("there are {} vectors, the most that an index holds", u32::MAX)]
-    Full,
-}
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Refused(String);
 
 /// Largest component: sums of squares of such components stay finite in an `f32`, whatever the dimensions.
 const MAX_COMPONENT: f32 = 1e15;
@@ -106,17 +82,18 @@ impl Vectors {
     /// Returns [`Refused`] when the vector is unusable.
     pub fn prepare(&self, vector: &[f32]) -> Result<Vec<f32>, Refused> {
         if vector.len() != self.dimensions as usize {
-            return Err(Refused::Dimensions {
-                found: vector.len(),
-                expected: self.dimensions,
-            });
+            return Err(Refused(format!(
+                "the vector has {} dimensions, this index has {}",
+                vector.len(),
+                self.dimensions
+            )));
         }
         let wrong = |value: &f32| value.is_nan() || value.abs() > MAX_COMPONENT;
         if let Some(at) = vector.iter().position(wrong) {
-            return Err(Refused::NotFinite {
-                at,
-                value: vector[at],
-            });
+            return Err(Refused(format!(
+                "the vector's component {at} is {}, it must be a number of at most {MAX_COMPONENT:e}",
+                vector[at]
+            )));
         }
         if self.metric != Metric::Cosine {
             return Ok(vector.to_vec());
@@ -124,7 +101,9 @@ impl Vectors {
         // In f64, no component's square underflows.
         let squares: f64 = vector.iter().map(|&value| f64::from(value).powi(2)).sum();
         if squares == 0.0 {
-            return Err(Refused::NoDirection);
+            let reason =
+                "the vector is zero in every component: it has no direction to compare by cosine";
+            return Err(Refused(reason.to_owned()));
         }
         let scale = squares.sqrt();
         let unit = |&value: &f32| (f64::from(value) / scale) as f32;
@@ -137,7 +116,13 @@ impl Vectors {
     /// Returns [`Refused`] when the vector is unusable; it is then not added.
     pub fn push(&mut self, vector: &[f32]) -> Result<Slot, Refused> {
         let row = self.prepare(vector)?;
-        let slot = u32::try_from(self.len()).map_err(|_| Refused::Full)?;
+        let full = |_| {
+            let most = u32::MAX;
+            Refused(format!(
+                "there are {most} vectors, the most that an index holds"
+            ))
+        };
+        let slot = u32::try_from(self.len()).map_err(full)?;
         self.added.extend(row);
         Ok(Slot(slot))
     }

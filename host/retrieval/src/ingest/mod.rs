@@ -18,9 +18,9 @@ use crate::Document;
 use crate::collection::{Collection, Editor};
 use crate::embedder::{EmbedError, Embedder};
 use crate::file::FileError;
-use crate::index::Refused;
 use crate::words::has_words;
 use fxhash::FxHashSet;
+use std::fmt::Display;
 
 /// The result of an ingestion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,35 +37,8 @@ pub struct Summary {
 
 /// The reason why documents could not be ingested.
 #[derive(Debug, thiserror::Error)]
-pub enum IngestError {
-    /// The embedder failed.
-    #[error("document {id}: {reason}")]
-    Embed {
-        /// Id of the document.
-        id: String,
-        /// The embedder's error.
-        reason: EmbedError,
-    },
-    /// The document's vector was refused.
-    #[error("document {id}: {reason}")]
-    Vector {
-        /// Id of the document.
-        id: String,
-        /// The reason for the refusal.
-        reason: Refused,
-    },
-    /// The collection has vectors of another embedder.
-    #[error("the index was made with the embedder {found}, not with {given}")]
-    Embedder {
-        /// Name of the collection's embedder.
-        found: String,
-        /// Name of the given embedder.
-        given: String,
-    },
-    /// The collection could not be read.
-    #[error(transparent)]
-    File(#[from] FileError),
-}
+#[error("{0}")]
+pub struct IngestError(String);
 
 /// Number of documents embedded together.
 const BATCH: usize = 32;
@@ -82,12 +55,15 @@ pub fn mirror(
     mut progress: impl FnMut(usize, usize),
 ) -> Result<(Collection, Summary), IngestError> {
     if collection.spec().embedder != embedder.name() {
-        return Err(IngestError::Embedder {
-            found: collection.spec().embedder.clone(),
-            given: embedder.name().to_owned(),
-        });
+        return Err(IngestError(format!(
+            "the index was made with the embedder {}, not with {}",
+            collection.spec().embedder,
+            embedder.name()
+        )));
     }
-    let mut editor = Editor::new(collection)?;
+    let unreadable = |error: FileError| IngestError(error.to_string());
+    let refused = |id: &str, reason: &dyn Display| IngestError(format!("document {id}: {reason}"));
+    let mut editor = Editor::new(collection).map_err(unreadable)?;
     let mut summary = Summary::default();
     let given: FxHashSet<&str> = documents.iter().map(|document| &*document.id).collect();
     let gone: Vec<String> = editor
@@ -116,20 +92,15 @@ pub fn mirror(
         let texts: Vec<&str> = texts.iter().map(|text| text.trim_start()).collect();
         let embeddings = embedder.embed(&texts).map_err(|reason| {
             let (EmbedError::Empty { at } | EmbedError::Failed { at, .. }) = reason;
-            let id = fresh
-                .get(at)
-                .map_or_else(String::new, |document| document.id.clone());
-            IngestError::Embed { id, reason }
+            let id = fresh.get(at).map_or("", |document| &*document.id);
+            refused(id, &reason)
         })?;
         for (document, embedding) in fresh.iter().zip(embeddings) {
             let put = editor.put(document, &embedding.vector);
-            put.map_err(|reason| IngestError::Vector {
-                id: document.id.clone(),
-                reason,
-            })?;
+            put.map_err(|reason| refused(&document.id, &reason))?;
             summary.embedded += 1;
         }
     }
     progress(documents.len(), documents.len());
-    Ok((editor.finish()?, summary))
+    Ok((editor.finish().map_err(unreadable)?, summary))
 }

@@ -4,40 +4,13 @@ use super::Passages;
 use crate::Document;
 use fxhash::FxHashMap;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// The reason why a folder's documents cannot be read.
 #[derive(Debug, thiserror::Error)]
-pub enum ReadError {
-    /// The system reported an error.
-    #[error("{}: {reason}", path.display())]
-    Io {
-        /// Path of the file or folder.
-        path: PathBuf,
-        /// The system's error.
-        reason: std::io::Error,
-    },
-    /// A line of a JSON Lines file is not a document.
-    #[error("{}, line {line}: {reason}", path.display())]
-    Line {
-        /// Path of the file.
-        path: PathBuf,
-        /// Number of the line, from 1.
-        line: usize,
-        /// The fault in the line.
-        reason: String,
-    },
-    /// Two documents have the same id.
-    #[error("the id {id:?} stands in {} and again in {}", first.display(), second.display())]
-    Twice {
-        /// The duplicate id.
-        id: String,
-        /// The file with the id's first occurrence.
-        first: PathBuf,
-        /// The file with the id's second occurrence.
-        second: PathBuf,
-    },
-}
+#[error("{0}")]
+pub struct ReadError(String);
 
 /// Returns the documents of all `.txt`, `.md` and `.jsonl` files (also `.markdown` and `.ndjson`) in `folder` and
 /// below, in the order of their paths. Hidden files and folders are skipped, and links are not followed.
@@ -53,11 +26,12 @@ pub fn documents(folder: &Path, passages: Passages) -> Result<Vec<Document>, Rea
     for file in files {
         for document in of_file(folder, &file, passages)? {
             if let Some(first) = seen.insert(document.id.clone(), file.clone()) {
-                return Err(ReadError::Twice {
-                    id: document.id,
-                    first,
-                    second: file,
-                });
+                return Err(ReadError(format!(
+                    "the id {:?} stands in {} and again in {}",
+                    document.id,
+                    first.display(),
+                    file.display()
+                )));
             }
             documents.push(document);
         }
@@ -82,11 +56,12 @@ fn format(file: &Path) -> Option<Format> {
     }
 }
 
+fn unreadable(path: &Path, error: &io::Error) -> ReadError {
+    ReadError(format!("{}: {error}", path.display()))
+}
+
 fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), ReadError> {
-    let io = |reason| ReadError::Io {
-        path: folder.to_owned(),
-        reason,
-    };
+    let io = |error| unreadable(folder, &error);
     for entry in fs::read_dir(folder).map_err(io)? {
         let entry = entry.map_err(io)?;
         let (path, kind) = (entry.path(), entry.file_type().map_err(io)?);
@@ -103,10 +78,7 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), ReadError> {
 }
 
 fn of_file(folder: &Path, file: &Path, passages: Passages) -> Result<Vec<Document>, ReadError> {
-    let bytes = fs::read(file).map_err(|reason| ReadError::Io {
-        path: file.to_owned(),
-        reason,
-    })?;
+    let bytes = fs::read(file).map_err(|error| unreadable(file, &error))?;
     let text = String::from_utf8_lossy(&bytes);
     let name = file.strip_prefix(folder).unwrap_or(file);
     let name = name.to_string_lossy();
@@ -141,10 +113,9 @@ fn of_file(folder: &Path, file: &Path, passages: Passages) -> Result<Vec<Documen
             };
             lines
                 .map(|(at, line)| {
-                    document((at, line)).map_err(|error: serde_json::Error| ReadError::Line {
-                        path: file.to_owned(),
-                        line: at + 1,
-                        reason: error.to_string(),
+                    document((at, line)).map_err(|error: serde_json::Error| {
+                        let (file, number) = (file.display(), at + 1);
+                        ReadError(format!("{file}, line {number}: {error}"))
                     })
                 })
                 .collect()
@@ -185,7 +156,9 @@ mod tests {
         write("d.jsonl", "{\"text\": \"fine\"}\n{\"title\": 3}");
         let line = documents(folder.path(), Passages::default()).unwrap_err();
         assert!(line.to_string().contains("d.jsonl, line 2:"), "{line}");
-        let none = documents(&folder.path().join("none"), Passages::default());
-        assert!(matches!(none, Err(ReadError::Io { .. })));
+        let missing = folder.path().join("none");
+        let none = documents(&missing, Passages::default()).unwrap_err();
+        let named = format!("{}: ", missing.display());
+        assert!(none.to_string().starts_with(&named), "{none}");
     }
 }

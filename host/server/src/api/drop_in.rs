@@ -128,7 +128,7 @@ async fn server_info(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure
             },
             "cache_config": {
                 "block_size": model.shape().page_tokens,
-                "num_gpu_blocks": stats.pages,
+                "num_gpu_blocks": stats.cache.pages,
                 "enable_prefix_caching": stats.prefix_caching,
             },
             "parallel_config": {"tensor_parallel_size": 1, "data_parallel_size": 1},
@@ -164,8 +164,8 @@ impl Load {
         Self {
             running: stats.running,
             waiting: stats.waiting,
-            held_tokens: tokens(stats.pages_in_use),
-            all_tokens: tokens(stats.pages),
+            held_tokens: tokens(stats.cache.in_use),
+            all_tokens: tokens(stats.cache.pages),
         }
     }
 

@@ -164,9 +164,8 @@ async fn prepared<A: Ask>(
             line_bytes,
         };
         let wrong = |error: foreword_simulation::BatchError| {
-            let number = error.number();
             faults.push(Fault {
-                line: Some(number),
+                line: Some(error.number),
                 ..fault("invalid_line", &error.to_string())
             });
             faults.len() < MAX_FAULTS

@@ -15,12 +15,12 @@
 
 use super::residency::Residency;
 use crate::connections;
-use crate::metrics::{Outcomes, Placements, Responses};
+use crate::metrics::{Outcomes, Placements, Responses, Scrape, registered};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use std::fmt;
 use std::sync::Arc;
@@ -87,18 +87,12 @@ impl Metrics {
         let copies = Outcomes::registered(bridge, "copies", help);
         let help = "The engine's batches of events by what became of them";
         let batches = Outcomes::registered(bridge, "batches", help);
-        let forgotten = Family::default();
         let help = "Times everything was forgotten, by cause";
-        bridge.register("forgotten", help, forgotten.clone());
-        let connections = Counter::default();
-        let help = "Times the engine was connected to";
-        bridge.register("connections", help, connections.clone());
-        let replays = Counter::default();
+        let forgotten = registered(bridge, "forgotten", help);
+        let connections = registered(bridge, "connections", "Times the engine was connected to");
         let help = "Times the engine was asked to repeat batches";
-        bridge.register("replays", help, replays.clone());
-        let connected = Gauge::default();
-        let help = "Whether the engine's events arrive";
-        bridge.register("connected", help, connected.clone());
+        let replays = registered(bridge, "replays", help);
+        let connected = registered(bridge, "connected", "Whether the engine's events arrive");
         registry.register_collector(Box::new(Known(residency)));
         Self {
             registry,
@@ -146,28 +140,15 @@ impl Metrics {
 struct Known(Arc<Residency>);
 
 impl Collector for Known {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut scrape = Scrape(encoder);
         let counts = self.0.counts();
-        for (name, help, value) in [
-            (
-                "bridge_blocks",
-                "Blocks that the engine is known to have",
-                counts.blocks,
-            ),
-            (
-                "bridge_waiting_prompts",
-                "Prompts that wait for the engine's blocks",
-                counts.prompts,
-            ),
-            (
-                "bridge_salted",
-                "Whether a salted request ended reporting, since the engine does not report salts",
-                counts.is_silent.into(),
-            ),
-        ] {
-            let metric = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
-            metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
-        }
-        Ok(())
+        let help = "Blocks that the engine is known to have";
+        scrape.gauge("bridge_blocks", help, counts.blocks as u64)?;
+        let help = "Prompts that wait for the engine's blocks";
+        scrape.gauge("bridge_waiting_prompts", help, counts.prompts as u64)?;
+        let help =
+            "Whether a salted request ended reporting, since the engine does not report salts";
+        scrape.gauge("bridge_salted", help, counts.is_silent.into())
     }
 }

@@ -13,7 +13,7 @@ use anyhow::Context;
 use axum::http::HeaderValue;
 use foreword_engine::TokenId;
 use foreword_engine::cache::DocumentPath;
-use foreword_engine::text::{ChatTemplate, TokenCache, Tokenizer};
+use foreword_engine::text::{ChatTemplate, Ending, TokenCache, Tokenizer};
 use foreword_ordering::path::Locator;
 use std::path::Path;
 use std::sync::Arc;
@@ -104,11 +104,12 @@ impl Prompts {
         }
         let text = self
             .template
-            .render_with(
+            .render(
                 &chat.messages,
                 chat.tools.as_ref(),
                 chat.documents.as_ref(),
                 chat.template_variables.as_ref(),
+                Ending::Answer,
             )
             .map_err(|error| Failure::invalid("messages", error.to_string()))?;
         let placer = Placer::new(&self.locator, Some(path), body, &self.placements);

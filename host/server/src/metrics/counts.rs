@@ -4,7 +4,18 @@ use axum::http::StatusCode;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Metric, Registry};
+
+/// Returns a metric that is registered in `registry` with this name and help text.
+pub(crate) fn registered<M: Metric + Clone + Default>(
+    registry: &mut Registry,
+    name: &str,
+    help: &str,
+) -> M {
+    let metric = M::default();
+    registry.register(name, help, metric.clone());
+    metric
+}
 
 /// Counts HTTP responses by route and status. The default value is not exported by any registry.
 #[derive(Clone, Debug, Default)]
@@ -13,10 +24,8 @@ pub struct Responses(Family<HttpLabels, Counter>);
 impl Responses {
     /// Returns counters of HTTP responses that are registered in `registry`.
     pub fn registered(registry: &mut Registry) -> Self {
-        let family = Family::default();
         let help = "HTTP requests by route and status";
-        registry.register("http_requests", help, family.clone());
-        Self(family)
+        Self(registered(registry, "http_requests", help))
     }
 
     /// Counts an HTTP response. `route` is the pattern of the route, never the client's path.
@@ -94,9 +103,7 @@ struct OutcomeLabel {
 impl Outcomes {
     /// Returns counters that are registered in `registry` as one metric with this name and help text.
     pub(crate) fn registered(registry: &mut Registry, name: &str, help: &str) -> Self {
-        let family = Family::default();
-        registry.register(name, help, family.clone());
-        Self(family)
+        Self(registered(registry, name, help))
     }
 
     /// Counts an event with this outcome.

@@ -1,11 +1,11 @@
 //! The engine's own metrics, read on each scrape.
 
+use super::scrape::Scrape;
 use foreword_engine::engine::{Stats, StepSizes};
 use foreword_engine::text::TokenCacheStats;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
 use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use std::fmt;
 
@@ -33,7 +33,7 @@ impl<F> fmt::Debug for Scraped<F> {
 }
 
 impl<F: Fn() -> Option<Numbers> + Send + Sync + 'static> Collector for Scraped<F> {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let Some(Numbers {
             engine: stats,
             tokens,
@@ -43,37 +43,30 @@ impl<F: Fn() -> Option<Numbers> + Send + Sync + 'static> Collector for Scraped<F
         else {
             return Ok(());
         };
-        for (name, help, value) in [
-            ("tokenised_bytes", "Text of prompts", tokens.text_bytes),
-            (
-                "tokenised_before_bytes",
-                "Text of prompts whose tokens were remembered",
-                tokens.found_bytes,
-            ),
-        ] {
-            let metric = ConstCounter::new(value);
-            metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
-        }
-        for (name, help, label, rows) in LABELLED {
-            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-            for (value, read) in *rows {
-                let metric = ConstCounter::new(read(&stats));
-                metric.encode(family.encode_family(&[(*label, *value)])?)?;
-            }
-        }
-        encode_step_sizes(&mut encoder, &stats.step_sizes)?;
+        let mut scrape = Scrape(encoder);
+        scrape.counter("tokenised_bytes", "Text of prompts", tokens.text_bytes)?;
+        let help = "Text of prompts whose tokens were remembered";
+        scrape.counter("tokenised_before_bytes", help, tokens.found_bytes)?;
+        let help = "Prompt tokens served from the cache, by where they were found";
+        // Pages from disk are loaded through host memory.
+        let from_device = stats.cached_tokens.saturating_sub(stats.host_tokens);
+        let tiers = [("device", from_device), ("host", stats.host_tokens)];
+        scrape.counters("hit_tokens", help, "tier", tiers)?;
+        let help = "Pages taken back from the cache, by cause";
+        let causes = [
+            ("device_full", stats.cache.evicted),
+            ("host_full", stats.cache.host_evicted),
+        ];
+        scrape.counters("evicted_pages", help, "cause", causes)?;
+        encode_step_sizes(&mut scrape.0, &stats.step_sizes)?;
         for (name, help, read) in COUNTERS {
-            let metric = ConstCounter::new(read(&stats));
-            metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
+            scrape.counter(name, help, read(&stats))?;
         }
         let help = "Bytes of KV state in memory of which the disk tier has a copy in case the process ends";
-        let replicas = u64::from(stats.disk_replicas).saturating_mul(page_bytes);
-        let metric = ConstGauge::new(i64::try_from(replicas).unwrap_or(i64::MAX));
-        let kind = metric.metric_type();
-        metric.encode(encoder.encode_descriptor("disk_replica_bytes", help, None, kind)?)?;
+        let bytes = u64::from(stats.cache.disk_replicas).saturating_mul(page_bytes);
+        scrape.gauge("disk_replica_bytes", help, bytes)?;
         for (name, help, read) in GAUGES {
-            let metric = ConstGauge::new(i64::from(read(&stats)));
-            metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
+            scrape.gauge(name, help, read(&stats).into())?;
         }
         Ok(())
     }
@@ -96,7 +89,7 @@ impl<F: Fn() -> Option<Numbers> + Send + Sync + 'static> Collector for VllmMetri
         };
         let stats = &numbers.engine;
         let labels = [("model_name", numbers.model.as_str()), ("engine", "0")];
-        let used = f64::from(stats.pages_in_use) / f64::from(stats.pages.max(1));
+        let used = f64::from(stats.cache.in_use) / f64::from(stats.cache.pages.max(1));
         for (name, help, value) in [
             (
                 "vllm:num_requests_running",
@@ -117,7 +110,10 @@ impl<F: Fn() -> Option<Numbers> + Send + Sync + 'static> Collector for VllmMetri
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
         }
-        let (page, pages) = (numbers.page_tokens.to_string(), stats.pages.to_string());
+        let (page, pages) = (
+            numbers.page_tokens.to_string(),
+            stats.cache.pages.to_string(),
+        );
         let labels = [
             ("block_size", page.as_str()),
             ("num_gpu_blocks", pages.as_str()),
@@ -161,40 +157,6 @@ fn encode_step_sizes(encoder: &mut DescriptorEncoder<'_>, sizes: &StepSizes) -> 
         )
 }
 
-/// The name and help text of a counter, the name of its label, and for each value of the label a function that reads
-/// the count.
-type Labelled = (
-    &'static str,
-    &'static str,
-    &'static str,
-    &'static [(&'static str, fn(&Stats) -> u64)],
-);
-
-/// The engine's counters that have a label.
-const LABELLED: &[Labelled] = &[
-    (
-        "hit_tokens",
-        "Prompt tokens served from the cache, by where they were found",
-        "tier",
-        // Pages from disk are loaded through host memory.
-        &[
-            ("device", |stats| {
-                stats.cached_tokens.saturating_sub(stats.host_tokens)
-            }),
-            ("host", |stats| stats.host_tokens),
-        ],
-    ),
-    (
-        "evicted_pages",
-        "Pages taken back from the cache, by cause",
-        "cause",
-        &[
-            ("device_full", |stats| stats.evicted_pages),
-            ("host_full", |stats| stats.host_evicted_pages),
-        ],
-    ),
-];
-
 type Row<T> = (&'static str, &'static str, fn(&Stats) -> T);
 
 const COUNTERS: &[Row<u64>] = &[
@@ -234,32 +196,32 @@ const COUNTERS: &[Row<u64>] = &[
     (
         "fetched_pages",
         "Pages read back from disk into host memory",
-        |stats| stats.fetched_pages,
+        |stats| stats.cache.fetched,
     ),
     (
         "disk_replicated_pages",
         "Pages in memory that were copied to the disk tier in case the process ends",
-        |stats| stats.disk_replicated_pages,
+        |stats| stats.cache.disk_replicated,
     ),
     (
         "disk_written_pages",
         "Pages written to the disk tier's file",
-        |stats| stats.disk.written,
+        |stats| stats.cache.disk.written,
     ),
     (
         "disk_dropped_pages",
         "Pages not written to the disk tier because too many waited",
-        |stats| stats.disk.dropped,
+        |stats| stats.cache.disk.dropped,
     ),
     (
         "disk_damaged_pages",
         "Pages of the disk tier that did not fit their sum when read",
-        |stats| stats.disk.damaged,
+        |stats| stats.cache.disk.damaged,
     ),
     (
         "disk_failures",
         "Calls that the disk tier's disk refused, a full one included",
-        |stats| stats.disk.failed,
+        |stats| stats.cache.disk.failed,
     ),
     (
         "retries",
@@ -314,26 +276,26 @@ const GAUGES: &[Row<u32>] = &[
         "Requests running in the engine",
         |stats| stats.running,
     ),
-    ("pages", "Pages in the pool", |stats| stats.pages),
+    ("pages", "Pages in the pool", |stats| stats.cache.pages),
     (
         "pages_in_use",
         "Pages held by running requests and computed guesses",
-        |stats| stats.pages_in_use,
+        |stats| stats.cache.in_use,
     ),
     ("pages_cached", "Pages that hold cached prefixes", |stats| {
-        stats.pages_cached
+        stats.cache.cached
     }),
     ("host_pages", "Pages in the host's pool", |stats| {
-        stats.host_pages
+        stats.cache.host_pages
     }),
     (
         "host_pages_cached",
         "Pages of the host's pool that hold cached prefixes",
-        |stats| stats.host_pages_cached,
+        |stats| stats.cache.host_cached,
     ),
     (
         "disk_replica_pages",
         "Pages in memory of which the disk tier has a copy in case the process ends",
-        |stats| stats.disk_replicas,
+        |stats| stats.cache.disk_replicas,
     ),
 ];

@@ -56,10 +56,12 @@
 
 mod counts;
 mod engine;
+mod scrape;
 
-pub(crate) use counts::Outcomes;
+pub(crate) use counts::{Outcomes, registered};
 pub use counts::{Placement, Placements, Responses};
 pub use engine::Numbers;
+pub(crate) use scrape::Scrape;
 
 use crate::connections;
 use axum::http::StatusCode;

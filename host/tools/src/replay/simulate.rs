@@ -201,7 +201,12 @@ pub(super) mod tests {
             let capacity = Capacity::of_prompts(20, &list);
             for kind in [PolicyKind::Retrieval, PolicyKind::Longest] {
                 let outcome = replay(&trace, kind, kind.build(&options), capacity).unwrap();
-                let core = foreword_simulation::replay(&list, kind, &options, capacity);
+                let mut core = Replay::new(kind, &options, capacity);
+                for request in &list {
+                    let order = core.decide(request);
+                    core.serve(request, &order);
+                }
+                let core = core.reuse();
                 assert_eq!(outcome.reuse, core);
                 assert_eq!(outcome.curve.last(), Some(&(requests, core)));
                 assert_eq!(outcome.curve.len(), POINTS.min(requests));

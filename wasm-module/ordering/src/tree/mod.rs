@@ -277,11 +277,10 @@ impl KnowledgeTree {
         self.nodes.get_mut(id.0)
     }
 
-    /// Checks that the parts of the tree agree (nodes, list by last use, counts). For tests.
-    ///
-    /// # Errors
-    /// Returns a description of the first inconsistency.
-    pub fn check(&self) -> Result<(), String> {
+    /// Checks that the parts of the tree agree (nodes, list by last use, counts). Returns a description of the
+    /// first inconsistency.
+    #[cfg(test)]
+    fn check(&self) -> Result<(), String> {
         let mut seen = 0_usize;
         let mut tokens = 0_u64;
         let mut holders: FxHashMap<DocumentId, u32> = FxHashMap::default();

@@ -1,6 +1,6 @@
 //! Reads the output of an interrupted batch: which requests are answered, and where its last complete line ends.
 
-use super::index::BatchIndex;
+use super::index::{BatchError, BatchIndex};
 use super::line::{AnswerLine, BatchUsage, LineError};
 use crate::BadLine;
 use crate::lines::Lines;
@@ -18,31 +18,6 @@ pub struct BatchAnswers {
     pub usage: BatchUsage,
     /// Bytes up to the end of the last complete line. The rest was cut short when the writer was killed.
     pub whole_bytes: u64,
-}
-
-/// Why a line of an output does not belong to the batch.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AnswersError {
-    /// The line is not an answer.
-    #[error("line {number}: {error}")]
-    Line {
-        /// Number of the line, from 1.
-        number: u64,
-        /// Why it is not an answer.
-        error: LineError,
-    },
-    /// No request has the line's id.
-    #[error("line {number}: no request of the batch has this `custom_id`")]
-    Unknown {
-        /// Number of the line, from 1.
-        number: u64,
-    },
-    /// The request has been answered already.
-    #[error("line {number}: the request with this `custom_id` is answered already")]
-    Twice {
-        /// Number of the line, from 1.
-        number: u64,
-    },
 }
 
 impl BatchAnswers {
@@ -63,7 +38,7 @@ impl BatchAnswers {
         &mut self,
         reader: impl BufRead,
         index: &BatchIndex,
-    ) -> std::io::Result<Result<(), AnswersError>> {
+    ) -> std::io::Result<Result<(), BatchError>> {
         let mut lines = Lines::new(reader);
         self.whole_bytes = 0;
         loop {
@@ -71,25 +46,26 @@ impl BatchAnswers {
             let Some(line) = lines.next()? else {
                 return Ok(Ok(()));
             };
+            let wrong = |reason: String| Ok(Err(BatchError { number, reason }));
             let line = match line {
                 Ok(line) if !line.ends_with(b"\n") => return Ok(Ok(())),
                 Ok(line) => line,
                 Err(BadLine::TooLong { limit }) => {
-                    let error = LineError::TooLong { limit };
-                    return Ok(Err(AnswersError::Line { number, error }));
+                    return wrong(LineError::too_long(limit).to_string());
                 }
                 Err(_) => return Ok(Ok(())),
             };
             if !line.trim_ascii().is_empty() {
                 let answer = match AnswerLine::parse(line) {
                     Ok(answer) => answer,
-                    Err(error) => return Ok(Err(AnswersError::Line { number, error })),
+                    Err(error) => return wrong(error.to_string()),
                 };
                 let Some(line) = index.find(&answer.custom_id) else {
-                    return Ok(Err(AnswersError::Unknown { number }));
+                    return wrong("no request of the batch has this `custom_id`".to_owned());
                 };
                 if self.is_answered(line) {
-                    return Ok(Err(AnswersError::Twice { number }));
+                    let reason = "the request with this `custom_id` is answered already";
+                    return wrong(reason.to_owned());
                 }
                 self.add(line, answer.is_served(), answer.usage);
             }

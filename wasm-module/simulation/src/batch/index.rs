@@ -41,45 +41,14 @@ struct Known {
     holders: u32,
 }
 
-/// A bad line of a batch.
+/// A bad line of a batch or of its output.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BatchError {
-    /// A line is not a request.
-    #[error("line {number}: {error}")]
-    Line {
-        /// Number of the line, from 1.
-        number: u64,
-        /// Why it is not a request.
-        error: LineError,
-    },
-    /// Two lines have the same id.
-    #[error("line {number}: `custom_id` is that of line {first} too")]
-    Twice {
-        /// Number of the second line, from 1.
-        number: u64,
-        /// Number of the first line.
-        first: u64,
-    },
-    /// There are too many lines.
-    #[error("line {number}: the batch has more than {limit} requests")]
-    TooMany {
-        /// Number of the first line beyond the limit.
-        number: u64,
-        /// Most requests, the limit.
-        limit: u32,
-    },
-}
-
-impl BatchError {
-    /// Returns the number of the line, from 1.
-    #[must_use]
-    pub fn number(&self) -> u64 {
-        match self {
-            Self::Line { number, .. }
-            | Self::Twice { number, .. }
-            | Self::TooMany { number, .. } => *number,
-        }
-    }
+#[error("line {number}: {reason}")]
+pub struct BatchError {
+    /// Number of the line, from 1.
+    pub number: u64,
+    /// What is wrong with it.
+    pub reason: String,
 }
 
 /// The limits on a batch, and its accepted routes.
@@ -153,8 +122,8 @@ impl BatchIndex {
             let number = lines.number() + 1;
             let Some(line) = lines.next()? else { break };
             let error = match line {
-                Err(BadLine::TooLong { limit }) => Some(LineError::TooLong { limit }),
-                Err(_) => Some(LineError::TooLong { limit: 0 }),
+                Err(BadLine::TooLong { limit }) => Some(LineError::too_long(limit)),
+                Err(_) => Some(LineError::too_long(0)),
                 Ok(line) if line.trim_ascii().is_empty() => {
                     passed.push(index.len());
                     continue;
@@ -163,7 +132,8 @@ impl BatchIndex {
                     Err(error) => Some(error),
                     Ok(_) if index.len() >= limits.requests as usize => {
                         let limit = limits.requests;
-                        wrong(BatchError::TooMany { number, limit });
+                        let reason = format!("the batch has more than {limit} requests");
+                        wrong(BatchError { number, reason });
                         return Ok(index);
                     }
                     Ok(request) => {
@@ -176,7 +146,8 @@ impl BatchIndex {
             };
             if let Some(error) = error {
                 passed.push(index.len());
-                if !wrong(BatchError::Line { number, error }) {
+                let reason = error.to_string();
+                if !wrong(BatchError { number, reason }) {
                     return Ok(index);
                 }
             }
@@ -186,9 +157,10 @@ impl BatchIndex {
         for pair in index.by_id.windows(2) {
             let [first, second] = *pair else { continue };
             if index.id(first) == index.id(second) {
-                let twice = BatchError::Twice {
+                let first = passed.number(first);
+                let twice = BatchError {
                     number: passed.number(second),
-                    first: passed.number(first),
+                    reason: format!("`custom_id` is that of line {first} too"),
                 };
                 if !wrong(twice) {
                     break;
@@ -296,8 +268,8 @@ impl BatchIndex {
     }
 
     /// Returns the bytes of memory used.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
+    #[cfg(test)]
+    fn bytes(&self) -> usize {
         fn of<T>(list: &Vec<T>) -> usize {
             list.capacity() * size_of::<T>()
         }
@@ -361,7 +333,7 @@ const PROGRESS: u64 = 1 << 20;
 pub(crate) mod tests {
     use super::*;
     use crate::batch::line::URLS;
-    use crate::{BatchOrder, workload};
+    use crate::{BatchOrder, workloads};
 
     pub(crate) fn line(id: &str, documents: &[u64]) -> String {
         let documents: Vec<String> = documents
@@ -457,7 +429,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_line_takes_40_bytes_and_4_for_each_document() {
-        let trace = workload::zipf_topics(1, 3_000, 5_000, 10);
+        let trace = workloads::zipf_topics(1, 3_000, 5_000, 10);
         let number = |at: usize| trace[at].documents.iter().map(|d| d.fingerprint.0);
         let text: String = (0..trace.len())
             .map(|at| line(&at.to_string(), &number(at).collect::<Vec<_>>()))

@@ -23,43 +23,19 @@ pub struct RequestLine<'a> {
     pub body: &'a str,
 }
 
-/// Why a line is not a request of a batch.
+/// Why a line is not a request of a batch, or not an answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LineError {
-    /// The line is too long.
-    #[error("the line has more than {limit} bytes")]
-    TooLong {
-        /// Most bytes of a line, the limit.
-        limit: u64,
-    },
-    /// The line is not a JSON object.
-    #[error("not a JSON object: error at column {column}")]
-    NotAnObject {
-        /// Column where reading failed, from 1.
-        column: usize,
-    },
-    /// A field is missing or has the wrong type.
-    #[error("`{field}` must be {expected}")]
-    Field {
-        /// The field.
-        field: &'static str,
-        /// The expected type.
-        expected: &'static str,
-    },
-    /// The id is too long.
-    #[error("`custom_id` has {bytes} bytes, more than the limit of {MAX_ID_BYTES}")]
-    LongId {
-        /// Bytes of the id.
-        bytes: usize,
-    },
-    /// A batch may not request this route.
-    #[error("`url` must be {expected}, not {found:?}")]
-    Url {
-        /// The beginning of the route given.
-        found: String,
-        /// The accepted routes.
-        expected: String,
-    },
+#[error("{0}")]
+pub struct LineError(String);
+
+impl LineError {
+    pub(super) fn too_long(limit: u64) -> Self {
+        Self(format!("the line has more than {limit} bytes"))
+    }
+
+    fn not_an_object(column: usize) -> Self {
+        Self(format!("not a JSON object: error at column {column}"))
+    }
 }
 
 /// Most bytes of a `custom_id`.
@@ -108,22 +84,26 @@ impl<'a> RequestLine<'a> {
     pub fn parse(line: &'a [u8], urls: &[&str]) -> Result<Self, LineError> {
         let fields: Fields<'a> = object(without_byte_order_mark(line))?;
         let custom_id = text(fields.custom_id).filter(|id| !id.is_empty());
-        let custom_id = custom_id.ok_or(field("custom_id", "a string that is not empty"))?;
+        let custom_id =
+            custom_id.ok_or_else(|| field("custom_id", "a string that is not empty"))?;
         if custom_id.len() > MAX_ID_BYTES {
-            let bytes = custom_id.len();
-            return Err(LineError::LongId { bytes });
+            return Err(LineError(format!(
+                "`custom_id` has {} bytes, more than the limit of {MAX_ID_BYTES}",
+                custom_id.len()
+            )));
         }
         if text(fields.method).as_deref() != Some("POST") {
             return Err(field("method", "\"POST\""));
         }
-        let url = text(fields.url).ok_or(field("url", "a string"))?;
+        let url = text(fields.url).ok_or_else(|| field("url", "a string"))?;
         if !urls.contains(&url.as_str()) {
-            return Err(LineError::Url {
-                found: url.chars().take(SHOWN).collect(),
-                expected: urls.join(" or "),
-            });
+            let found: String = url.chars().take(SHOWN).collect();
+            let expected = urls.join(" or ");
+            return Err(LineError(format!(
+                "`url` must be {expected}, not {found:?}"
+            )));
         }
-        let body = fields.body.ok_or(field("body", "an object"))?.get();
+        let body = fields.body.ok_or_else(|| field("body", "an object"))?.get();
         if !body.starts_with('{') {
             return Err(field("body", "an object"));
         }
@@ -262,7 +242,8 @@ impl AnswerLine {
     /// Returns a [`LineError`] if it is not such a line.
     pub fn parse(line: &[u8]) -> Result<Self, LineError> {
         let fields: AnswerFields<'_> = object(line)?;
-        let custom_id = text(Some(fields.custom_id)).ok_or(field("custom_id", "a string"))?;
+        let custom_id =
+            text(Some(fields.custom_id)).ok_or_else(|| field("custom_id", "a string"))?;
         let response = match fields.response.map(RawValue::get) {
             None | Some("null") => None,
             Some(response) => Some(
@@ -351,19 +332,17 @@ pub fn answer_line(id: &str, custom_id: &str, answer: BatchAnswer<'_>) -> Vec<u8
 fn object<'a, T: Deserialize<'a>>(line: &'a [u8]) -> Result<T, LineError> {
     let line = line.trim_ascii();
     if !line.starts_with(b"{") {
-        return Err(LineError::NotAnObject { column: 1 });
+        return Err(LineError::not_an_object(1));
     }
-    serde_json::from_slice(line).map_err(|error| LineError::NotAnObject {
-        column: error.column().max(1),
-    })
+    serde_json::from_slice(line).map_err(|error| LineError::not_an_object(error.column().max(1)))
 }
 
 fn text(value: Option<&RawValue>) -> Option<String> {
     serde_json::from_str(value?.get()).ok()
 }
 
-fn field(field: &'static str, expected: &'static str) -> LineError {
-    LineError::Field { field, expected }
+fn field(field: &str, expected: &str) -> LineError {
+    LineError(format!("`{field}` must be {expected}"))
 }
 
 /// Most characters of a route in an error.

@@ -21,7 +21,7 @@ mod order;
 mod orderer;
 mod schedule;
 
-pub use answers::{AnswersError, BatchAnswers};
+pub use answers::BatchAnswers;
 pub use index::{BatchError, BatchIndex, BatchLimits};
 pub use line::{
     AnswerLine, BatchAnswer, BatchUsage, LineError, MAX_ID_BYTES, RequestLine, URLS, answer_line,
@@ -323,7 +323,7 @@ impl<'a> Emission<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Capacity, EngineCache, Retrieved, document_tokens, workload};
+    use crate::{Capacity, EngineCache, Retrieved, document_tokens, workload, workloads};
     use foreword_ordering::tree::Scope;
     use proptest::prelude::*;
     use std::collections::HashSet;
@@ -387,7 +387,7 @@ mod tests {
 
     #[test]
     fn what_shares_nothing_stays_as_it_came() {
-        let requests = workload::disjoint(20, 3);
+        let requests = workloads::disjoint(20, 3);
         for (at, planned) in batch(&requests).iter().enumerate() {
             assert_eq!(planned.request, at);
             assert_eq!(planned.order.as_slice(), [0, 1, 2]);
@@ -484,8 +484,8 @@ mod tests {
     fn a_cache_of_a_few_prompts_reuses_what_an_unbounded_one_does() {
         let traces = [
             workload::bursty(1, 1_000, workload::Bursty::default()),
-            workload::zipf_topics(1, 1_000, 5_000, 15),
-            workload::conversations(1, 1_000, 10),
+            workloads::zipf_topics(1, 1_000, 5_000, 15),
+            workloads::conversations(1, 1_000, 10),
         ];
         for trace in traces {
             let plan = batch(&trace);
@@ -499,8 +499,8 @@ mod tests {
     fn a_plan_reuses_more_than_a_partition_from_the_top() {
         let traces = [
             workload::bursty(1, 1_000, workload::Bursty::default()),
-            workload::zipf_topics(1, 1_000, 5_000, 15),
-            workload::conversations(1, 1_000, 10),
+            workloads::zipf_topics(1, 1_000, 5_000, 15),
+            workloads::conversations(1, 1_000, 10),
         ];
         for trace in traces {
             let all: Vec<usize> = (0..trace.len()).collect();

@@ -144,8 +144,8 @@ impl BatchSchedule {
     }
 
     /// Returns the bytes of memory used: 4 per unplanned line, and the planned window.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
+    #[cfg(test)]
+    fn bytes(&self) -> usize {
         let documents = self.planned.iter().map(|step| step.documents.len());
         self.lines.capacity() * size_of::<u32>()
             + self.planned.capacity() * size_of::<Step>()
@@ -238,7 +238,7 @@ pub const WINDOW: usize = 16_384;
 mod tests {
     use super::super::index::tests::{LIMITS, line, read};
     use super::*;
-    use crate::{Capacity, EngineCache, Request, Trace, workload};
+    use crate::{Capacity, EngineCache, Request, Trace, workload, workloads};
     use std::collections::HashSet;
 
     fn text(trace: &Trace) -> String {
@@ -291,7 +291,7 @@ mod tests {
 
     #[test]
     fn planning_ahead_is_the_same_as_planning_when_asked() {
-        let trace = workload::zipf_topics(3, 100, 50, 6);
+        let trace = workloads::zipf_topics(3, 100, 50, 6);
         let (index, _) = read(&text(&trace), LIMITS);
         let scheduled = |order| BatchSchedule::with_window(&index, order, 2, |_| true, 40);
         let expected = asked(&mut scheduled(BatchOrder::Plan), &index, 2);
@@ -318,7 +318,7 @@ mod tests {
     #[test]
     fn every_pending_line_is_asked_once_with_its_own_documents_whatever_the_window_and_the_workers()
     {
-        let trace = workload::zipf_topics(3, 300, 200, 6);
+        let trace = workloads::zipf_topics(3, 300, 200, 6);
         let (index, _) = read(&text(&trace), LIMITS);
         for (window, workers) in [(1, 1), (7, 3), (100, 16), (300, 1), (1_000, 500)] {
             for order in [BatchOrder::Input, BatchOrder::Plan] {
@@ -348,7 +348,7 @@ mod tests {
     #[test]
     fn a_schedule_takes_4_bytes_a_line_and_one_window_however_many_lines_there_are() {
         let most = |lines: usize| {
-            let trace = workload::zipf_topics(1, lines, 500, 6);
+            let trace = workloads::zipf_topics(1, lines, 500, 6);
             let (index, _) = read(&text(&trace), LIMITS);
             let mut schedule =
                 BatchSchedule::with_window(&index, BatchOrder::Plan, 4, |_| true, 100);

@@ -145,7 +145,7 @@ impl TestServer {
     pub(crate) async fn idle(&self) {
         until("nothing runs", || {
             let stats = self.stats();
-            stats.waiting + stats.running + stats.pages_in_use == 0
+            stats.waiting + stats.running + stats.cache.in_use == 0
         })
         .await;
     }

@@ -161,7 +161,10 @@ fn the_papers_policy_keeps_what_its_algorithm_keeps() {
             }
             model.serve(&path);
             let (tokens, documents) = prompt(&path);
-            let opening = device.cache.open(&salt, &tokens, Some(&documents)).unwrap();
+            let opening = device
+                .cache
+                .open(&salt, &tokens, Some(&documents), CacheUse::default())
+                .unwrap();
             let mut lease = opening.lease;
             device.cache.landed();
             device
@@ -196,7 +199,10 @@ fn only_the_first_documents_of_a_prompt_are_kept() {
     let salt: Arc<str> = "".into();
     let mut run = |path: &[u32]| {
         let (tokens, documents) = prompt(path);
-        let opening = device.cache.open(&salt, &tokens, Some(&documents)).unwrap();
+        let opening = device
+            .cache
+            .open(&salt, &tokens, Some(&documents), CacheUse::default())
+            .unwrap();
         device.cache.landed();
         let cached = opening.cached_tokens + opening.copy.map_or(0, |copy| copy.tokens);
         device
@@ -233,7 +239,10 @@ fn a_document_that_ends_inside_a_page_is_kept_up_to_its_end() {
             .to_vec(),
     };
     let salt: Arc<str> = "".into();
-    let opening = device.cache.open(&salt, &tokens, Some(&documents)).unwrap();
+    let opening = device
+        .cache
+        .open(&salt, &tokens, Some(&documents), CacheUse::default())
+        .unwrap();
     let mut sequence = Sequence {
         salt,
         tokens: tokens.clone(),
@@ -253,10 +262,7 @@ fn a_sequence_that_is_not_kept_leaves_nothing_and_one_that_does_not_read_finds_n
     let prompt = tokens(0, 14);
     let mut run = |reads: u32, keeps: bool| {
         let cache_use = CacheUse { reads, keeps };
-        let opening = device
-            .cache
-            .open_as(&salt, &prompt, None, cache_use)
-            .unwrap();
+        let opening = device.cache.open(&salt, &prompt, None, cache_use).unwrap();
         device.cache.landed();
         let mut lease = opening.lease;
         let cached = opening.cached_tokens + opening.copy.map_or(0, |copy| copy.tokens);

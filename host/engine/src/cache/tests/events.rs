@@ -102,7 +102,11 @@ fn a_follower_knows_what_is_held_where() {
                 _ => {
                     let length = prompt.len() as u32;
                     let documents = documents(&mut random, length);
-                    if let Some(opening) = device.cache.open(&salt, &prompt, Some(&documents)) {
+                    if let Some(opening) =
+                        device
+                            .cache
+                            .open(&salt, &prompt, Some(&documents), CacheUse::default())
+                    {
                         device.cache.landed();
                         device.cache.close(opening.lease, &prompt, length);
                     }
@@ -146,7 +150,10 @@ fn a_document_is_held_until_the_last_page_before_its_end_goes() {
     };
     let prompt = tokens(0, 10);
     let salt: Arc<str> = "".into();
-    let opening = device.cache.open(&salt, &prompt, Some(&path)).unwrap();
+    let opening = device
+        .cache
+        .open(&salt, &prompt, Some(&path), CacheUse::default())
+        .unwrap();
     device.cache.close(opening.lease, &prompt, 10);
     let of_documents = |device: &mut Device| {
         let events = device.cache.take_events().into_iter();

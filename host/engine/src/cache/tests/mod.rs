@@ -151,7 +151,7 @@ impl Device {
             (found.tokens, found.host_tokens)
         );
         let available = self.cache.available();
-        let opening = self.cache.open(&salt, tokens, None);
+        let opening = self.cache.open(&salt, tokens, None, CacheUse::default());
         self.transfer();
         let Some(opening) = opening else {
             let needed = tokens.len().div_ceil(PAGE as usize) as u32 - found.pages;

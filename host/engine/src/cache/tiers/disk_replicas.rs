@@ -24,6 +24,10 @@ use crate::cache::{DiskReplicaBounds, PrefixCache};
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, VecDeque};
 
+#[cfg(any(test, feature = "invariants"))]
+#[path = "../tests/check_disk_replicas.rs"]
+mod check;
+
 /// Number of uses of a page from which on it is copied to disk.
 const USED_OFTEN: u32 = 2;
 
@@ -348,34 +352,5 @@ impl PrefixCache {
         };
         self.drop_disk_copy(least.node);
         true
-    }
-
-    /// Asserts that the states of all pages agree with the sets of pages that are due or have a copy on disk.
-    pub(in crate::cache) fn check_disk_replicas(&self) {
-        let replicas = &self.disk_replicas;
-        let standings = |wanted: fn(State) -> Option<Standing>| {
-            let nodes = self.tree.nodes();
-            let found = nodes.filter_map(|(id, node)| {
-                let standing = wanted(node.at.disk_copy.0)?;
-                assert_eq!(standing.node, id);
-                assert!(
-                    node.hash.is_some(),
-                    "partial {id:?} cannot be found on disk"
-                );
-                Some(standing)
-            });
-            found.collect::<BTreeSet<_>>()
-        };
-        let due = standings(|state| match state {
-            State::Due(standing) => Some(standing),
-            _ => None,
-        });
-        let kept = standings(|state| match state {
-            State::Kept(standing) => Some(standing),
-            _ => None,
-        });
-        assert_eq!(replicas.due, due, "due replicas are misfiled");
-        assert_eq!(replicas.kept, kept, "kept replicas are misfiled");
-        assert!(replicas.kept() <= replicas.bounds.pages);
     }
 }

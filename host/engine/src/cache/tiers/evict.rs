@@ -146,7 +146,7 @@ impl PrefixCache {
         if !wanted || self.max_replicas == 0 {
             return;
         }
-        if self.counts.replicas >= self.max_replicas {
+        if self.counts.replicated >= self.max_replicas {
             // At least twice as often, so that two pages that are used alike do not replace each other in alternation.
             let least = self.replicas.first();
             let Some(least) = least.filter(|&least| {

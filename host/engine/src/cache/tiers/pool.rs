@@ -93,21 +93,6 @@ impl Pool {
     pub(in crate::cache) fn free(&self) -> &[PageId] {
         &self.free
     }
-
-    /// Asserts that the counts of holders agree with the list of free pages.
-    pub(in crate::cache) fn check(&self) {
-        let held = self.holders.iter().filter(|&&holders| holders > 0).count();
-        assert_eq!(held as u32, self.in_use, "pages in use are miscounted");
-        let mut free = vec![false; self.holders.len()];
-        for page in &self.free {
-            assert!(
-                !std::mem::replace(&mut free[page.0 as usize], true),
-                "page {} is free twice",
-                page.0
-            );
-            assert_eq!(self.holders(*page), 0, "page {} is free and held", page.0);
-        }
-    }
 }
 
 /// The free pages of the host's pool. Sequences do not hold host pages: a page belongs to a node of the prefix tree

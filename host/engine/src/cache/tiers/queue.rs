@@ -72,6 +72,7 @@ impl Queue {
     }
 
     /// Iterates over the ranks of the evictable pages, in order of eviction.
+    #[cfg(any(test, feature = "invariants"))]
     pub(in crate::cache) fn ranks(&self) -> impl Iterator<Item = Rank> {
         self.ranks.iter().copied()
     }

@@ -92,7 +92,7 @@ impl PrefixCache {
             rank,
             queued: false,
         });
-        self.counts.device += 1;
+        self.counts.cached += 1;
         if let Some(parent) = self.tree[id].parent {
             self.tree[parent].at.device_children += 1;
         }
@@ -114,12 +114,12 @@ impl PrefixCache {
             }
             at.replica = false;
             host.rank = self.host.rank(id, &at.usage);
-            self.counts.replicas -= 1;
+            self.counts.replicated -= 1;
         }
         if copy.queued {
             self.device.dequeue(copy.rank);
         }
-        self.counts.device -= 1;
+        self.counts.cached -= 1;
         if let Some(parent) = self.tree[id].parent {
             self.tree[parent].at.device_children -= 1;
         }
@@ -141,8 +141,8 @@ impl PrefixCache {
             rank,
             queued: false,
         });
-        self.counts.host += 1;
-        self.counts.replicas += u32::from(replica);
+        self.counts.host_cached += 1;
+        self.counts.replicated += u32::from(replica);
         self.in_flight.written.push(page);
         if let Some(parent) = self.tree[id].parent {
             self.tree[parent].at.host_children += 1;
@@ -165,8 +165,8 @@ impl PrefixCache {
             };
             queue.dequeue(copy.rank);
         }
-        self.counts.host -= 1;
-        self.counts.replicas -= u32::from(replica);
+        self.counts.host_cached -= 1;
+        self.counts.replicated -= u32::from(replica);
         self.host_pool.give_back(copy.page);
         if let Some(parent) = self.tree[id].parent {
             self.tree[parent].at.host_children -= 1;

@@ -122,7 +122,7 @@ fn a_stuck_device_is_replaced_and_no_request_notices() {
         }
         let stats = engine.stats();
         assert_eq!((stats.finished, stats.devices_lost), (5, 1));
-        assert_eq!((stats.pages_in_use, stats.running), (0, 0));
+        assert_eq!((stats.cache.in_use, stats.running), (0, 0));
         assert_eq!(engine.health(), Health::Good);
         assert_eq!(engine.stats().generated_tokens, 60);
         engine.shutdown();
@@ -257,7 +257,7 @@ fn a_lost_device_costs_recomputation_and_changes_no_answer() {
             expect_whole(generation, request);
         }
         let stats = stepper.stats();
-        assert_eq!((stats.devices_lost, stats.pages_in_use), (1, 0));
+        assert_eq!((stats.devices_lost, stats.cache.in_use), (1, 0));
         assert!(stats.retries >= 1);
     }
 }

@@ -126,7 +126,7 @@ fn a_request_says_whether_it_reads_the_cache_and_whether_it_is_kept() {
         house.drain();
         let (cached, answered, _) = heard(&mut generation);
         assert_eq!(answered, greedy(&tokens));
-        (cached, house.stepper.stats().pages_cached)
+        (cached, house.stepper.stats().cache.cached)
     };
     assert_eq!(ask(caching(true, false, 0)), (Some(0), 0));
     assert_eq!(ask(caching(true, true, 31)), (Some(0), 0), "too short");
@@ -151,7 +151,7 @@ fn without_prefix_caching_every_prompt_is_computed_and_nothing_is_kept() {
         assert_eq!((cached, answered), (Some(0), greedy(&tokens)));
     }
     let stats = house.stepper.stats();
-    assert_eq!((stats.pages_cached, stats.cached_tokens), (0, 0));
+    assert_eq!((stats.cache.cached, stats.cached_tokens), (0, 0));
     assert_eq!(stats.steps, 3 * 8);
     // A guess keeps its own progress when it may not use the cache, and the request joins it all the same.
     let _guess = house.submit(guess(tokens.clone(), 7));
@@ -176,7 +176,7 @@ fn a_guess_that_its_caller_drops_ends_with_the_current_step() {
     assert!(house.stepper.is_idle());
     let stats = house.stepper.stats();
     assert_eq!((stats.steps, stats.speculations_cancelled), (1, 2));
-    assert_eq!(stats.pages_cached, 2, "what was computed stays");
+    assert_eq!(stats.cache.cached, 2, "what was computed stays");
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn a_request_whose_guess_is_computed_has_its_first_token_without_a_step() {
     assert!(matches!(end, Some(Event::Finished(FinishReason::Length))));
     let stats = house.stepper.stats();
     assert_eq!((stats.speculations_joined, stats.steps), (1, before + 4));
-    assert_eq!(stats.pages_in_use, 0);
+    assert_eq!(stats.cache.in_use, 0);
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn a_request_joins_a_computed_guess_only_where_a_slot_is_free() {
 #[test]
 fn a_running_answer_takes_the_pages_of_computed_guesses() {
     let mut house = House::new(config());
-    let pages = house.stepper.stats().pages;
+    let pages = house.stepper.stats().cache.pages;
     let tokens = prompt(0, 1, (pages - 8) * 4);
     let _guessed = house.submit(guess(tokens, 7));
     house.drain();
@@ -329,12 +329,12 @@ fn an_answer_of_one_token_ends_although_nothing_is_left_to_compute() {
     // The pages of a guess whose caller has gone are released although nothing else happens.
     let gone = engine.submit(guess(prompt(24, 2, 40), 8)).unwrap();
     let until = Instant::now() + Duration::from_secs(30);
-    while engine.stats().finished < 3 || engine.stats().pages_in_use == 0 {
+    while engine.stats().finished < 3 || engine.stats().cache.in_use == 0 {
         assert!(Instant::now() < until);
         std::thread::yield_now();
     }
     drop(gone);
-    while engine.stats().pages_in_use > 0 {
+    while engine.stats().cache.in_use > 0 {
         assert!(Instant::now() < until);
         std::thread::yield_now();
     }
@@ -346,14 +346,14 @@ fn a_computed_guess_ends_with_its_caller_and_gives_way_to_who_needs_its_pages() 
     let mut house = House::new(config());
     let guessed = house.submit(guess(tokens.clone(), 7));
     house.drain();
-    assert!(house.stepper.stats().pages_in_use > 0);
+    assert!(house.stepper.stats().cache.in_use > 0);
     drop(guessed);
     house.step();
-    assert_eq!(house.stepper.stats().pages_in_use, 0);
+    assert_eq!(house.stepper.stats().cache.in_use, 0);
 
     let _guessed = house.submit(guess(tokens.clone(), 8));
     house.drain();
-    let pages = house.stepper.stats().pages;
+    let pages = house.stepper.stats().cache.pages;
     let long = prompt(0, 2, (pages - 2) * 4);
     let mut generation = house.submit(answer(long.clone()));
     house.drain();

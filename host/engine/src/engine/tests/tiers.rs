@@ -96,8 +96,8 @@ fn tokens_are_the_same_from_every_tier_whatever_fails() {
         assert_eq!(load.failed, 0);
         assert_eq!(disk.stats().damaged, 0);
         host += stats.host_tokens;
-        replicated += stats.disk_replicated_pages;
-        fetched += stats.fetched_pages;
+        replicated += stats.cache.disk_replicated;
+        fetched += stats.cache.fetched;
         lost += stats.devices_lost;
         retried += stats.retries;
     }
@@ -124,7 +124,7 @@ fn an_engine_that_starts_again_goes_on_from_what_the_last_one_saved() {
         load.submit(request());
         let stats = drain(&mut load, &disk);
         assert_eq!((stats.cached_tokens, stats.host_tokens), (cached, cached));
-        assert_eq!(stats.fetched_pages, cached / 4);
+        assert_eq!(stats.cache.fetched, cached / 4);
         let Load { core, backend, .. } = &mut load;
         core.save_all(backend);
         // Of 30 tokens of prompt and 5 of answer, all but the last have KV state: eight full pages.
@@ -163,21 +163,21 @@ fn an_engine_that_was_killed_leaves_its_most_used_pages_on_disk_at_the_configure
     while load.core.replication_wait().is_some() {
         step(&mut load, &disk);
         seconds += 0.1;
-        written.push(load.core.stats().disk_replicated_pages);
+        written.push(load.core.stats().cache.disk_replicated);
         let allowed = 6.0 + 5.0 * seconds;
         assert!((*written.last().unwrap() as f64) <= allowed, "{written:?}");
         assert!(written.len() < 100, "{written:?}");
     }
     assert_eq!(written.last(), Some(&7), "the pages that both prompts have");
     assert!(written.len() > 4, "{written:?}");
-    assert_eq!(load.core.stats().disk_replicas, 7);
+    assert_eq!(load.core.stats().cache.disk_replicas, 7);
     disk.flush();
     // Without an orderly shutdown, the content of memory is lost.
     drop((load, disk));
     let (mut load, disk) = start();
     load.submit(request(3));
     let stats = drain(&mut load, &disk);
-    assert_eq!((stats.cached_tokens, stats.fetched_pages), (28, 7));
+    assert_eq!((stats.cached_tokens, stats.cache.fetched), (28, 7));
     assert_eq!(disk.stats().damaged, 0);
 }
 

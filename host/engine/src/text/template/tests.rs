@@ -158,7 +158,7 @@ fn template(source: &str) -> ChatTemplate {
 
 fn render(template: &ChatTemplate, messages: Json) -> Result<String, String> {
     template
-        .render(&messages, None, None)
+        .render(&messages, None, None, None, Ending::Answer)
         .map_err(|error| error.to_string())
 }
 
@@ -177,7 +177,9 @@ fn weather() -> Json {
 
 #[test]
 fn llama_style() {
-    let template = template(LLAMA).with_clock(|| UNIX_EPOCH + Duration::from_secs(1_722_384_000));
+    let mut template = template(LLAMA);
+    let clock = || UNIX_EPOCH + Duration::from_secs(1_722_384_000);
+    set_clock(&mut template.environment, clock);
     assert_eq!(
         render(&template, conversation()).unwrap(),
         "<s><|start_header_id|>system<|end_header_id|>\n\nToday Date: 31 Jul 2024\n\nBe <brief>.<|eot_id|>\
@@ -193,7 +195,9 @@ fn llama_style() {
         {"role": "tool", "content": "no"},
     ]);
     assert_eq!(
-        template.render(&messages, Some(&weather()), None).unwrap(),
+        template
+            .render(&messages, Some(&weather()), None, None, Ending::Answer)
+            .unwrap(),
         "<s><|start_header_id|>system<|end_header_id|>\n\nToday Date: 31 Jul 2024\n\n<|eot_id|>\
          <|start_header_id|>user<|end_header_id|>\n\n{\n    \"type\": \"function\",\n    \"function\": {\n        \
          \"name\": \"weather\",\n        \"parameters\": {\n            \"place\": \"<é>\",\n            \
@@ -226,7 +230,9 @@ fn qwen_style() {
         {"role": "tool", "content": "yes"},
     ]);
     assert_eq!(
-        template.render(&messages, Some(&weather()), None).unwrap(),
+        template
+            .render(&messages, Some(&weather()), None, None, Ending::Answer)
+            .unwrap(),
         "<|im_start|>system\nYou are a helpful assistant.\n\n# Tools\n\n<tools>\n{\"type\": \"function\", \
          \"function\": {\"name\": \"weather\", \"parameters\": {\"place\": \"<é>\", \"days\": 2.0}}}\n</tools>\n\n\
          {\"name\": <function-name>, \"arguments\": <args-json-object>}<|im_end|>\n<|im_start|>user\nRain?<|im_end|>\n\
@@ -332,7 +338,9 @@ fn documents_reach_the_template_in_order() {
     let template = template("{% for d in documents %}{{ d.id }}:{{ d.text }};{% endfor %}");
     let documents = json!([{"id": "b", "text": "<B>"}, {"id": "a", "text": "A"}]);
     assert_eq!(
-        template.render(&json!([]), None, Some(&documents)).unwrap(),
+        template
+            .render(&json!([]), None, Some(&documents), None, Ending::Answer)
+            .unwrap(),
         "b:<B>;a:A;"
     );
 }
@@ -397,7 +405,9 @@ fn files_are_found_where_checkpoints_have_them() {
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
     let load = || ChatTemplate::load(folder.path(), None);
     let hello = |template: &ChatTemplate, tools: Option<&Json>| {
-        template.render(&json!([]), tools, None).unwrap()
+        template
+            .render(&json!([]), tools, None, None, Ending::Answer)
+            .unwrap()
     };
 
     assert!(load().unwrap().is_none(), "no files");
@@ -459,7 +469,9 @@ fn nested(levels: usize, then: &str) -> Result<String, TextError> {
     );
     let made = on_a_deep_stack(|| ChatTemplate::new(vec![(DEFAULT, source)], &Json::Null));
     let messages = json!([{"role": "user", "content": "x"}]);
-    made.unwrap().unwrap().render(&messages, None, None)
+    made.unwrap()
+        .unwrap()
+        .render(&messages, None, None, None, Ending::Answer)
 }
 
 #[test]

@@ -585,7 +585,7 @@ fn an_engine_on_this_backend_answers_and_lets_go_of_its_pages() {
         }
         let stats = engine.stats();
         assert_eq!(
-            (stats.pages_in_use, stats.full_hits + stats.partial_hits),
+            (stats.cache.in_use, stats.full_hits + stats.partial_hits),
             (0, 1)
         );
     }

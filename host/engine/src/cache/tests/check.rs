@@ -1,7 +1,8 @@
-//! Checks of the prefix cache's invariants, for tests.
+//! Checks of the prefix cache's invariants.
 
 use super::PrefixCache;
 use super::lease::Lease;
+use super::tiers::pool::Pool;
 use super::tiers::queue::{Queue, Rank};
 use super::tiers::residence::{self, Node};
 use super::tree::NodeId;
@@ -79,7 +80,7 @@ impl PrefixCache {
         assert_eq!(accounted, self.pool.pages() as usize, "pages are lost");
         let hosts = self.tree.nodes().filter_map(|(_, node)| node.host_page());
         let in_host: HashSet<_> = hosts.collect();
-        let count = self.counts.host as usize;
+        let count = self.counts.host_cached as usize;
         assert_eq!(in_host.len(), count, "a host page is two nodes'");
         for page in self.host_pool.free() {
             assert!(!in_host.contains(page), "free {page:?} is in the tree");
@@ -208,9 +209,30 @@ impl PrefixCache {
         let count = |wanted: &dyn Fn(&Node) -> bool| {
             self.tree.nodes().filter(|(_, node)| wanted(node)).count() as u32
         };
-        assert_eq!(self.counts.device, count(&|node| node.at.device.is_some()));
-        assert_eq!(self.counts.host, count(&|node| node.at.host.is_some()));
-        assert_eq!(self.counts.replicas, count(&|node| node.at.replica));
-        assert!(self.counts.replicas <= self.max_replicas);
+        assert_eq!(self.counts.cached, count(&|node| node.at.device.is_some()));
+        assert_eq!(
+            self.counts.host_cached,
+            count(&|node| node.at.host.is_some())
+        );
+        assert_eq!(self.counts.replicated, count(&|node| node.at.replica));
+        assert!(self.counts.replicated <= self.max_replicas);
+    }
+}
+
+impl Pool {
+    /// Asserts that the counts of holders agree with the list of free pages.
+    pub(in crate::cache) fn check(&self) {
+        let pages = (0..self.pages()).map(PageId);
+        let held = pages.filter(|&page| self.holders(page) > 0).count();
+        assert_eq!(held as u32, self.in_use(), "pages in use are miscounted");
+        let mut free = vec![false; self.pages() as usize];
+        for page in self.free() {
+            assert!(
+                !std::mem::replace(&mut free[page.0 as usize], true),
+                "page {} is free twice",
+                page.0
+            );
+            assert_eq!(self.holders(*page), 0, "page {} is free and held", page.0);
+        }
     }
 }
