@@ -29,6 +29,7 @@ use clap::{CommandFactory, ValueEnum};
 use foreword_engine::backend::cuda;
 use foreword_engine::engine::{EngineConfig, Stepper};
 use foreword_engine::models::ModelConfig;
+use foreword_ordering::policy::Place;
 use foreword_process::{LogFormat, start_log};
 use foreword_report::progress;
 use foreword_server::device::KvSize;
@@ -78,6 +79,9 @@ pub(crate) struct Arguments {
     /// Order in which a query's documents come: drawn anew for each query, or documents in common first
     #[arg(long, value_parser = one_of(RANKS), default_value = "shuffled")]
     ranks: Ranks,
+    /// Where the gateway puts the retriever's best document; auto as shipped
+    #[arg(long, value_parser = one_of(Place::ALL.map(|place| (place.name(), "", place))), default_value = "auto")]
+    place: Place,
     /// Documents in a query, at most 10
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=10))]
     k: u32,
@@ -174,6 +178,7 @@ fn measured(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         seeds: arguments.seeds,
         overlap: arguments.overlap,
         ranks: arguments.ranks,
+        place: arguments.place,
         k: arguments.k,
     });
     if arguments.measures(Part::Steps) {
@@ -302,6 +307,7 @@ fn sweep(arguments: &Arguments, kv_tokens: u64) -> Workload {
         kind: Kind::Bursty,
         overlap: arguments.overlap,
         ranks: arguments.ranks,
+        place: arguments.place,
         k: arguments.k as usize,
         at_once: 1,
         answer: 1,

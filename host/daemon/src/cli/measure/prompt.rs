@@ -13,6 +13,7 @@
 use super::arm::Arm;
 use anyhow::{Context, anyhow};
 use foreword_engine::TokenId;
+use foreword_ordering::policy::Place;
 use foreword_ordering::random::Random;
 use foreword_ordering::{Config, Orderer, PeerUpdate, Rewrite, Skip, Tenant, Usage};
 use foreword_simulation::Request;
@@ -40,14 +41,16 @@ pub(super) struct Prompt {
 }
 
 impl Gateway {
-    /// Returns a gateway without history, for an engine with `kv_tokens` tokens of KV state.
-    pub(super) fn new(arm: Arm, kv_tokens: u64) -> anyhow::Result<Self> {
+    /// Returns a gateway without history that puts the retriever's best document in this place, for an engine with
+    /// `kv_tokens` tokens of KV state.
+    pub(super) fn new(arm: Arm, place: Place, kv_tokens: u64) -> anyhow::Result<Self> {
         let (policy, hint) = match arm {
             Arm::NoCache => ("retrieval", false),
             Arm::Gateway { policy, hint } => (policy.name(), hint),
         };
         let config = json!({
             "policy": policy,
+            "rank": {"place": place},
             "hint": {"enabled": hint},
             "tree": {"max_tokens": kv_tokens},
         });
@@ -231,7 +234,7 @@ mod tests {
     fn a_prompt_has_the_tokens_that_were_asked_for() {
         let trace = bursty(1, 12, Bursty::default());
         let arm = Arm::RETRIEVAL;
-        let mut gateway = Gateway::new(arm, 65_536).unwrap();
+        let mut gateway = Gateway::new(arm, Place::Auto, 65_536).unwrap();
         for (request, number) in trace.iter().zip(0..) {
             let prompt = gateway.prompt(&body(request, number)).unwrap();
             // One line break precedes the documents, and two follow them.
@@ -244,7 +247,7 @@ mod tests {
         let trace = bursty(1, 30, Bursty::default());
         let mut arms = [false, true].map(|hint| {
             let policy = PolicyKind::Foresight;
-            Gateway::new(Arm::Gateway { policy, hint }, 65_536).unwrap()
+            Gateway::new(Arm::Gateway { policy, hint }, Place::Auto, 65_536).unwrap()
         });
         let mut longer = 0;
         for (request, number) in trace.iter().zip(0..) {

@@ -15,6 +15,7 @@ use super::arm::Arm;
 use super::prompt::{Gateway, body};
 use anyhow::{Context, bail};
 use foreword_engine::engine::{Event, Request, Stepper};
+use foreword_ordering::policy::Place;
 use foreword_simulation::Trace;
 use foreword_simulation::workload::{self, Bursty, Ranks};
 use std::time::Instant;
@@ -41,6 +42,8 @@ pub(super) struct Workload {
     /// Order of the documents within a request, in bursty and geospatial traces: random for each request, or constant
     /// during a burst.
     pub(super) ranks: Ranks,
+    /// Where the gateway puts the retriever's best document.
+    pub(super) place: Place,
     /// Number of documents in a request.
     pub(super) k: usize,
     /// Number of requests submitted together; the next ones follow when all their answers have ended.
@@ -122,7 +125,11 @@ pub(super) fn run(
         let mut gateways = Vec::new();
         for outcome in &mut outcomes {
             outcome.seeds.push(Vec::with_capacity(workload.queries));
-            gateways.push(Gateway::new(outcome.arm, workload.kv_tokens)?);
+            gateways.push(Gateway::new(
+                outcome.arm,
+                workload.place,
+                workload.kv_tokens,
+            )?);
         }
         let trace = workload.trace(seed);
         let mut number = 0;

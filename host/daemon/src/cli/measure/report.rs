@@ -25,6 +25,7 @@ pub(super) fn page(results: &Results) -> Result<String> {
         ("seeds", results.setting.seeds.to_string()),
         ("overlap", results.setting.overlap.to_string()),
         ("ranks", results.setting.ranks.name().to_owned()),
+        ("place", results.setting.place.name().to_owned()),
         ("k", results.setting.k.to_string()),
         ("version", env!("CARGO_PKG_VERSION").to_owned()),
     ];

@@ -7,6 +7,7 @@ use super::replay::{self, Kind, Outcome, Workload};
 use super::steps::Steps;
 use foreword_engine::backend::cuda::Ceilings;
 use foreword_engine::engine::Stepper;
+use foreword_ordering::policy::Place;
 use foreword_report::words::{grouped, percent, section};
 use foreword_simulation::workload::Ranks;
 use indicatif::ProgressBar;
@@ -20,6 +21,7 @@ pub(super) struct Setting {
     pub(super) seeds: u32,
     pub(super) overlap: f64,
     pub(super) ranks: Ranks,
+    pub(super) place: Place,
     pub(super) k: u32,
 }
 
@@ -108,6 +110,7 @@ impl Experiment {
             "trace": self.workload.kind.name(),
             "overlap": self.workload.overlap,
             "ranks": self.workload.ranks.name(),
+            "place": self.workload.place.name(),
             "k": self.workload.k,
             "at_once": self.workload.at_once,
             "answer_tokens": self.workload.answer,
@@ -220,13 +223,15 @@ impl Results {
             seeds,
             overlap,
             ranks,
+            place,
             k,
             ..
         } = &self.setting;
         let _ = writeln!(
             table,
-            "\n{queries} queries, {seeds} seeds, {k} documents of 200 tokens, overlap {overlap}, {} ranks, {} KV tokens an arm",
+            "\n{queries} queries, {seeds} seeds, {k} documents of 200 tokens, overlap {overlap}, {} ranks, place {}, {} KV tokens an arm",
             ranks.name(),
+            place.name(),
             grouped(orders.workload.kv_tokens)
         );
         for part in Part::ALL {
@@ -402,6 +407,7 @@ pub(super) mod tests {
                 kind: Kind::Bursty,
                 overlap: 0.6,
                 ranks: Ranks::Shuffled,
+                place: Place::Auto,
                 k: 5,
                 at_once: 1,
                 answer: 50,
@@ -426,6 +432,7 @@ pub(super) mod tests {
                 seeds: 2,
                 overlap: 0.6,
                 ranks: Ranks::Shuffled,
+                place: Place::Auto,
                 k: 5,
             })
         }
