@@ -84,8 +84,8 @@ def bodies(foreword, folder, requests, *arguments, policy="foresight", place="au
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Keeper)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        path = pathlib.Path(place)
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        path = pathlib.Path(name)
         write(path / "batch.jsonl", requests)
         (path / "ordering.json").write_text(json.dumps({"policy": policy, "rank": {"place": place}}))
         command = [foreword, "batch", "batch.jsonl", "--ordering", "ordering.json", "--out", "out.jsonl", "--concurrency", "1"]
@@ -147,7 +147,7 @@ def main():
     parser.add_argument("--documents", type=int, default=5)
     parser.add_argument("--words", type=int, default=60)
     parser.add_argument("--kv-tokens", type=int, default=8192)
-    parser.add_argument("--place", default="auto", help="the gateway's rank.place: auto (as shipped), free, last, …")
+    parser.add_argument("--place", default="auto", help="the gateway's rank.place: auto (as shipped), free, last or first")
     parser.add_argument("--out", type=pathlib.Path)
     options = parser.parse_args()
     foreword = options.foreword.resolve()

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Time to the first token by request rate, beside llama.cpp's server and any other: RAGCache's figures 15 to 19.
+"""Time to the first token by request rate, beside llama.cpp's server and any other: RAGCache's figure 15.
 
     serving_rates.py FOREWORD [--llama-server PROGRAM] [--engine NAME=URL] [--by clock|processor] [--rates R,R,...]
-                     [--requests N]
+                     [--requests N] [--place NAME]
 
 Every server computes the shape of 0.1B with the same random weights, numbers of bf16, on the same cores (`--llama-weights`
 f16 or f32 are the same numbers, for builds of llama.cpp that are slow with bf16). The requests are the
@@ -232,7 +232,7 @@ def main():
     parser.add_argument("--words", type=int, default=40)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--kv-tokens", type=int, default=65536)
-    parser.add_argument("--place", default="auto", help="the gateway's rank.place: auto (as shipped), free, last, …")
+    parser.add_argument("--place", default="auto", help="the gateway's rank.place: auto (as shipped), free, last or first")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=pathlib.Path, help="folder for the checkpoint, kept for --engine")
     parser.add_argument("--out", type=pathlib.Path)

@@ -105,7 +105,9 @@ impl Arguments {
     /// `auto`, as shipped.
     #[must_use]
     pub fn rank(&self) -> Value {
-        json!({"place": self.value("place").unwrap_or("auto")})
+        let place = self.value("place").unwrap_or("auto");
+        // `ends` with one document is `last`.
+        json!({"place": place, "documents": if place == "ends" { 2 } else { 1 }})
     }
 
     /// Returns the [value](Self::value) of `name` as a number.

@@ -7,7 +7,7 @@
 //! … feed       what the filter believes with the bridge's feed and by answers alone; `pages=160` makes vLLM evict
 //! … fleet      three vLLMs and two gateways, while one of each is killed and comes back (takes 12 GiB; only if named)
 //! … heads      cached share where tools or system text differ between requests, as they come and stabilised
-//! … requests=100 pages=400 place=free
+//! … requests=100 pages=400, and for `heads` place=free
 //! ```
 //!
 //! The whole prompt counts: one system sentence, documents, hint and question. vLLM's CPU build has pages of 128

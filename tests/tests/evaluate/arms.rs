@@ -113,7 +113,7 @@ fn a_hint_that_cannot_stand_elsewhere_is_refused_before_anything_is_asked() {
     );
     let error = refused(&["--arms", "retrieval", "--baseline", "ordered"]);
     assert!(
-        error.contains("--baseline: ordered is not among the arms"),
+        error.contains("--baseline: it must be one of the arms retrieval, not"),
         "{error}"
     );
     let error = refused(&["--arms", "ordered+hint:before"]);

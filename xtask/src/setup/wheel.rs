@@ -31,7 +31,7 @@ impl<const FILES: usize> Source<FILES> {
         let home = workspace.tools().join(self.home);
         let files = self.files.map(|file| home.join(file));
         if files.iter().all(|file| file.is_file()) {
-            say(name, &format!("{requirement} is in {}", home.display()));
+            say(name, &format!("it is in {}", home.display()));
             return Ok(files);
         }
         // The work is done in another folder, so that an interrupted set-up does not look complete.

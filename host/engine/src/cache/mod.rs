@@ -114,7 +114,8 @@ pub struct PrefixCache {
 pub struct CacheStats {
     /// Number of pages in the device's pool.
     pub pages: u32,
-    /// Device pages that leases of running sequences hold now; a shared page counts once.
+    /// Device pages that leases hold now, those of running sequences and of computed speculative prefills; a shared page
+    /// counts once.
     pub in_use: u32,
     /// Device pages that hold cached prefixes now, whether or not a lease holds them.
     pub cached: u32,

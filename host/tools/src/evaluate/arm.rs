@@ -34,7 +34,7 @@ use std::sync::Arc;
 /// A way to ask a question: the order of its documents, and the configuration of the ordering core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Arm {
-    /// The retriever's order, the baseline of all comparisons.
+    /// The retriever's order, with which every arm is compared.
     Retrieval,
     /// Ordered by the configured policy, without hints.
     Ordered,

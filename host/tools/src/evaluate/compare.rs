@@ -1,9 +1,8 @@
 //! Computes the figures of each arm, and their differences from retrieval order.
 //!
 //! Only cases answered under every arm count, so that all arms cover the same questions. Position arms apply only to
-//! cases whose answer's document is known, and are compared with retrieval order over these. Arms with the order hint
-//! elsewhere are also compared with the arm that has it in the gateway's place. The likelihood of right answers covers
-//! the cases whose answers were scored under every arm.
+//! cases whose answer's document is known, and are compared with retrieval order over these. With a baseline, every arm
+//! is also compared with it. The likelihood of right answers covers the cases whose answers were scored under every arm.
 
 use super::arm::Arm;
 use super::bootstrap::{self, Interval, RESAMPLES, Verdict};

@@ -142,24 +142,18 @@ impl Figures {
                 nats.less(),
             ))
         });
-        let likely = section(heading, lines);
-        *table += &likely;
-        let Some(baseline) = self.baseline.filter(|_| !likely.is_empty()) else {
+        *table += &section(heading, lines);
+        let Some(baseline) = self.baseline else {
             return;
         };
         let heading = format!("less {}", baseline.name());
-        let _ = writeln!(table, "\n{heading:<22}nats a token [95 %]");
-        for figure in &self.arms {
-            let less = figure
-                .answer_logprob
-                .as_ref()
-                .and_then(|of| of.less_baseline);
-            if let Some((Estimate { value, interval }, verdict)) = less {
-                let less = in_nats(value, interval.low, interval.high);
-                let (arm, words) = (figure.arm.name(), verdict.words());
-                let _ = writeln!(table, "{arm:<22}{less:<26}{words}");
-            }
-        }
+        let width = 22.max(heading.len() + 2);
+        let lines = self.arms.iter().filter_map(|figure| {
+            let (less, verdict) = figure.answer_logprob.as_ref()?.less_baseline?;
+            let (arm, less, verdict) = (figure.arm.name(), less.in_nats(), verdict.words());
+            Some(format!("{arm:<width$}{less:<26}{verdict}"))
+        });
+        *table += &section(&format!("{heading:<width$}nats a token [95 %]"), lines);
     }
 
     /// Adds a judge's results, if there is one, and the number of choices read from text.
@@ -359,16 +353,20 @@ pub(super) fn with_interval(estimate: &Estimate) -> String {
 impl AnswerLikelihood {
     /// Returns the difference from retrieval order with its interval; empty for retrieval order itself.
     pub(super) fn less(&self) -> String {
-        let less = self.less_retrieval.map(|(less, _)| {
-            let Interval { low, high } = less.interval;
-            in_nats(less.value, low, high)
-        });
+        let less = self.less_retrieval.map(|(less, _)| less.in_nats());
         less.unwrap_or_default()
     }
 
     /// Returns the verdict on the difference, in words.
     pub(super) fn verdict(&self) -> &'static str {
         (self.less_retrieval).map_or("", |(_, verdict)| verdict.words())
+    }
+}
+
+impl Estimate {
+    /// Formats a difference in nats with its interval: `-0.031 [-0.110, +0.047]`.
+    pub(super) fn in_nats(&self) -> String {
+        in_nats(self.value, self.interval.low, self.interval.high)
     }
 }
 
@@ -537,7 +535,7 @@ pub(super) mod tests {
                 compared[1],
                 "ordered+hint:end      -0.250 [-0.250, -0.250]   worse",
             ),
-            (compared[2], "ordered+hint:end  -6.2 ["),
+            (compared[2], "ordered+hint:end   -6.2 ["),
         ] {
             let mut rows = part.lines().skip(1);
             assert!(rows.next().unwrap().starts_with("retrieval  "), "{table}");

@@ -123,8 +123,8 @@ pub struct Options {
     #[arg(long)]
     hint_positions: bool,
     /// Also compare each arm with this one, question by question; retrieval order always is compared with
-    #[arg(long, value_name = "ARM", value_parser = arm)]
-    baseline: Option<Arm>,
+    #[arg(long, value_name = "ARM")]
+    baseline: Option<String>,
     /// Ask the first N questions only (of SQuAD's, N drawn at random)
     #[arg(long, value_name = "N")]
     questions: Option<NonZeroUsize>,
@@ -222,6 +222,7 @@ pub fn run(options: &Options) -> Result<()> {
     let data = data::read(&options.data, reading)?;
     let has_chats = data.cases.iter().any(|case| case.turns.len() > 1);
     let arms = arms(options, has_chats)?;
+    let baseline = baseline(options, &arms)?;
     let configs = arms.iter().map(|arm| arm.config(&ordering, options.seed));
     let configs = configs.collect::<Result<Vec<_>>>()?;
     let parameters = parameters(options, &ordering, &arms, data.fingerprint, &url, &gateways);
@@ -321,14 +322,8 @@ pub fn run(options: &Options) -> Result<()> {
         left_out: outcome.left_out.len(),
         without_answers: data.without_answers,
         salted: !options.no_cache_salt,
-        baseline: options.baseline,
-        arms: compare::compare(
-            &data.cases,
-            &arms,
-            options.baseline,
-            &outcome.records,
-            options.seed,
-        ),
+        baseline,
+        arms: compare::compare(&data.cases, &arms, baseline, &outcome.records, options.seed),
         profile,
     };
     show(&figures, options)
@@ -439,13 +434,6 @@ fn arms(options: &Options, has_chats: bool) -> Result<Vec<Arm>> {
         );
         arms.extend(places);
     }
-    if let Some(baseline) = options.baseline {
-        ensure!(
-            arms.contains(&baseline),
-            "--baseline: {} is not among the arms",
-            baseline.name()
-        );
-    }
     let named = (options.gateways.iter()).map(|(name, _)| Arm::Gateway(name));
     ensure!(
         !arms.contains(&Arm::GATEWAY) || named.clone().any(|arm| arm == Arm::GATEWAY),
@@ -453,6 +441,21 @@ fn arms(options: &Options, has_chats: bool) -> Result<Vec<Arm>> {
     );
     let core = Arm::all().filter(|arm| !arm.is_gateway());
     Ok(core.chain(named).filter(|arm| arms.contains(arm)).collect())
+}
+
+/// Returns the arm of `--baseline`, if given. It must be one of `arms` that is asked all questions.
+fn baseline(options: &Options, arms: &[Arm]) -> Result<Option<Arm>> {
+    let Some(name) = options.baseline.as_deref() else {
+        return Ok(None);
+    };
+    let all = arms.iter().copied().filter(|arm| !arm.is_position());
+    let found = all.clone().find(|arm| arm.name() == name);
+    ensure!(
+        found.is_some(),
+        "--baseline: it must be one of the arms {}, not {name:?}",
+        all.map(Arm::name).collect::<Vec<_>>().join(", ")
+    );
+    Ok(found)
 }
 
 /// Returns the parameters on which answers and times depend: a run can be resumed only with the same ones. API key,

@@ -130,22 +130,33 @@ fn likelihood(figures: &Figures) -> Result<String> {
         let (Some(logprob), Some(nats)) = (&figure.answer_logprob, &figure.answer_nats) else {
             continue;
         };
+        let less_baseline = figures.baseline.map(|_| {
+            let less = logprob.less_baseline;
+            let less = less.map(|(less, verdict)| (less.in_nats(), verdict.words()));
+            let (less, verdict) = less.unwrap_or_default();
+            format!("<td>{less}</td><td class=\"words wide\">{verdict}</td>")
+        });
         let _ = writeln!(
             rows,
             "<tr{}><th>{}</th><td class=\"wide\">{}</td><td class=\"wide\">{:.3}</td><td>{}</td>\
-             <td class=\"words wide\">{}</td><td class=\"wide\">{:.3}</td></tr>",
+             <td class=\"words wide\">{}</td>{}<td class=\"wide\">{:.3}</td></tr>",
             class(figure),
             figure.arm.name(),
             grouped(logprob.cases as u64),
             logprob.mean,
             logprob.less(),
             logprob.verdict(),
+            less_baseline.unwrap_or_default(),
             nats.mean,
         );
     }
     if rows.is_empty() {
         return Ok(rows);
     }
+    let less_baseline = figures.baseline.map(|arm| {
+        let name = arm.name();
+        format!("<th>less {name} [95 %]</th><th class=\"wide\"></th>")
+    });
     let words = "Log-probability of the right answer less retrieval order";
     let plot = both_widths(words, |width| plots::likelihood(figures, width))?;
     Ok(format!(
@@ -153,8 +164,9 @@ fn likelihood(figures: &Figures) -> Result<String> {
          log-probability of the first right answer, forced on the model, in nats a token, with 95 % intervals. To the left \
          of 0 the model finds it less likely.</figcaption>\n{plot}\n</figure>\n<div class=\"card\">\n<table>\n<thead><tr>\
          <th>arm</th><th class=\"wide\">questions</th><th class=\"wide\">nats a token</th><th>less retrieval [95 %]</th>\
-         <th class=\"wide\"></th><th class=\"wide\">nats</th></tr></thead>\n<tbody>\n{rows}</tbody>\n\
-         </table>\n</div>\n"
+         <th class=\"wide\"></th>{}<th class=\"wide\">nats</th></tr></thead>\n<tbody>\n{rows}</tbody>\n\
+         </table>\n</div>\n",
+        less_baseline.unwrap_or_default()
     ))
 }
 
@@ -311,6 +323,7 @@ mod tests {
         let page = page(&figures).unwrap();
         assert_eq!(page.matches("{{").count(), page.matches("{{rows}}").count());
         assert!(page.contains("some &lt;data&gt;.json"));
+        assert!(page.contains("<th>less ordered+hint [95 %]</th>"));
         let (_, less) = page.split_once("<h2>Less ordered+hint</h2>").unwrap();
         let (less, _) = less.split_once("</table>").unwrap();
         // A heading, and a row for each of the other arms.
@@ -331,7 +344,7 @@ mod tests {
     fn an_evaluation_of_one_arm_makes_a_page() {
         for arm in [Arm::Retrieval, Arm::Random, Arm::GATEWAY] {
             let mut figures = example(&[arm], 1);
-            assert!(!page(&figures).unwrap().contains("<h2>Less "));
+            assert!(!page(&figures).unwrap().contains("<h2>Less ordered"));
             assert!(page(&figures).unwrap().contains(arm.name()));
             figures.arms[0].reused = None;
             assert!(page(&figures).unwrap().contains("does not tell"));

@@ -50,7 +50,8 @@ impl Gateway {
         };
         let config = json!({
             "policy": policy,
-            "rank": {"place": place},
+            // `ends` with one document is `last`.
+            "rank": {"place": place, "documents": if place == Place::Ends { 2 } else { 1 }},
             "hint": {"enabled": hint},
             "tree": {"max_tokens": kv_tokens},
         });

@@ -259,3 +259,21 @@ fn a_request_does_not_wait_long_for_a_disk_that_does_not_answer() {
     assert_eq!(load.core.stats().waiting, 1);
     load.drain();
 }
+
+#[test]
+fn a_speculation_of_another_salt_leaves_a_wait_for_the_disk_alone() {
+    let mut load = Load::with(FakeBackend::new(20, 4).host_pages(10), &with_silent_disk());
+    for (salt, length) in [("a", 20), ("b", 3)] {
+        load.submit(Request {
+            prompt: vec![3; length],
+            max_tokens: 1,
+            speculation: Some(SpeculationId(7)),
+            cache_salt: salt.into(),
+            ..Request::default()
+        });
+    }
+    load.step();
+    // The prompt of the first request has whole pages; it still waits, so none of them is computed.
+    assert_eq!(load.core.stats().cache.cached, 0);
+    load.drain();
+}

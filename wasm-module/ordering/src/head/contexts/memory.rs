@@ -229,7 +229,7 @@ impl ContextMemory {
         let Some(known) = self.messages.get(&key) else {
             return;
         };
-        if known.continues(next) && !known.next.contains(&next) {
+        if !known.next.contains(&next) && known.next.len() < MAX_CONTINUATIONS {
             known.open = known.open.saturating_sub(1);
             known.next.push(next);
         }
@@ -239,7 +239,8 @@ impl ContextMemory {
 /// Estimated bytes that a recorded message occupies, without its text.
 const ENTRY_BYTES: u64 = 160;
 
-/// The maximum number of continuations that may claim one message's contexts (retrieved documents).
+/// The maximum number of continuations that may claim one message's contexts (retrieved documents); further ones get
+/// none.
 const MAX_CONTINUATIONS: usize = 16;
 
 #[cfg(test)]
@@ -304,6 +305,17 @@ mod tests {
         memory.record(message(2, "a"));
         assert_eq!(may(&memory, 2, 5), Some("\"a\""));
         assert_eq!(may(&memory, 2, 6), None);
+    }
+
+    #[test]
+    fn what_another_worker_gave_out_is_kept() {
+        let mut memory = memory(10, 10_000);
+        memory.record(message(1, "a"));
+        for next in 5..7 {
+            memory.claim(hashed(1), Chain(next));
+            assert_eq!(may(&memory, 1, next), Some("\"a\""));
+        }
+        assert_eq!(may(&memory, 1, 7), None);
     }
 
     #[test]
