@@ -1,4 +1,4 @@
-//! The HTTP client of all tools: connections, API key, time limits, bounded bodies, and retries.
+//! The HTTP client of all tools: connections, API key, time limits, bounded response bodies, and retries.
 //!
 //! | response | meaning | [`Verdict`] |
 //! | --- | --- | --- |
@@ -7,7 +7,8 @@
 //! | another 4xx | this request is refused | `Refused` |
 //! | 408, 425, 429, 5xx; refused, broken or slow connections | a retry after a doubling wait may succeed | `Again` |
 //!
-//! `Retry-After` is in seconds or a date. Each tool limits it, and decides which bodies count as answers.
+//! `Retry-After` is in seconds or a date. Each tool bounds the wait that it states, and decides which response bodies
+//! count as answers.
 
 use crate::tls;
 use std::io::Read;
@@ -25,7 +26,7 @@ pub(crate) struct Client {
     backoff: Duration,
 }
 
-/// A response with its whole body.
+/// A response whose whole body has been read into memory.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) status: u16,
@@ -43,13 +44,13 @@ pub(crate) enum Fault {
     /// The endpoint refuses this request, with a status that a retry would not change.
     #[error("{0}")]
     Refused(String),
-    /// The attempt failed, or all attempts did; another may succeed.
+    /// This attempt failed, or all attempts of the request did; a further attempt may succeed.
     #[error("{reason}")]
     Failed {
         reason: String,
-        /// The last response, if there was one.
+        /// The last response with an error status; `None` if no response was received.
         last: Option<Box<Reply>>,
-        /// The wait that the response's `Retry-After` states.
+        /// The wait that the `Retry-After` header of `last` states; `None` if it states none.
         asked: Option<Duration>,
     },
 }
@@ -67,13 +68,13 @@ pub(crate) enum Verdict {
 /// The configuration of a client.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Access {
-    /// API key, sent as a bearer token; `None` for none.
+    /// API key, sent as a bearer token; `None` to send none.
     pub(crate) key: Option<String>,
     /// Time limit of each attempt.
     pub(crate) timeout: Duration,
-    /// Maximum number of retries of a request.
+    /// Maximum number of retries of one request.
     pub(crate) retries: u32,
-    /// Wait before the first retry; it doubles with each further one.
+    /// Wait before the first retry of a request; it doubles with each further retry.
     pub(crate) backoff: Duration,
     /// Maximum number of idle connections that stay open, in total and per host; `None` for `ureq`'s default.
     pub(crate) connections: Option<usize>,
@@ -99,10 +100,11 @@ impl Client {
         }
     }
 
-    /// Posts the JSON `body` to `url`, or sends a GET without one; `headers` are added to those for key and body.
+    /// Posts the JSON `body` to `url`, or sends a GET if `body` is `None`. `headers` are added to the content type and
+    /// the API key. The response's body is not read yet.
     ///
     /// # Errors
-    /// Returns a [`Fault`] if there was no response. An error status is a response.
+    /// Returns a [`Fault`] if there was no response. A response with an error status is returned as a response.
     pub(crate) fn send(
         &self,
         url: &str,
@@ -130,9 +132,9 @@ impl Client {
             .map_err(|error| unanswered(url, &error))
     }
 
-    /// Calls `attempt` until it succeeds, its fault is final, or the retries are used up. Before each retry, calls
-    /// `rest` with the backoff, which doubles each time, and with the wait that the endpoint's `Retry-After` states, if
-    /// any.
+    /// Calls `attempt` until it succeeds, returns a fault that no retry can mend, or has been retried as often as
+    /// configured. Before each retry, calls `rest`, which must do the waiting, with the backoff (doubled each time, up
+    /// to [`MAX_WAIT`]) and with the wait that the endpoint's `Retry-After` states, if any.
     ///
     /// # Errors
     /// Returns the last attempt's [`Fault`].
@@ -185,12 +187,12 @@ impl Reply {
         self.headers.get(name)?.to_str().ok()
     }
 
-    /// Returns the wait that `Retry-After` states; `None` if the header is absent or malformed.
+    /// Returns the wait that the response's `Retry-After` header states; `None` if the header is absent or malformed.
     pub(crate) fn pause(&self) -> Option<Duration> {
         pause(&self.headers)
     }
 
-    /// Returns the status and the beginning of the body, for an error message.
+    /// Returns the status and the beginning of the body on one line, for an error message.
     pub(crate) fn words(&self) -> String {
         format!("{} {}", self.status, on_one_line(&self.body))
     }
@@ -206,7 +208,7 @@ impl Fault {
     }
 }
 
-/// Returns the meaning of a status.
+/// Returns the meaning of an HTTP status for a client of any of the tools; the module's table has the statuses.
 pub(crate) fn verdict(status: u16) -> Verdict {
     match status {
         200..300 => Verdict::Served,
@@ -216,7 +218,7 @@ pub(crate) fn verdict(status: u16) -> Verdict {
     }
 }
 
-/// Returns the wait that `retry-after` in `headers` states; `None` if it is absent or malformed.
+/// Returns the wait that the header `retry-after` in `headers` states; `None` if it is absent or malformed.
 pub(crate) fn pause(headers: &HeaderMap) -> Option<Duration> {
     pause_of(
         headers.get("retry-after")?.to_str().ok()?,
@@ -232,7 +234,7 @@ fn pause_of(value: &str, now: SystemTime) -> Option<Duration> {
     Some(date.duration_since(now).unwrap_or_default())
 }
 
-/// Returns the fault of a request to `url` that got no response.
+/// Returns the fault for a request to `url` that failed with `error` before a response came.
 fn unanswered(url: &str, error: &ureq::Error) -> Fault {
     if matches!(error, ureq::Error::BadUri(_) | ureq::Error::Http(_)) {
         return Fault::Denied(format!("{url}: {error}"));
@@ -243,7 +245,8 @@ fn unanswered(url: &str, error: &ureq::Error) -> Fault {
     }
 }
 
-/// Returns the root of an endpoint's URL. `endpoint` may be the root itself, or the root with `/v1` appended.
+/// Returns the root of an endpoint's URL, without a final slash. `endpoint` may be the root itself, or the root with
+/// `/v1` appended.
 ///
 /// # Errors
 /// Returns a message if `endpoint` is no HTTP or HTTPS URL.
@@ -254,7 +257,8 @@ pub(crate) fn root(endpoint: &str) -> Result<String, String> {
     Ok(root.to_owned())
 }
 
-/// Returns the URL of an endpoint's chat route. `endpoint` may be the root, the root with `/v1` appended, or the route.
+/// Returns the URL of an endpoint's route `/v1/chat/completions`. `endpoint` may be the root, the root with `/v1`
+/// appended, or the whole URL of the route.
 ///
 /// # Errors
 /// Returns a message if `endpoint` is no HTTP or HTTPS URL.
@@ -267,7 +271,8 @@ pub(crate) fn chat_url(endpoint: &str) -> Result<String, String> {
     Ok(format!("{}/v1{CHAT}", root(endpoint)?))
 }
 
-/// Checks that `url` is HTTP(S) without query and fragment. The error quotes `endpoint`, the option's value.
+/// Returns an error unless `url` is an HTTP or HTTPS URL without query and fragment. The error quotes `endpoint`, the
+/// command-line value from which `url` was made.
 fn check_url(url: &str, endpoint: &str) -> Result<(), String> {
     let host = ["http://", "https://"]
         .iter()
@@ -281,17 +286,17 @@ fn check_url(url: &str, endpoint: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the first [`MAX_SHOWN`] bytes of a response's body on one line.
+/// Returns the first [`MAX_SHOWN`] bytes of a response's body as text on one line.
 pub(crate) fn on_one_line(body: &[u8]) -> String {
     let body = String::from_utf8_lossy(body.get(..MAX_SHOWN).unwrap_or(body));
     body.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Maximum number of bytes of a response's body in an error message.
+/// Maximum number of bytes of a response's body that an error message quotes.
 pub(crate) const MAX_SHOWN: usize = 600;
-/// Longest wait between two attempts, except that a tool may follow a longer `Retry-After`.
+/// Longest wait between two attempts of a request, except that a tool may wait longer if `Retry-After` says so.
 pub(crate) const MAX_WAIT: Duration = Duration::from_secs(30);
-/// Default name of the header in which the gateway's filter reports its decision.
+/// Default name of the response header in which the gateway's filter reports its ordering decision.
 pub(crate) const REPORT_HEADER: &str = "x-foreword";
 const CHAT: &str = "/chat/completions";
 

@@ -6,14 +6,15 @@ use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Opens a file for reading and appending; a new file is readable by its owner only.
+/// Opens a file for reading and appending, and creates it if it is missing. A new file is readable and writable by its
+/// owner only.
 pub(crate) fn open_appended(path: &Path) -> std::io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).append(true).create(true).mode(0o600);
     options.open(path)
 }
 
-/// Locks a file until it is closed; returns an error if another run has locked it.
+/// Locks `file` until it is closed; returns an error, which names `path`, if another run has locked it.
 pub(crate) fn lock(file: &File, path: &Path) -> Result<()> {
     match file.try_lock() {
         Ok(()) => Ok(()),
@@ -24,8 +25,8 @@ pub(crate) fn lock(file: &File, path: &Path) -> Result<()> {
     }
 }
 
-/// Appends a line, which ends with a line break. If that fails, as on a full disk, removes the part that
-/// was written, so that later lines do not follow a piece of this one.
+/// Appends a line, which must end with a line break, to the file. If that fails, as on a full disk, removes the part
+/// that was written, so that later lines do not follow a piece of this one.
 pub(crate) fn append_line(mut file: &File, line: &[u8]) -> std::io::Result<()> {
     let before = file.metadata()?.len();
     file.write_all(line).inspect_err(|_| {
@@ -34,7 +35,8 @@ pub(crate) fn append_line(mut file: &File, line: &[u8]) -> std::io::Result<()> {
     })
 }
 
-/// Returns a file's complete lines, and cuts off a last line without its end, left by a crash.
+/// Returns the bytes of all complete lines from the file's read position on. A last line without a line break, left by
+/// a crash, is cut off from the file.
 pub(crate) fn whole_lines(mut file: &File) -> std::io::Result<Vec<u8>> {
     let mut text = Vec::new();
     file.read_to_end(&mut text)?;

@@ -1,5 +1,5 @@
-//! `foreword index`: builds a context index from a log of requests (RAGBoost section 4), for a gateway with the policy
-//! `context-index`.
+//! `foreword index`: builds a context index (a tree that clusters requests' document lists by shared beginnings;
+//! RAGBoost section 4) from a log of requests, for a gateway with the policy `context-index`.
 //!
 //! ```text
 //!  FILE… ──lines──▶ newest distinct contexts ──cluster──▶ index ──▶ FILE: the gateway's `ordering`, with a history
@@ -20,7 +20,7 @@ use serde_json::json;
 use std::collections::VecDeque;
 use std::path::PathBuf;
 
-/// Maximum of the option `--contexts`.
+/// Maximum value of the option `--contexts`.
 const MOST_CONTEXTS: u32 = MAX_CONTEXTS as u32;
 
 const HELP: &str = "Lines of a log are those of `foreword replay`. The file that is written is an `ordering` \
@@ -31,7 +31,7 @@ the policy `context-index` and its `history`. It holds documents' fingerprints, 
 
 Exit codes: 0 done, 1 a file cannot be read or written, or a bad line with --strict, 2 bad arguments or an empty log.";
 
-/// The options of an index.
+/// The command-line options of `foreword index`.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Options {
@@ -52,7 +52,8 @@ pub struct Options {
     json: bool,
 }
 
-/// Reads the log, writes the configuration, and prints figures about the index to standard output.
+/// Reads the logs, writes the gateway's `ordering` configuration with the index's history, and prints figures about the
+/// index to standard output.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read or written, for a bad line with `--strict`, and
@@ -96,14 +97,15 @@ pub fn run(options: &Options) -> Result<()> {
     files::show(options.json, || figures.to_json(), || figures.to_table())
 }
 
-/// The most recently used distinct contexts, at most `most`. A context is a request's documents in rank order.
+/// The most recently used distinct contexts, at most `most` of them. A context is the list of a request's documents in
+/// rank order, as fingerprints.
 #[derive(Default)]
 struct Newest {
     most: usize,
-    /// Contexts in the order in which requests used them, each with the number of that use. An entry is outdated if
-    /// `used` has a later number for its context.
+    /// Contexts in the order in which requests used them, each with the number of that use (1 for the first use of any
+    /// context). An entry is outdated if `used` has a later number for its context.
     queue: VecDeque<(Vec<Fingerprint>, u64)>,
-    /// For each context, the number of its last use.
+    /// For each context (list of a request's documents) that is kept, the number of its last use.
     used: FxHashMap<Vec<Fingerprint>, u64>,
     uses: u64,
 }
@@ -131,7 +133,7 @@ impl Newest {
         }
     }
 
-    /// Returns the contexts, the least recently used first.
+    /// Returns the contexts (lists of requests' documents) that are kept, the least recently used first.
     fn contexts(self) -> Vec<Vec<Fingerprint>> {
         let Self { queue, used, .. } = self;
         let newest = queue.into_iter();
@@ -140,18 +142,21 @@ impl Newest {
     }
 }
 
-/// Figures about an index, for the output.
+/// Figures about an index, for the printed table or JSON object.
 #[derive(Serialize)]
 struct Figures {
     requests: u64,
     contexts: usize,
     documents: usize,
-    /// Number of contexts that begin with the same documents as another context.
+    /// Number of contexts (lists of requests' documents) that begin with the same documents as another context in the
+    /// index.
     #[serde(rename = "sharing_contexts")]
     sharing: usize,
-    /// Fraction (0 to 1) of all contexts' documents that are in a beginning shared with another context.
+    /// Fraction (0 to 1) of all contexts' documents that are in a beginning shared with another context (list of a
+    /// request's documents).
     shared_documents: f64,
-    /// Number of contexts at each depth of the index; the first entry is for depth 1.
+    /// Number of contexts (lists of requests' documents) at each depth of the index tree; the first entry is for depth
+    /// 1.
     #[serde(rename = "contexts_by_path_length")]
     depths: Vec<usize>,
 }

@@ -6,8 +6,9 @@
 //!                  └ otherwise: what the clients' own order would have found, which the filter also simulates
 //! ```
 //!
-//! The estimate covers the order of documents only. Savings by stable heads, de-duplication and cache markers are
-//! included if there is a control arm.
+//! Without a control arm (requests of an experiment whose order is left as the client sent it), the result is an
+//! estimate that covers the order of documents only. With one, savings by stabilised prompt heads, de-duplication and
+//! cache markers are included.
 
 use crate::replay::prices;
 use anyhow::Result;
@@ -31,7 +32,7 @@ otherwise what the sent order found less what the clients' own order would have 
 
 Exit codes: 0 done, 1 a file cannot be read, 2 bad arguments or no request.";
 
-/// The options of a ledger.
+/// The command-line options of `foreword ledger`.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Options {
@@ -53,49 +54,51 @@ pub struct Options {
     json: bool,
 }
 
-/// Maximum number of groups; the requests of further ones are counted together.
+/// Maximum number of groups in a ledger; requests that belong to no group yet are then counted together as [`OTHERS`].
 const MAX_GROUPS: usize = 1_000;
 
-/// Minimum number of requests with reported tokens, in each arm, for which an experiment's result is used.
+/// Minimum number of requests with reported token counts, in each of an experiment's two arms, from which the saving is
+/// computed from the experiment. With fewer, the filter's estimate is used.
 const LEAST_COUNTED: u64 = 100;
 
 /// Name of the group for all requests beyond [`MAX_GROUPS`] groups.
 const OTHERS: &str = "(others)";
 
-/// Sums over requests.
+/// Sums of token counts over a set of requests.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sum {
     requests: u64,
-    /// Estimated prompt tokens.
+    /// Prompt tokens as the filter estimates them.
     estimated_tokens: u64,
-    /// Number of requests whose responses report prompt tokens and cached tokens; the next three fields are sums over
-    /// these.
+    /// Number of requests whose responses report both prompt tokens and cached tokens. `prompt_tokens`, `cached_tokens`
+    /// and `counted_estimated_tokens` are sums over these requests only.
     counted: u64,
     prompt_tokens: u64,
     cached_tokens: u64,
     counted_estimated_tokens: u64,
-    /// Estimated number of tokens that the filter expected to be cached in the forwarded order.
+    /// Number of prompt tokens that the filter expected to be cached with the documents in the chosen order.
     matched_tokens: u64,
-    /// Estimated number of tokens that would have been cached in the clients' own order.
+    /// Number of prompt tokens that the filter expects would have been cached with the documents in the clients' own
+    /// order.
     client_matched_tokens: u64,
 }
 
-/// Sums over a group's requests, by arm.
+/// Sums over the requests of one group (equal values of the `--by` fields), by arm of the experiment.
 #[derive(Clone, Debug, Default)]
 struct Group {
-    /// Requests in an experiment's control arm, whose order is the client's.
+    /// Requests in an experiment's control arm, whose documents stay in the client's order.
     control: Sum,
-    /// Requests in an experiment's ordered arm.
+    /// Requests in an experiment's treated arm, whose documents are ordered.
     ordered: Sum,
-    /// Requests outside an experiment.
+    /// Requests that took part in no experiment.
     others: Sum,
-    /// Requests of dry runs, whose order was not sent.
+    /// Requests of dry runs: an order was chosen, but the original body was sent.
     dry: Sum,
-    /// The model of all requests in the group; `None` if there are several.
+    /// The model of all requests in the group; `None` if they have several.
     model: Option<String>,
 }
 
-/// The figures of one group of requests: a row of the ledger.
+/// The figures of one group of requests (equal values of the `--by` fields): a row of the ledger.
 #[derive(Debug, Serialize)]
 struct Row {
     /// The values of the `--by` fields, joined with spaces; `all` without `--by`.
@@ -103,17 +106,18 @@ struct Row {
     name: String,
     group: BTreeMap<String, String>,
     requests: u64,
-    /// Requests whose responses report cached tokens.
+    /// Number of requests whose responses report prompt tokens and cached tokens.
     counted: u64,
     prompt_tokens: u64,
     cached_tokens: u64,
-    /// Source of `saved_tokens`: `control`, an experiment's control arm, or `estimate`, the filter's simulation.
+    /// How `saved_tokens` was computed: `control`, from an experiment's control arm, or `estimate`, from the filter's
+    /// simulation of the clients' own order.
     basis: &'static str,
-    /// Prompt tokens that ordering saved; negative if it cost reuse.
+    /// Number of prompt tokens that ordering saved the engine from computing; negative if it cost reuse.
     saved_tokens: i64,
-    /// `saved_tokens` as a fraction (0 to 1) of all prompt tokens.
+    /// `saved_tokens` as a fraction (0 to 1) of all prompt tokens of the group.
     saved_share: f64,
-    /// Tokens that dry runs would have saved.
+    /// Number of prompt tokens that dry runs would have saved if their order had been sent.
     would_save_tokens: i64,
     #[serde(skip_serializing_if = "Option::is_none")]
     saved_money: Option<f64>,
@@ -124,12 +128,12 @@ struct Ledger {
     rows: Vec<Row>,
     #[serde(skip_serializing_if = "Option::is_none")]
     currency: Option<String>,
-    /// Number of lines that do not count: bad lines, failed requests, and requests whose documents the filter did not
-    /// read.
+    /// Number of lines that are not counted: bad lines, failed requests, and requests whose documents the filter did
+    /// not read.
     skipped: u64,
 }
 
-/// Reads access logs, and prints the tokens and money that ordering saved, by group.
+/// Reads access logs, and prints the tokens and money that ordering saved, by group, to standard output.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read or the prices are invalid, and [`BadInput`](log::BadInput) if no line has
@@ -181,8 +185,8 @@ fn read(options: &Options) -> Result<Ledger> {
     })
 }
 
-/// Returns the difference in price between a million computed and a million cached tokens. If several names in the file
-/// are contained in `model`, the longest counts; `None` if none is.
+/// Returns how much more a million computed prompt tokens of `model` cost than a million cached ones. A price applies
+/// if its model's name in the file is contained in `model`; if several are, the longest name counts. `None` if none is.
 fn price(prices: &CachePrices, model: &str) -> Option<f64> {
     let listed = prices.models.iter();
     let listed = listed.filter(|(_, name, _)| model.contains(&**name));
@@ -190,11 +194,15 @@ fn price(prices: &CachePrices, model: &str) -> Option<f64> {
     Some(price.input * (1.0 - price.rules.read))
 }
 
-/// A line of an access log.
+/// A line of a gateway's access log, as a JSON object.
 struct LoggedRequest(Map<String, Value>);
 
 impl LoggedRequest {
-    /// Parses a line; `None` if the filter did not read the request's documents, or the request failed.
+    /// Parses a line of the access log. Returns `None` if the filter did not read the request's documents, or the
+    /// response's status is not 2xx.
+    ///
+    /// # Errors
+    /// Returns an error if the line is no JSON object.
     fn of(line: &[u8]) -> Result<Option<Self>, BadLine> {
         let request: Map<String, Value> =
             serde_json::from_slice(line).map_err(|error| BadLine::NotAnObject {
@@ -207,7 +215,7 @@ impl LoggedRequest {
         Ok((is_read && is_served).then_some(request))
     }
 
-    /// Returns a field's value as text; empty if it is absent.
+    /// Returns the value of a field of the log line as text; empty if the field is absent or null.
     fn text(&self, field: &str) -> String {
         match self.0.get(field) {
             Some(Value::String(text)) => text.clone(),
@@ -216,7 +224,8 @@ impl LoggedRequest {
         }
     }
 
-    /// Returns a field's value as a number, which Envoy may write as a string; `None` if it is none.
+    /// Returns the value of a field of the log line as a number, which Envoy may write as a string. Returns `None` if
+    /// the field is absent or not a whole number.
     fn number(&self, field: &str) -> Option<u64> {
         match self.0.get(field)? {
             Value::String(text) => text.parse().ok(),
@@ -302,13 +311,13 @@ impl Group {
 }
 
 impl Sum {
-    /// Returns the cached fraction (0 to 1) of the counted prompts' tokens.
+    /// Returns the cached fraction (0 to 1) of the prompt tokens, over the requests whose responses report both counts.
     fn share(&self) -> f64 {
         self.cached_tokens as f64 / self.prompt_tokens.max(1) as f64
     }
 
-    /// Returns the tokens of all prompts: as the engine reports them, otherwise the estimate times `scale`, which is
-    /// the number of the engine's tokens per estimated token.
+    /// Returns the number of prompt tokens of all requests: as the engine reports it, and for requests without a report
+    /// the estimate times `scale`, the number of the engine's tokens per estimated token.
     fn prompts(&self, scale: f64) -> f64 {
         let counted = self.counted_estimated_tokens;
         let uncounted = self.estimated_tokens.saturating_sub(counted);

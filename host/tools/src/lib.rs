@@ -1,12 +1,13 @@
 //! Foreword's tools. None of them needs our server or our engine.
 //!
-//! - [`batch`]: sends a file of requests to an endpoint, in the order that reuses most of its cache.
+//! - [`batch`]: sends a file of requests to an endpoint, in the order that reuses most of the endpoint's prefix cache.
 //! - [`check`]: checks whether the gateway's filter would accept a configuration.
 //! - [`doctor`]: examines a running engine and gateway, and reports what keeps prefixes from being reused.
 //! - [`evaluate`]: tests whether an engine's answers stay as good when documents are in another order.
 //! - [`explain`]: reports why the prompts of a log share less than they could.
-//! - [`index`]: builds a context index from a log, for the policy `context-index`.
-//! - [`ledger`]: reports what was saved, from a gateway's access log.
+//! - [`index`]: builds a context index (a tree that clusters requests' document lists) from a log, for the policy
+//!   `context-index`.
+//! - [`ledger`]: reports the prompt tokens that ordering saved, from a gateway's access log.
 //! - [`replay`]: reports what ordering would save on a log of requests, by simulating an engine's cache.
 
 pub mod batch;

@@ -1,4 +1,5 @@
-//! Command-line options that several tools have: parsers, and the variables and files that the options name.
+//! Command-line options that several tools have: parsers of values, and readers of the environment variables and files
+//! that options name.
 
 use anyhow::{Context, Result, bail};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -8,23 +9,23 @@ use foreword_simulation::BatchOrder;
 use std::path::Path;
 use std::time::Duration;
 
-/// Parses a time limit in seconds, from 1 to `most`.
+/// Returns a parser for a time limit in whole seconds, from 1 to `most`.
 pub(crate) fn seconds(most: u64) -> impl TypedValueParser<Value = Duration> {
     value_parser!(u64).range(1..=most).map(Duration::from_secs)
 }
 
-/// Parses a wait in milliseconds, from 0 to 30 s.
+/// Returns a parser for a wait in whole milliseconds, from 0 to 30,000.
 pub(crate) fn backoff() -> impl TypedValueParser<Value = Duration> {
     let milliseconds = value_parser!(u64).range(0..=30_000);
     milliseconds.map(Duration::from_millis)
 }
 
-/// Parses a number of requests in flight, from 1 to 1,024.
+/// Returns a parser for a number of concurrent requests, from 1 to 1,024.
 pub(crate) fn concurrency() -> impl TypedValueParser<Value = usize> {
     value_parser!(u16).range(1..=1_024).map(usize::from)
 }
 
-/// Parses the order of a batch's requests, `plan` or `input`.
+/// Returns a parser for the order in which a batch's requests are sent: `plan` or `input`.
 #[must_use]
 pub fn batch_order() -> impl TypedValueParser<Value = BatchOrder> {
     one_of([
@@ -33,7 +34,8 @@ pub fn batch_order() -> impl TypedValueParser<Value = BatchOrder> {
     ])
 }
 
-/// Parses the name of one of these values. Each has a name and a text for the help, which may be empty.
+/// Returns a parser that accepts the names of `values` and yields the value of that name. Each entry is a name, a text
+/// for the option's help (which may be empty), and the value.
 #[must_use]
 pub fn one_of<T: Copy + Send + Sync + 'static, const N: usize>(
     values: [(&'static str, &'static str, T); N],
@@ -48,7 +50,8 @@ pub fn one_of<T: Copy + Send + Sync + 'static, const N: usize>(
     })
 }
 
-/// Parses the name of one of `all`, of which the error lists the names.
+/// Returns a parser that accepts the names of `all`, as `name` returns them, and yields the value of that name. The
+/// error for any other text lists the names.
 pub(crate) fn named<T: Copy, const N: usize>(
     all: [T; N],
     name: fn(T) -> &'static str,
@@ -59,8 +62,10 @@ pub(crate) fn named<T: Copy, const N: usize>(
     }
 }
 
-/// Returns the API key in the environment variable `name`, or `None` without a name. If the variable is unset or empty,
-/// returns an error that names `option`, the command-line option that gave `name`.
+/// Returns the API key in the environment variable `name`; `None` if `name` is `None`.
+///
+/// # Errors
+/// Returns an error that names `option`, the command-line option that gave `name`, if the variable is unset or empty.
 pub(crate) fn api_key(option: &str, name: Option<&String>) -> Result<Option<String>> {
     let Some(name) = name else { return Ok(None) };
     match std::env::var(name) {
@@ -69,7 +74,8 @@ pub(crate) fn api_key(option: &str, name: Option<&String>) -> Result<Option<Stri
     }
 }
 
-/// Reads and validates the gateway's ordering configuration in `file`; the default configuration without a file.
+/// Reads and validates the gateway's ordering configuration (`ordering` of the plugin's configuration, in JSON) from
+/// `file`; returns the default configuration if `file` is `None`.
 ///
 /// # Errors
 /// Returns an error that names the file if it cannot be read or is invalid.
@@ -84,7 +90,7 @@ pub fn ordering(file: Option<&Path>) -> Result<RawConfig> {
     Ok(raw)
 }
 
-/// Returns the error context for reading the gateway's configuration in `file`.
+/// Returns the message for an error while reading the gateway's configuration in `file`.
 pub(crate) fn gateway_configuration(file: &Path) -> String {
     let file = file.display();
     format!("cannot read the gateway's configuration in {file}")

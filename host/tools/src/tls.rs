@@ -1,4 +1,5 @@
-//! TLS of the tools' HTTP client: the certificates that it trusts, and messages for others.
+//! TLS of the tools' HTTP client: the certificates that it trusts, and messages for certificates that it does not
+//! trust.
 //!
 //! The trusted roots are the machine's own, so a company's certificate authority needs no option; on Linux
 //! `SSL_CERT_FILE` names other roots. Verification cannot be switched off, since a party in the middle could read the
@@ -16,7 +17,8 @@ pub(crate) fn config() -> TlsConfig {
         .build()
 }
 
-/// Returns a message if TLS failed for good, such as on an untrusted certificate; `None` for other errors.
+/// Returns a message if `error` is a TLS failure that no retry would mend, such as an untrusted certificate; `None` for
+/// other errors.
 pub(crate) fn mistrust(error: &ureq::Error) -> Option<String> {
     let error = match error {
         ureq::Error::Rustls(error) => error,

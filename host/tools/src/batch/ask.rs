@@ -1,4 +1,4 @@
-//! Sends the unanswered requests, several at a time, and writes the answers.
+//! Sends those requests of a batch that have no answer yet, several at a time, and writes the answers.
 //!
 //! ```text
 //!   schedule ─▶ line ─▶ the core orders its documents ─▶ endpoint ─▶ output
@@ -21,7 +21,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// The parts of a run that do not change while it runs: the input and its index, the endpoint and the client.
+/// What a run of `foreword batch` needs and does not change: the input file and its index, the endpoint and the client.
 pub(super) struct Batch<'a> {
     pub(super) input: &'a File,
     pub(super) index: &'a BatchIndex,
@@ -30,42 +30,43 @@ pub(super) struct Batch<'a> {
     /// Root of the endpoint's URL, to which a line's `url` is appended.
     pub(super) root: &'a str,
     pub(super) workers: usize,
-    /// True if requests that still get a 5xx, or too long an answer, are written as failed and do not end the run.
+    /// True if a request that still gets a 5xx, or too long an answer, after all retries is written as failed.
+    /// Otherwise it counts towards the failures that end the run.
     pub(super) keep_going: bool,
-    /// Prefix of the answers' ids, which is different in every run.
+    /// Prefix of the answers' ids in the output; random in each run.
     pub(super) run: &'a str,
     pub(super) bar: &'a ProgressBar,
 }
 
-/// The state that the workers share.
+/// The state that the workers of a run share and change.
 pub(super) struct Progress {
     pub(super) schedule: BatchSchedule,
     pub(super) orderer: BatchOrderer,
     pub(super) output: Output,
     pub(super) answers: BatchAnswers,
-    /// Number of retries.
+    /// Number of retries in this run, over all requests.
     pub(super) repeated: u64,
-    /// Number of requests whose documents the core ordered.
+    /// Number of requests in this run whose documents the core ordered.
     pub(super) ordered: u64,
-    /// Requests that failed since the last answer; [`MAX_FAILED`] of them end the run. As the fault may be the
-    /// endpoint's, they are written as failed only once another request is answered or, if the endpoint responded to
-    /// them, at the end of the run. Otherwise the run ends with an error, and the next run sends them again.
+    /// Requests that failed since the last answered one. At [`MAX_FAILED`] of them the run ends with an error. As the
+    /// fault may be the endpoint's, they are written as failed only once another request is answered or, for those that
+    /// the endpoint responded to, at the end of the run. Otherwise the next run sends them again.
     pub(super) unanswered: Vec<Unanswered>,
-    /// The error that ends the run; `None` while it continues.
+    /// The error that ends the run; `None` while the run continues.
     pub(super) stop: Option<anyhow::Error>,
 }
 
-/// A request without an answer, after all attempts: it failed, or its answer was too long.
+/// A request that failed after all attempts, or whose answer was too long.
 pub(super) struct Unanswered {
     line: u32,
-    /// The line to write to the output.
+    /// The line about the failure, to be written to the output.
     text: Vec<u8>,
     reason: String,
-    /// True if the endpoint responded, though with an error or too long an answer.
+    /// True if the endpoint responded to the request, though with an error or too long an answer.
     is_response: bool,
 }
 
-/// A request that is ready to be sent.
+/// A request of the batch, with its documents ordered, ready to be sent.
 struct Request {
     line: u32,
     custom_id: String,
@@ -74,11 +75,11 @@ struct Request {
 }
 
 impl Batch<'_> {
-    /// Sends all scheduled requests.
+    /// Sends all requests of the schedule from several threads, and returns the state after the last answer.
     ///
     /// # Errors
-    /// Returns an error if the endpoint refuses the client or fails repeatedly, or if the output cannot be written.
-    /// Answers received before that are in the output.
+    /// Returns an error if the endpoint refuses this client (such as by 401) or fails repeatedly, or if the output
+    /// cannot be written. Answers received before that are in the output.
     pub(super) fn ask(&self, progress: Progress) -> Result<Progress> {
         let progress = Mutex::new(progress);
         std::thread::scope(|scope| {
@@ -128,8 +129,8 @@ impl Batch<'_> {
         }
     }
 
-    /// Sends a request once, when the run's pace allows, and pauses the run if the response has `Retry-After`. Returns
-    /// the answer, which may be a refusal of this request; `None` if the run has ended.
+    /// Sends a request once, when the run's [`Pace`] allows it, and pauses the whole run if the response has
+    /// `Retry-After`. Returns the response, which may be a refusal of this request; `None` if the run has ended.
     fn attempt(&self, url: &str, body: &[u8]) -> Result<Option<Reply>, Fault> {
         if !self.pace.wait() {
             return Ok(None);
@@ -169,7 +170,8 @@ impl Batch<'_> {
         self.pace.end();
     }
 
-    /// Returns the worker's next request, with its documents ordered; `None` if there is none or the run has ended.
+    /// Returns the next request for this worker, with its documents ordered; `None` if the schedule has none left or
+    /// the run has ended.
     fn next(&self, worker: usize, progress: &mut Progress) -> Result<Option<Request>> {
         if progress.stop.is_some() {
             return Ok(None);
@@ -199,7 +201,8 @@ impl Batch<'_> {
         }))
     }
 
-    /// Writes a request's answer, or holds a failure back (see [`Progress::unanswered`]).
+    /// Writes a request's answer to the output, or holds a failure back (see [`Progress::unanswered`]). Returns an
+    /// error if the run must end.
     fn record_answer(
         &self,
         progress: &mut Progress,
@@ -291,9 +294,9 @@ fn response(reply: &Reply) -> BatchAnswer<'_> {
     }
 }
 
-/// Longest `Retry-After` that is followed; a longer one is shortened to this.
+/// Longest pause of a run that the endpoint's `Retry-After` can cause; a longer one is shortened to this.
 const MAX_PAUSE: Duration = Duration::from_secs(600);
-/// Longest answer, in bytes; its line must be read again when a run continues.
+/// Longest answer to one request, in bytes; its line in the output must be read again when a run continues.
 const MAX_ANSWER: u64 = 32 << 20;
-/// Number of consecutive failed requests at which the run ends, since the endpoint seems unreachable.
+/// Number of consecutive failed requests at which the run ends, since the endpoint itself then seems to be at fault.
 const MAX_FAILED: usize = 3;

@@ -1,5 +1,5 @@
 //! `foreword batch`: sends a file of requests in OpenAI's batch format to an endpoint, in the order that reuses most of
-//! its cache.
+//! the endpoint's prefix cache.
 //!
 //! ```text
 //!  FILE ─▶ index (offsets, hashes, numbers of documents) ─▶ schedule ─▶ ask: workers ─▶ output
@@ -50,7 +50,7 @@ An endpoint behind Foreword's filter orders documents again: name the engine its
 Exit codes: 0 every request was served, 1 the run failed (what was answered is kept), 2 bad arguments or wrong lines,
 3 every request has an answer, and some were refused or failed.";
 
-/// The options of a batch.
+/// The command-line options of `foreword batch`.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Options {
@@ -110,9 +110,9 @@ pub struct Options {
 pub struct Summary {
     /// Number of requests in the batch.
     pub requests: u64,
-    /// Number of requests that the output had answers to when the run began.
+    /// Number of requests for which the output file had answers when the run began.
     pub answered_before: u64,
-    /// Number of requests that were served, in this run or an earlier one.
+    /// Number of requests that were served (2xx), in this run or an earlier one.
     pub served: u64,
     /// Number of requests that were refused or failed, in this run or an earlier one.
     pub failed: u64,
@@ -120,15 +120,17 @@ pub struct Summary {
     pub repeated: u64,
     /// Number of requests of this run whose documents the core ordered.
     pub ordered: u64,
-    /// Number of distinct documents that a plan may order: those before any other text, except favoured ones.
+    /// Number of distinct documents in the batch whose order a plan may change: those before any other text of the
+    /// prompt, except the favoured ones (the retriever's best, which keep their places).
     pub documents: u64,
-    /// Tokens of all answers together, as the endpoint reports them.
+    /// Token counts of all answers together, as the endpoint reports them.
     pub usage: BatchUsage,
     /// Seconds that this run took.
     pub seconds: f64,
 }
 
-/// Sends the unanswered requests, and prints the summary to standard output.
+/// Sends the requests that have no answer in the output yet, and prints the summary to standard output. With `--check`,
+/// only reads the file.
 ///
 /// # Errors
 /// Returns an error for an invalid argument, a bad line ([`BadInput`]), a file that cannot be read or written, or an
@@ -211,8 +213,8 @@ pub fn run(options: &Options) -> Result<Summary> {
     Ok(summary)
 }
 
-/// Indexes the file. Prints the errors of at most [`NAMED`] bad lines, and returns [`BadInput`] if there is any bad
-/// line.
+/// Reads and indexes the file of requests. Prints the errors of at most [`NAMED`] bad lines, and returns [`BadInput`]
+/// if there is any bad line.
 fn read(options: &Options, input: &File, orderer: &mut BatchOrderer) -> Result<BatchIndex> {
     let file = &options.file;
     let failed = || format!("cannot read {}", file.display());
@@ -316,7 +318,7 @@ fn rate(text: &str) -> Result<f64, String> {
         .ok_or("it must be a number from 0.001 to 100000".to_owned())
 }
 
-/// Maximum number of bad lines whose errors are printed; further ones are only counted.
+/// Maximum number of bad lines of a file whose errors are printed; further ones are only counted.
 const NAMED: u64 = 20;
-/// Maximum number of requests in a file: line numbers have 32 bits.
+/// Maximum number of requests in a file; it keeps line numbers within 32 bits.
 const MAX_REQUESTS: u32 = 100_000_000;

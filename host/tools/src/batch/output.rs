@@ -1,4 +1,4 @@
-//! The file of answers, which also records a run's progress.
+//! The batch's output file: it contains the answers, and so records which requests a stopped run has finished.
 //!
 //! A line is appended in one call when its answer has arrived. A line cut short by a kill or a full disk is removed by
 //! the next run, which sends its request again. A new file is readable by its owner only, since answers may be
@@ -12,7 +12,7 @@ use std::io::{BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The output file, open for appending.
+/// The batch's output file, open for appending and locked.
 #[derive(Debug)]
 pub(super) struct Output {
     file: File,
@@ -20,12 +20,13 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Opens or creates the output, and reads which requests it answers. With `retry_failed`, first removes the lines
-    /// of requests that were not served.
+    /// Opens or creates the output file, locks it, and reads which requests of the batch it answers. With
+    /// `retry_failed`, first removes the lines of requests that were not served. A last line that is cut short is
+    /// removed too.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read or written, another run is writing it, it is the input, or it has
-    /// answers to another batch.
+    /// Returns an error if the file cannot be read or written, another run is writing it, it is the input, or it
+    /// contains lines that are no answers to this batch.
     pub(super) fn open(
         path: &Path,
         input: &File,
@@ -57,13 +58,13 @@ impl Output {
         Ok((Self { file, path }, answers))
     }
 
-    /// Appends `line`, which ends with a line break.
+    /// Appends `line`, an answer that ends with a line break, to the file.
     pub(super) fn append(&mut self, line: &[u8]) -> Result<()> {
         append_line(&self.file, line)
             .with_context(|| format!("cannot write {}", self.path.display()))
     }
 
-    /// Flushes the answers to the disk.
+    /// Flushes the answers written so far to the disk.
     pub(super) fn sync(&self) -> Result<()> {
         let synced = self.file.sync_all();
         synced.with_context(|| format!("cannot write {}", self.path.display()))
@@ -85,7 +86,8 @@ fn read(mut file: &File, path: &Path, index: &BatchIndex) -> Result<BatchAnswers
     Ok(answers)
 }
 
-/// Replaces the output by a copy without the lines of requests that were not served, and opens that.
+/// Replaces the output file by a copy of its first `whole_bytes` bytes without the lines of requests that were not
+/// served. Returns the new file, open for appending.
 fn without_failed(mut file: &File, path: &Path, whole_bytes: u64) -> Result<File> {
     file.seek(SeekFrom::Start(0))?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();

@@ -1,20 +1,21 @@
-//! Decides when a request may be sent: within the configured rate, and not during a pause that the endpoint asked for.
+//! Decides when a request of a batch may be sent: within the configured rate, and not during a pause that the endpoint
+//! asked for.
 
 use parking_lot::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-/// The pace of a run, which all workers share.
+/// The rate limit and the pauses of a run, which all workers share.
 pub(super) struct Pace {
     slots: Mutex<Slots>,
     changed: Condvar,
 }
 
-/// The times that a [`Pace`] waits for. The methods take the current time as an argument, so that tests need no clock.
+/// The times for which a [`Pace`] waits. The methods take the current time as an argument, so that tests need no clock.
 #[derive(Clone, Copy, Debug)]
 struct Slots {
     /// Shortest time between two requests.
     interval: Duration,
-    /// Earliest time of the next request.
+    /// Earliest time at which the next request may be sent, pauses aside.
     next: Instant,
     /// End of the pause that the endpoint requested.
     pause_ends: Instant,
@@ -22,21 +23,22 @@ struct Slots {
 }
 
 impl Slots {
-    /// Returns the next time at which a request may be sent, and reserves it.
+    /// Returns the earliest time from `now` on at which a request may be sent, and reserves it, so that the next call
+    /// returns a later one.
     fn take(&mut self, now: Instant) -> Instant {
         let at = self.next.max(now);
         self.next = at + self.interval;
         at
     }
 
-    /// Returns how much longer a request with the reserved time `at` must wait, pauses included.
+    /// Returns how long from `now` a request with the reserved time `at` must wait, until a pause has ended too.
     fn wait(&self, at: Instant, now: Instant) -> Duration {
         at.max(self.pause_ends).saturating_duration_since(now)
     }
 }
 
 impl Pace {
-    /// Returns a pace of at most `rate` requests a second; `None` for no limit.
+    /// Returns a pace of at most `rate` requests a second; `None` for no limit. The first request may be sent at `now`.
     pub(super) fn new(rate: Option<f64>, now: Instant) -> Self {
         let interval = rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(1.0 / rate));
         Self {
@@ -50,13 +52,13 @@ impl Pace {
         }
     }
 
-    /// Waits until the next request may be sent. Returns false if the run has ended.
+    /// Blocks until the next request may be sent. Returns false if the run has ended.
     pub(super) fn wait(&self) -> bool {
         let at = self.slots.lock().take(Instant::now());
         self.wait_until(at)
     }
 
-    /// Waits until `at` and until no pause is left. Returns false if the run has ended.
+    /// Blocks until the time `at`, and until any pause has ended. Returns false if the run has ended.
     pub(super) fn wait_until(&self, at: Instant) -> bool {
         let mut slots = self.slots.lock();
         loop {
@@ -68,13 +70,13 @@ impl Pace {
         }
     }
 
-    /// Pauses all requests for `time` from now on.
+    /// Lets no request be sent for `time` from now on; a longer pause that was requested before stays.
     pub(super) fn pause(&self, time: Duration) {
         let mut slots = self.slots.lock();
         slots.pause_ends = slots.pause_ends.max(Instant::now() + time);
     }
 
-    /// Ends the run: every wait returns false.
+    /// Ends the run: every current and later wait returns false.
     pub(super) fn end(&self) {
         self.slots.lock().is_over = true;
         self.changed.notify_all();

@@ -1,4 +1,5 @@
-//! Warns of a chain of filters in which some Envoy releases lose bytes, whatever Foreword's configuration.
+//! Warns of a chain of Envoy's HTTP filters in which some Envoy releases lose bytes of request bodies, whatever
+//! Foreword's configuration.
 //!
 //! ```text
 //!   http_filters: Foreword, Wasm (holds headers) ─▶ … ─▶ ext_proc with request_body_mode FULL_DUPLEX_STREAMED
@@ -12,8 +13,8 @@
 
 use serde_json::Value;
 
-/// Returns a warning for each chain in `text`, YAML or JSON, in which an external processor that streams bodies in both
-/// directions follows Foreword's Wasm filter.
+/// Returns a warning for each external processor in `text`, YAML or JSON, that streams bodies in both directions and
+/// follows Foreword's Wasm filter in the same list of filters. Empty if `text` is neither.
 pub(super) fn warnings(text: &str) -> Vec<String> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(text).unwrap_or_default();
     let mut found = Vec::new();

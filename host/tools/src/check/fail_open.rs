@@ -12,17 +12,18 @@
 use super::find::below;
 use serde_json::Value;
 
-/// The settings of a file that decide whether requests pass while Foreword is unavailable.
+/// The settings in a file that decide whether requests bypass Foreword while it is unavailable.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Failures {
-    /// True if the file has at least one such setting, whatever its value. Such a file need not contain a plugin
-    /// configuration.
+    /// True if the file has at least one of these settings, whatever its value. A file with one need not contain a
+    /// plugin configuration.
     pub(super) has_setting: bool,
-    /// The settings that fail open, as `path: value`.
+    /// Those settings that let requests bypass Foreword ("fail open"), as `path: value`.
     pub(super) open: Vec<String>,
 }
 
-/// Returns the settings found in `text`, YAML or JSON; none if it is neither.
+/// Returns those settings in `text`, YAML or JSON, that decide whether requests bypass Foreword while it is
+/// unavailable. Returns none if `text` is neither.
 pub(super) fn failures(text: &str) -> Failures {
     let documents: Vec<Value> = serde_saphyr::from_multiple(text).unwrap_or_default();
     let mut found = Failures::default();
@@ -66,8 +67,9 @@ fn search(place: &str, value: &Value, found: &mut Failures) {
     }
 }
 
-/// Returns whether the field `name` with this `value` fails open; `None` if it is not one of these settings.
-/// `is_processor`: the field belongs to an ext_proc filter; `failure_mode_allow` counts in no other.
+/// Returns true if the field `name` with this `value` lets requests bypass Foreword while it is unavailable, and `None`
+/// if the field is none of these settings. `is_processor` is true if the field belongs to an ext_proc filter:
+/// `failure_mode_allow` counts only there.
 fn is_open(name: &str, value: &Value, is_processor: bool) -> Option<bool> {
     match name {
         "failure_mode_allow" if is_processor => value.as_bool(),

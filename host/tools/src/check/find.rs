@@ -1,5 +1,5 @@
-//! Finds the plugin's configuration in a file: alone, or within a configuration of Envoy, Istio or Envoy Gateway, or
-//! within a ConfigMap.
+//! Finds the configuration of Foreword's filter (the "plugin configuration") in a file: alone, or within a
+//! configuration of Envoy, Istio or Envoy Gateway, or within a ConfigMap.
 //!
 //! | document | the configuration is |
 //! | --- | --- |
@@ -18,16 +18,16 @@ use serde_json::{Map, Value};
 /// A configuration of Foreword's filter, found in a file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct FoundConfig {
-    /// Path of the configuration in the file; empty if it is the whole file.
+    /// Path of the configuration in the file, such as `document 2.spec.pluginConfig`; empty if it is the whole file.
     pub(super) place: String,
     /// The configuration as JSON, as the filter receives it.
     pub(super) configuration: String,
 }
 
-/// Returns all plugin configurations in `text`.
+/// Returns all configurations of Foreword's filter in `text`.
 ///
 /// # Errors
-/// Returns an error if the text is not YAML, or contains no plugin configuration.
+/// Returns an error if the text is not YAML, or contains no configuration of Foreword's filter.
 pub(super) fn configurations(text: &str) -> anyhow::Result<Vec<FoundConfig>> {
     // The filter must receive the original JSON, since only that shows a duplicate field.
     if serde_json::from_str::<Value>(text).is_ok_and(|value| !is_resource(&value))
@@ -62,8 +62,8 @@ pub(super) fn configurations(text: &str) -> anyhow::Result<Vec<FoundConfig>> {
     Ok(found)
 }
 
-/// Returns whether the document is a resource that may contain a plugin configuration. A document that is not counts as
-/// a plugin configuration itself, valid or not.
+/// Returns whether the document is a resource (of Envoy, Istio or Kubernetes) that may contain a configuration of
+/// Foreword's filter. Any other document is taken as such a configuration itself, valid or not.
 fn is_resource(document: &Value) -> bool {
     [
         "kind",
@@ -110,7 +110,7 @@ fn search(place: &str, value: &Value, found: &mut Vec<FoundConfig>) {
     }
 }
 
-/// Returns the path of a field of the object at `place`.
+/// Returns the path of the field `key` of the object with the path `place`.
 pub(super) fn below(place: &str, key: &str) -> String {
     match place {
         "" => key.to_owned(),
@@ -118,7 +118,8 @@ pub(super) fn below(place: &str, key: &str) -> String {
     }
 }
 
-/// Returns the plugin configuration in an object and the name of its field, if the object configures Foreword's filter.
+/// Returns the configuration of Foreword's filter that an object contains and the name of its field; `None` if the
+/// object does not configure Foreword's filter.
 fn held(fields: &Map<String, Value>) -> Option<(&'static str, &Value)> {
     const HOLDERS: [(&str, &str); 4] = [
         // Envoy's PluginConfig, whose module is in `vm_config`; its dynamic module; Istio; Envoy Gateway.
@@ -136,7 +137,8 @@ fn held(fields: &Map<String, Value>) -> Option<(&'static str, &Value)> {
     })
 }
 
-/// Returns the configuration as the filter receives it: a string's text, or an object as JSON.
+/// Returns a configuration of Foreword's filter as the filter receives it: a string's text, or an object as JSON. A
+/// value packed with an `@type` is unpacked.
 fn text_of(configuration: &Value) -> String {
     let kind = configuration.get("@type");
     let packed = kind.and_then(|_| configuration.get("value"));

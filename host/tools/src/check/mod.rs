@@ -25,12 +25,13 @@ use jsonschema::error::ValidationErrorKind;
 use jsonschema::{ValidationError, Validator};
 use serde_json::Value;
 
-/// The result of checking the configurations in all files.
+/// The result of checking the configurations in all given files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// The filter would accept every configuration.
     Accepted,
-    /// The filter would refuse a configuration, or a gateway fails open although a configuration has salts.
+    /// The filter would refuse a configuration, or a gateway fails open (lets requests bypass Foreword while it is
+    /// unavailable) although a configuration has salts.
     Refused,
 }
 
@@ -38,7 +39,7 @@ const HELP: &str = "Every error is told, with path, value and limit. A key in th
 
 Exit codes: 0 the filter takes every configuration, 1 it refuses one, 2 a file cannot be read or holds none.";
 
-/// The options of a check.
+/// The command-line options of `foreword check-config`.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Options {
@@ -46,14 +47,15 @@ pub struct Options {
     /// resources, a ConfigMap; `-`: standard input
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Accept a gateway that lets requests past Foreword while it is away, beside a configuration with salts; the files of both
-    /// are given together
+    /// Accept a gateway that lets requests past Foreword while it is away, beside a configuration with salts; the files
+    /// of both are given together
     #[arg(long)]
     accept_fail_open: bool,
 }
 
-/// Checks the configurations in the files (`-`: standard input) and prints their errors. A gateway that fails open is
-/// refused if any configuration has salts, unless `--accept-fail-open` is given.
+/// Checks the configurations in the files (`-`: standard input) and prints their errors to standard output. A gateway
+/// that fails open (lets requests bypass Foreword while it is unavailable) is refused if any configuration has salts,
+/// unless `--accept-fail-open` is given.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read, or contains no configuration.
@@ -127,7 +129,8 @@ fn read(file: &Path) -> anyhow::Result<String> {
     std::fs::read_to_string(file).with_context(context)
 }
 
-/// Returns the verdict on one line, and each error on a further one.
+/// Returns a line that says whether the filter accepts a configuration with these errors, followed by a line for each
+/// error.
 fn judged(errors: &[String]) -> String {
     let mut text = match errors.len() {
         0 => "the filter takes this configuration".to_owned(),
@@ -140,8 +143,8 @@ fn judged(errors: &[String]) -> String {
     text
 }
 
-/// Returns a warning for each route whose requests the filter refuses because salts are configured, but no engine is
-/// configured to separate its cache by salt on that route.
+/// Returns a warning for each route of the configuration on which the filter refuses requests: salts are configured,
+/// but no engine is configured to separate its cache by salt on that route.
 fn unsalted(configuration: &str) -> Vec<String> {
     let config = Config::from_json(configuration.as_bytes());
     let routes = config.map(|config| config.unsalted_routes);
@@ -155,7 +158,8 @@ fn unsalted(configuration: &str) -> Vec<String> {
     routes.iter().map(warning).collect()
 }
 
-/// Returns all violations of the JSON schema; if there are none, the first error of the filter's own parser, if any.
+/// Returns all violations of the JSON schema in a configuration; if there are none, the first error of the filter's own
+/// parser, if any.
 fn errors(schema: &Value, validator: &Validator, configuration: &str) -> Vec<String> {
     let told = |errors: Vec<String>| match Config::from_json(configuration.as_bytes()) {
         Err(error) if errors.is_empty() => vec![error.to_string()],
@@ -171,7 +175,8 @@ fn errors(schema: &Value, validator: &Validator, configuration: &str) -> Vec<Str
     }
 }
 
-/// Returns a schema error as text: the path, the value, and the allowed values.
+/// Returns an error of the JSON schema as text: the path, the value, and the allowed values. Values that may be secret
+/// are left out.
 fn in_words(schema: &Value, error: &ValidationError<'_>) -> String {
     let pointer = error.instance_path().as_str();
     let path = match pointer.trim_start_matches('/').replace('/', ".") {

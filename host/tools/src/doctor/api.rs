@@ -1,16 +1,17 @@
-//! The four APIs that take prompts: names of their fields for the prompt, for its tokens and for the cached ones.
+//! The four HTTP APIs that take prompts, with the names of their fields for the prompt, the prompt's token count and
+//! the number of cached tokens.
 
 use super::client::{Answer, Client, served};
 use serde_json::{Value, json};
 
-/// An API that takes prompts.
+/// An HTTP API that takes prompts, and the names of its fields.
 #[derive(Debug)]
 pub(super) struct Api {
     pub(super) name: &'static str,
     pub(super) path: &'static str,
-    /// Name of the prompt's field, and whether its value is an array of messages.
+    /// Name of the request field with the prompt; true if its value is an array of messages, false if it is a string.
     field: (&'static str, bool),
-    /// Name of the field that limits the answer's tokens.
+    /// Name of the request field that limits the number of the answer's tokens.
     limit: &'static str,
     /// JSON pointer to the number of prompt tokens in the response.
     prompt: &'static str,
@@ -57,15 +58,15 @@ const CHATS: Api = Api {
     is_apart: false,
 };
 
-/// The API of chats.
+/// OpenAI's API of chats, `/v1/chat/completions`.
 pub(super) const CHAT: &Api = &APIS[0];
 
-/// The token counts that an API's response reports for one prompt.
+/// The token counts that a response reports for one prompt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Usage {
-    /// Tokens of the prompt; 0 if the response does not report them.
+    /// Number of the prompt's tokens, cached ones included; 0 if the response does not report it.
     pub(super) prompt: u64,
-    /// Cached tokens among these; `None` if the response does not report them.
+    /// Number of the prompt's tokens that the engine found in its cache; `None` if the response does not report it.
     pub(super) cached: Option<u64>,
 }
 
@@ -79,7 +80,7 @@ impl Usage {
         self.cached.unwrap_or_default()
     }
 
-    /// Returns whether at least half of the prompt's tokens were cached.
+    /// Returns whether at least half of the prompt's tokens were cached; false if the response does not report them.
     pub(super) fn is_warm(&self) -> bool {
         self.is_cached(self.prompt)
     }
@@ -89,7 +90,7 @@ impl Usage {
         format!("{} of {}", self.shown(), self.prompt)
     }
 
-    /// Returns the cached tokens as text.
+    /// Returns the number of cached tokens as text; `no field` if the response does not report it.
     pub(super) fn shown(&self) -> String {
         (self.cached).map_or_else(|| "no field".to_owned(), |cached| cached.to_string())
     }
@@ -100,7 +101,7 @@ impl Api {
         format!("{root}{}", self.path)
     }
 
-    /// Returns the body of a request that asks for one token after the prompt `text`.
+    /// Returns the body of a request for one token after the prompt `text`.
     pub(super) fn body(&self, model: &str, text: &str) -> Value {
         let prompt = match self.field.1 {
             true => json!([{"role": "user", "content": text}]),
@@ -116,7 +117,7 @@ impl Api {
         body
     }
 
-    /// Returns the token counts in a response.
+    /// Returns the token counts that a response, as JSON, reports.
     pub(super) fn usage(&self, response: &Value) -> Usage {
         let cached = response.pointer(self.cached).and_then(Value::as_u64);
         let prompt = response.pointer(self.prompt).and_then(Value::as_u64);
@@ -127,7 +128,8 @@ impl Api {
         }
     }
 
-    /// Sends a body, and returns the token counts in the response.
+    /// Sends a request body to this API of the engine or gateway at `root`, and returns the token counts in the
+    /// response.
     ///
     /// # Errors
     /// Returns a message if the response is not a 200.
@@ -136,7 +138,8 @@ impl Api {
         self.read(client, answer).map(|(usage, _)| usage)
     }
 
-    /// Returns the token counts in a response, and its JSON. Adds the prompt's tokens to the client's count.
+    /// Returns the token counts in a response to a request to this API, and the response's JSON. Adds the prompt's
+    /// tokens to the client's count.
     ///
     /// # Errors
     /// Returns a message if the response is not a 200.

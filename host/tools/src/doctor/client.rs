@@ -1,4 +1,5 @@
-//! The HTTP client of an examination, which limits and counts the requests and their prompt tokens.
+//! The HTTP client of one examination (a run of `foreword doctor`), which counts its requests and their prompt tokens,
+//! and limits the requests.
 
 pub(super) use crate::client::Reply;
 use crate::client::{Access, Client as Connections};
@@ -6,11 +7,11 @@ use serde_json::Value;
 use std::cell::Cell;
 use std::time::Duration;
 
-/// An HTTP client that counts its requests and their prompt tokens, and limits the requests.
+/// The HTTP client of one examination; it counts its requests and their prompt tokens, and limits the requests.
 pub(super) struct Client {
-    /// Connections that are reused.
+    /// Client whose connections are reused.
     kept: Connections,
-    /// Connections that are closed after each request.
+    /// Client whose connections are closed after each request.
     fresh: Connections,
     requests: Cell<u64>,
     prompt_tokens: Cell<u64>,
@@ -21,12 +22,12 @@ pub(super) struct Client {
 /// A response, or the reason why there is none.
 pub(super) type Answer = Result<Reply, String>;
 
-/// The connection that a request uses.
+/// Which connection a request uses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Connection {
     /// An idle connection if there is one.
     Kept,
-    /// A new connection, which a gateway may give to another of its workers.
+    /// A new connection, which a gateway may assign to another of its workers.
     Fresh,
 }
 
@@ -49,12 +50,12 @@ impl Client {
         }
     }
 
-    /// Returns the number of requests sent, and the prompt tokens that [`Client::count`] received.
+    /// Returns the number of requests sent, and the sum of the prompt tokens that were passed to [`Client::count`].
     pub(super) fn spent(&self) -> (u64, u64) {
         (self.requests.get(), self.prompt_tokens.get())
     }
 
-    /// Adds the tokens of an answered prompt.
+    /// Adds the tokens of an answered prompt to the client's sum of prompt tokens.
     pub(super) fn count(&self, prompt_tokens: u64) {
         self.prompt_tokens.update(|sum| sum + prompt_tokens);
     }
@@ -67,7 +68,8 @@ impl Client {
         self.send(url, Some(body), &[], Connection::Kept)
     }
 
-    /// Posts `body`, or sends a GET if there is none; retries after 429 and 503.
+    /// Posts `body`, or sends a GET if `body` is `None`; retries after 429 and 503. Returns an error without sending
+    /// once a limit of the examination is reached.
     pub(super) fn send(
         &self,
         url: &str,
@@ -119,13 +121,13 @@ impl Client {
 }
 
 impl Reply {
-    /// Returns the body as JSON; null if it is none.
+    /// Returns the body parsed as JSON; null if it is not JSON.
     pub(super) fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_default()
     }
 }
 
-/// Returns the response if it is a 200.
+/// Returns the response if its status is 200. `request` names the request for the error.
 ///
 /// # Errors
 /// Returns the [`refusal`] otherwise.
@@ -136,7 +138,8 @@ pub(super) fn served(request: &str, answer: Answer) -> Result<Reply, String> {
     }
 }
 
-/// Returns a message for a request without a 200: its name with the response, or the reason for none.
+/// Returns a message for a request whose answer is not a 200: the name `request` with status and body, or the reason
+/// why there was no response.
 pub(super) fn refusal(request: &str, answer: &Answer) -> String {
     match answer {
         Ok(reply) => format!("{request}: {}", reply.words()),
@@ -144,9 +147,9 @@ pub(super) fn refusal(request: &str, answer: &Answer) -> String {
     }
 }
 
-/// Maximum number of requests of an examination; about a third of it is usual.
+/// Maximum number of requests of one examination; about a third of it is usual.
 const MAX_REQUESTS: u64 = 160;
-/// Number of consecutive requests without a response after which no more are sent.
+/// Number of consecutive requests without a response after which an examination sends no more.
 const MAX_SILENT: u32 = 3;
 /// Maximum number of attempts of a request that is answered with 429 or 503.
 const MAX_ATTEMPTS: u32 = 3;
@@ -154,5 +157,5 @@ const MAX_ATTEMPTS: u32 = 3;
 const WAIT: Duration = Duration::from_secs(1);
 /// Longest wait before a retry.
 const MAX_WAIT: Duration = Duration::from_secs(5);
-/// Longest response, in bytes; a feed's snapshot is the longest.
+/// Longest response that is read, in bytes; the snapshot of a KV feed is the longest kind.
 const MAX_BODY: u64 = 16 << 20;

@@ -1,4 +1,5 @@
-//! The checks of KV events: whether they arrive, and whether they agree with the prompts that were sent.
+//! The checks of KV events (an engine's reports of what enters and leaves its KV cache): whether they arrive, and
+//! whether they agree with the prompts that were sent.
 //!
 //! | source | what is sent | agrees if |
 //! | --- | --- | --- |
@@ -17,44 +18,45 @@ use foreword_ordering::{Config, Orderer, Tenant};
 use foreword_server::kv::place::PATH_HEADER;
 use foreword_server::kv::vllm::read::Stored;
 
-/// A source of KV events: vLLM's ZeroMQ socket, or Foreword's feed over HTTP.
+/// A source of KV events (reports of what enters and leaves the engine's KV cache): vLLM's ZeroMQ socket, or Foreword's
+/// feed over HTTP.
 pub(super) enum Source {
     Socket(Subscription),
     /// Foreword's feed at this URL.
     Feed(String),
-    /// No source: the error of the last address that was tried.
+    /// No source was found; the error of the last address that was tried.
     Nowhere(String),
 }
 
-/// The events that arrived after a prompt.
+/// The KV events that arrived after a prompt was sent.
 #[derive(Debug)]
 pub(super) struct Observed {
-    /// Description of the prompt.
+    /// Description of the prompt, for the text of the check's finding.
     asked: String,
     /// Number of events about stored blocks (vLLM's socket) or about stored lists of documents (Foreword's feed).
     stored: usize,
     agreement: Result<Agreement, String>,
 }
 
-/// The part of a prompt that the events report as stored.
+/// How much of a prompt the KV events report as stored in the engine's cache.
 #[derive(Debug)]
 struct Agreement {
     detail: String,
     /// Number of the prompt's tokens (vLLM's socket) or documents (Foreword's feed) that events report as stored.
     found: u64,
-    /// Number of tokens or documents that need not be reported: they were cached before, or are in a block that is not
-    /// full.
+    /// Number of the prompt's tokens or documents that need not be reported: they were cached before, or are in a block
+    /// that is not full.
     excused: u64,
-    /// Number of all tokens or documents of the prompt.
+    /// Number of all the prompt's tokens (vLLM's socket) or documents (Foreword's feed).
     all: u64,
 }
 
-/// The reason why no events were observed.
+/// The reason why no KV events were observed.
 #[derive(Debug)]
 pub(super) enum Unobserved {
-    /// There is no source, or the prompt could not be sent.
+    /// There is no source of events, or the prompt could not be sent.
     NotAsked(String),
-    /// The source failed.
+    /// The source of events failed.
     Failed(String),
 }
 
@@ -64,14 +66,16 @@ impl Agreement {
     }
 }
 
-/// A point in a source's sequence of events; [`Source::has_removed`] looks for removals after it.
+/// A point in a source's sequence of KV events: the number of removals so far, or a position in the feed.
+/// [`Source::has_removed`] looks for removals after it.
 pub(super) enum Mark {
     Removals(u64),
     Position(Position),
 }
 
 impl Source {
-    /// Returns the source: the socket if its address is given, else the feed at the first URL of `feeds` that responds.
+    /// Returns the source of KV events: the ZeroMQ socket if its address is given, else the feed at the first URL of
+    /// `feeds` that responds, else [`Source::Nowhere`].
     pub(super) fn find(client: &Client, socket: Option<&str>, feeds: &[String]) -> Self {
         if let Some(address) = socket {
             return Self::Socket(Subscription::start(address));
@@ -86,8 +90,9 @@ impl Source {
         Self::Nowhere(came)
     }
 
-    /// Sends a prompt of `length` words to `api`, and returns the events after it. If Foreword's feed has none, sends a
-    /// prompt through the gateway too, because `kv-bridge` learns of documents only from there.
+    /// Sends a new prompt of about `length` words, and returns the KV events that arrive after it. The prompt goes to
+    /// `api` if the source is the socket, otherwise to the chat API, with documents. If Foreword's feed then has no
+    /// events, sends a prompt through the gateway too, because `kv-bridge` learns of documents only from there.
     ///
     /// # Errors
     /// Returns an error if there is no source, or if the prompt or the source fails.
@@ -115,7 +120,7 @@ impl Source {
         }
     }
 
-    /// Returns the current position; `None` if there is no source or it fails.
+    /// Returns the current point in the sequence of events; `None` if there is no source or it fails.
     pub(super) fn mark(&self, client: &Client) -> Option<Mark> {
         match self {
             Self::Socket(events) => Some(Mark::Removals(events.seen(|seen| seen.removals))),
@@ -124,7 +129,8 @@ impl Source {
         }
     }
 
-    /// Waits up to [`PATIENCE`] for removed blocks or a cleared cache after `since`; `None` if the source fails.
+    /// Waits up to [`PATIENCE`] for an event after `since` about removed blocks or a cleared cache, and returns whether
+    /// one arrived; `None` if the source fails or there is none.
     pub(super) fn has_removed(&self, client: &Client, since: &Mark) -> Option<bool> {
         match (self, since) {
             (Self::Socket(subscription), Mark::Removals(before)) => {
@@ -183,7 +189,8 @@ fn observe_blocks(
     })
 }
 
-/// Sends a chat with documents as the gateway would, and returns the feed's events after it.
+/// Sends a chat with documents to `root` (engine or gateway), ordered and announced as the gateway's filter would, and
+/// returns the events that the feed at `url` then has.
 fn observe_documents(
     url: &str,
     engine: &Engine<'_>,
@@ -228,7 +235,8 @@ fn compared(sent: &[u64], stored: &[u64]) -> Agreement {
     }
 }
 
-/// Returns how many of the prompt's tokens are in stored blocks, at positions where a block can begin.
+/// Returns how many of the prompt's tokens are in blocks that events report as stored, at positions where a block can
+/// begin.
 fn covered(prompt: &[u64], stored: &[Stored]) -> u64 {
     let mut is_held = vec![false; prompt.len()];
     for block in stored {
@@ -242,7 +250,8 @@ fn covered(prompt: &[u64], stored: &[Stored]) -> u64 {
     is_held.into_iter().filter(|is_held| *is_held).count() as u64
 }
 
-/// Checks that events arrive. `caching` is the status of the check `caching`: without a cache nothing is stored.
+/// Checks that KV events arrive. `caching` is the status of the check `caching`: if nothing is cached, nothing is
+/// stored.
 pub(super) fn arrive(observed: &Result<Observed, Unobserved>, caching: Status) -> Finding {
     match observed {
         Err(Unobserved::NotAsked(came)) => Finding::skipped(came, PUBLISH),
@@ -261,7 +270,7 @@ pub(super) fn arrive(observed: &Result<Observed, Unobserved>, caching: Status) -
     }
 }
 
-/// Checks that the events report the prompt that was sent.
+/// Checks that the KV events report the prompt that was sent as stored.
 pub(super) fn agree(observed: &Result<Observed, Unobserved>) -> Finding {
     match observed {
         Ok(observed) if observed.stored > 0 => match &observed.agreement {

@@ -1,11 +1,12 @@
-//! Reads which documents the engine holds from the KV feed of `foreword serve` or `foreword kv-bridge`.
+//! Reads which documents the engine's cache contains from the KV feed of `foreword serve` or `foreword kv-bridge`.
 
 use super::client::{Client, Reply, refusal};
 use super::zmq::PATIENCE;
 use foreword_ordering::feed::{Batch, Event};
 use serde_json::Value;
 
-/// A position in the KV feed: the feed's epoch, and the position of the next event in it.
+/// A position in the KV feed: the feed's epoch (a name that changes when the feed restarts), and the number of the next
+/// event in it.
 pub(super) struct Position {
     epoch: String,
     next: u64,
@@ -13,15 +14,16 @@ pub(super) struct Position {
 
 /// A summary of the KV feed's events since a position.
 pub(super) struct EventsSince {
-    /// Fingerprints of the documents in stored paths, or the reason why they cannot be read.
+    /// Fingerprints of the documents in the paths (lists of documents) that the events report as stored, or the reason
+    /// why they cannot be read.
     pub(super) documents: Result<Vec<u64>, String>,
-    /// Number of events about stored paths.
+    /// Number of events that report a path (a list of documents) as stored in the engine's cache.
     pub(super) stored: usize,
-    /// True if something was removed, or the feed restarted.
+    /// True if an event reports a removal, or the feed restarted.
     pub(super) is_removal: bool,
 }
 
-/// Returns the feed's current position.
+/// Returns the current position of the feed at `url`.
 ///
 /// # Errors
 /// Returns the unexpected response as a message if it is not a feed's, or the reason why there is no response.
@@ -35,7 +37,7 @@ pub(super) fn position(client: &Client, url: &str) -> Result<Position, String> {
     }
 }
 
-/// Returns the events after a position. Waits for the first one, [`PATIENCE`] at most.
+/// Returns a summary of the events after `since` in the feed at `url`. Waits for the first one, [`PATIENCE`] at most.
 ///
 /// # Errors
 /// Returns the unexpected response as a message if it is not a feed's, or the reason why there is no response.

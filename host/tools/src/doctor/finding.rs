@@ -1,35 +1,35 @@
-//! The result of a check: a status, what was observed, and a remedy.
+//! The result of one of doctor's checks: a status, what was observed, and a remedy.
 
 use foreword_report::words::grouped;
 use serde::Serialize;
 use std::fmt::Write;
 
 foreword_ordering::named! {
-    /// The status of a finding.
+    /// The status of a [`Finding`].
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
     #[serde(rename_all = "lowercase")]
     pub enum Status {
-        /// Nothing was found that prevents reuse of prefixes.
+        /// Nothing was found that prevents reuse of cached prompt prefixes.
         Ok = "ok",
-        /// Prefixes are reused less than they could be, or only under a condition.
+        /// Cached prompt prefixes are reused less than they could be, or only under a condition.
         Warn = "warn",
-        /// Prefixes are not reused, or the engine or gateway does not behave as Foreword assumes.
+        /// Cached prompt prefixes are not reused, or the engine or gateway does not behave as Foreword assumes.
         Fail = "fail",
         /// The check could not run; the detail says why.
         Skipped = "skipped",
     }
 }
 
-/// The result of one check.
+/// The result of one check of `foreword doctor`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// Name of the check, followed by `/` and the API if it runs for each API.
+    /// Name of the check; a check that runs once for each API has `/` and the API's name appended.
     pub check: String,
-    /// Status of the check.
+    /// Whether the check passed, found a problem, or could not run.
     pub status: Status,
-    /// A sentence about the requests sent and the observed result.
+    /// A sentence about the requests that were sent and what was observed.
     pub detail: String,
-    /// The change that mends it, such as a line of configuration; empty if there is nothing to change.
+    /// The change that mends the problem, such as a line of configuration; empty if there is nothing to change.
     pub remedy: String,
 }
 
@@ -50,12 +50,12 @@ impl Finding {
         Self::new(Status::Skipped, detail, remedy)
     }
 
-    /// Returns a skipped check for which there is no remedy.
+    /// Returns a finding with the status [`Status::Skipped`], for a check that could not run and has no remedy.
     pub(super) fn unknown(detail: impl Into<String>) -> Self {
         Self::skipped(detail, "")
     }
 
-    /// Returns a finding without a name, which [`Finding::named`] adds.
+    /// Returns a finding whose check has no name yet; [`Finding::named`] adds it.
     fn new(status: Status, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self {
             check: String::new(),
@@ -71,25 +71,25 @@ impl Finding {
     }
 }
 
-/// All findings of an examination, and its cost.
+/// All findings of one run of `foreword doctor`, and what it cost.
 #[derive(Clone, Debug, Serialize)]
 pub struct Examination {
     /// The engine's URL.
     pub url: String,
     /// The model that was examined.
     pub model: String,
-    /// Requests sent.
+    /// Number of requests sent.
     pub requests: u64,
-    /// Tokens of the prompts sent, as the engine counts them.
+    /// Number of tokens of all prompts sent, as the engine counts them.
     pub prompt_tokens: u64,
-    /// Seconds from the first request to the last answer, to the millisecond.
+    /// Seconds from the first request to the last answer, rounded to milliseconds.
     pub seconds: f64,
-    /// One finding for each check; a check follows those on which it depends.
+    /// One finding for each check. A check comes after the checks on which it depends.
     pub findings: Vec<Finding>,
 }
 
 impl Examination {
-    /// Returns whether any check failed.
+    /// Returns whether any check has the status [`Status::Fail`].
     #[must_use]
     pub fn has_failure(&self) -> bool {
         (self.findings.iter()).any(|finding| finding.status == Status::Fail)

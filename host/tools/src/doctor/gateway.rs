@@ -1,4 +1,5 @@
-//! The checks of the gateway in front of the engine: what it forwards, how it decides, and whether its workers agree.
+//! The checks of the gateway in front of the engine: what it forwards, how it orders documents, and whether its workers
+//! agree.
 //!
 //! ```text
 //!   one body ──▶ engine                  prompt, answer and counts must be the same
@@ -18,20 +19,21 @@ use std::time::Duration;
 
 /// The responses, from the engine and through the gateway, from which the findings about the gateway are made.
 pub(super) struct Gateway {
-    /// The responses to the same body, sent to the engine directly and through the gateway.
+    /// The responses to the same body: first from the engine directly, then through the gateway.
     pair: [Result<(Usage, Value), String>; 2],
     stream: Answer,
-    /// Decisions about the same documents: the first in one order, the others in another.
+    /// The gateway's ordering decisions about the same documents: for the first request in one order, for the others in
+    /// another.
     decisions: Vec<Decision>,
-    /// Token counts of one prompt: through the gateway with two `cache_salt`s, then from the engine without one. `None`
-    /// if the engine ignores salts.
+    /// Token counts of one prompt: through the gateway with two different `cache_salt`s, then from the engine without
+    /// one. `None` if the engine ignores salts.
     salted: Option<Result<[Usage; 3], String>>,
 }
 
-/// The gateway's report of one ordering decision, and the engine's token counts of that request.
+/// The gateway's report of one ordering decision, and the engine's token counts for that request.
 #[derive(Clone, Debug)]
 pub(super) struct Decision {
-    /// The value of the report header; `None` if there was no response or no such header.
+    /// The value of the gateway's report header; `None` if there was no response or it has no such header.
     report: Option<String>,
     usage: Result<Usage, String>,
 }
@@ -47,7 +49,7 @@ impl Gateway {
 }
 
 impl Decision {
-    /// Returns the number in a field of the report, such as `matched`.
+    /// Returns the number in a field of the report header, such as `matched`; `None` if there is none.
     fn field(&self, name: &str) -> Option<u64> {
         let mut fields = self.report.as_deref()?.split("; ");
         let value = fields.find_map(|field| field.strip_prefix(name)?.strip_prefix('='))?;
@@ -59,7 +61,8 @@ impl Decision {
     }
 }
 
-/// Sends a chat about the documents through the gateway at `root`; `ranks` are the documents' indices, best first.
+/// Sends a chat about the documents through the gateway at `root`, and returns the gateway's decision. `ranks` are the
+/// documents' indices, best first.
 pub(super) fn decide(
     engine: &Engine<'_>,
     root: &str,
@@ -77,7 +80,7 @@ pub(super) fn decide(
     }
 }
 
-/// Sends all requests that the gateway's checks need, and returns the observations. `is_salted` is true if the engine
+/// Sends all requests that the gateway's checks need, and returns the responses. `is_salted` is true if the engine
 /// honours `cache_salt` on the chat route; otherwise no requests with salts are sent.
 pub(super) fn ask(
     engine: &Engine<'_>,
@@ -123,7 +126,7 @@ pub(super) fn ask(
     }
 }
 
-/// Checks that the gateway responds.
+/// Checks that the gateway responds: `answer` is its response to `GET /v1/models`, whatever the status.
 pub(super) fn reachable(answer: &Answer) -> Finding {
     match answer {
         Ok(reply) => Finding::ok(format!("GET /v1/models: {}", reply.status)),
@@ -131,7 +134,7 @@ pub(super) fn reachable(answer: &Answer) -> Finding {
     }
 }
 
-/// Checks that the gateway forwards body and answer unchanged.
+/// Checks that the gateway forwards the request body and the answer unchanged.
 pub(super) fn forwards(gateway: &Gateway) -> Finding {
     let ((direct, answer), (through, passed)) = match &gateway.pair {
         [Ok(direct), Ok(through)] => (direct, through),
@@ -168,7 +171,8 @@ pub(super) fn forwards(gateway: &Gateway) -> Finding {
     }
 }
 
-/// Checks that the gateway forwards a stream to its end, with the token counts.
+/// Checks that the gateway forwards a streamed answer to its end, with the token counts if `is_reported`: the engine's
+/// chat API reports cached tokens.
 pub(super) fn streams(gateway: &Gateway, is_reported: bool) -> Finding {
     let reply: &Reply = match &gateway.stream {
         Ok(reply) => reply,
@@ -193,8 +197,8 @@ pub(super) fn streams(gateway: &Gateway, is_reported: bool) -> Finding {
     Finding::ok(detail)
 }
 
-/// Checks that a decision counts the documents of an earlier request as resident, and that the engine then finds them
-/// cached.
+/// Checks that the gateway's decision counts the documents of an earlier request as resident in the engine's cache. If
+/// `is_reported` (the engine's chat API reports cached tokens), also checks that the engine finds them cached.
 pub(super) fn orders(gateway: &Gateway, is_reported: bool) -> Finding {
     let second = &gateway.decisions[1];
     let usage = match &second.usage {
@@ -222,7 +226,7 @@ pub(super) fn orders(gateway: &Gateway, is_reported: bool) -> Finding {
     }
 }
 
-/// Checks that all of the gateway's workers count the documents as resident that one of them has forwarded.
+/// Checks that all of the gateway's workers count documents as resident that one of them has forwarded before.
 pub(super) fn agree(gateway: &Gateway) -> Finding {
     let matched = gateway.decisions[1..].iter().map(Decision::matched);
     let matched: Vec<u64> = matched.collect();
@@ -235,7 +239,8 @@ pub(super) fn agree(gateway: &Gateway) -> Finding {
     }
 }
 
-/// Checks that a salt reaches the engine, and reports whether it is the client's or the gateway's.
+/// Checks that a `cache_salt` reaches the engine through the gateway, and reports whether it is the client's or one
+/// that the gateway writes.
 pub(super) fn salts(gateway: &Gateway) -> Finding {
     let [_, other, bare] = match &gateway.salted {
         Some(Ok(answers)) => answers,

@@ -3,12 +3,12 @@
 use super::client::{Client, served};
 use super::finding::Finding;
 
-/// The text of one scrape, or the reason why there is none.
+/// The text of one scrape of Prometheus metrics, or the reason why there is none.
 #[derive(Debug)]
 pub(super) struct Metrics(Result<String, String>);
 
 impl Metrics {
-    /// Scrapes the first of `urls` that responds with 200.
+    /// Reads the metrics at the first of `urls` that responds with 200.
     pub(super) fn scrape(client: &Client, urls: &[String]) -> Self {
         let mut missing = "no address was given".to_owned();
         for url in urls {
@@ -20,7 +20,8 @@ impl Metrics {
         Self(Err(missing))
     }
 
-    /// Returns name, labels and value of each sample. Cuts off prefixes before `foreword_`, which proxies add.
+    /// Returns name, labels and value of each sample in the metrics. Prefixes before `foreword_` in a name, which
+    /// proxies add, are cut off.
     fn samples(&self) -> impl Iterator<Item = (&str, &str, f64)> {
         let lines = self.0.iter().flat_map(|text| text.lines());
         let lines = lines.filter(|line| !line.starts_with('#'));
@@ -32,7 +33,8 @@ impl Metrics {
         })
     }
 
-    /// Returns the value of a label of the first sample called `name`; `None` if there is none.
+    /// Returns the value of the label `label` of the first sample called `name`; `None` if there is no such sample or
+    /// label.
     pub(super) fn label(&self, name: &str, label: &str) -> Option<&str> {
         let (_, labels, _) = self.samples().find(|sample| sample.0 == name)?;
         let mut pairs = labels.split(',').filter_map(|pair| pair.split_once('='));
@@ -40,14 +42,15 @@ impl Metrics {
         Some(value.trim_matches('"'))
     }
 
-    /// Returns the sum of all samples called `name`; `None` if there is none.
+    /// Returns the sum of the values of all samples called `name`; `None` if there is no such sample.
     fn sum(&self, name: &str) -> Option<f64> {
         let mut values = self.samples().filter(|sample| sample.0 == name).peekable();
         values.peek()?;
         Some(values.map(|sample| sample.2).sum())
     }
 
-    /// Returns the number of decisions without a match, and of all decisions; `None` if the metric is missing.
+    /// Returns the number of ordering decisions that found no resident documents, and the number of all decisions;
+    /// `None` if the metric is missing.
     fn decisions(&self) -> Option<(f64, f64)> {
         let all = self.sum("foreword_matched_percent_count")?;
         let buckets =
@@ -65,8 +68,8 @@ impl Metrics {
     }
 }
 
-/// Checks the gateway's counters: the shares of decisions without resident documents and of corrections, and lost
-/// updates.
+/// Checks the gateway's counters: how many ordering decisions saw no resident documents, how many answers reported
+/// fewer cached tokens than the gateway believed, and whether updates between workers were lost.
 pub(super) fn decisions(metrics: &Metrics) -> Finding {
     if let Err(came) = &metrics.0 {
         return Finding::skipped(came, SCRAPE);
@@ -94,7 +97,7 @@ pub(super) fn decisions(metrics: &Metrics) -> Finding {
     }
 }
 
-/// Counters that must be 0, each with the remedy if it is not.
+/// Names of counters that must be 0, each with the remedy if it is not.
 const LOST: [(&str, &str); 4] = [
     (
         "foreword_feed_key_mismatches_total",
@@ -116,10 +119,11 @@ const LOST: [(&str, &str); 4] = [
 const EXPLAIN: &str =
     "foreword explain over a log of these requests names the first difference of each";
 const SCRAPE: &str = "--gateway-metrics URL: Envoy's http://HOST:9901/stats/prometheus, or /metrics of foreword ext-proc";
-/// The remedy if the gateway believes documents resident that were evicted.
+/// The remedy (configuration to change) if the gateway believes documents resident that the engine has evicted.
 pub(super) const FEED: &str = "\"engines\": [{\"name\": \"a\", \"feed\": {\"cluster\": \"a-feed\"}}], from foreword serve's internal \
                                listener or foreword kv-bridge beside vLLM";
-/// Minimum number of requests or decisions for which the share of corrected or unmatched ones is judged.
+/// Minimum number of requests (or ordering decisions) for which the share of requests whose answers corrected the
+/// gateway (or of decisions without resident documents) is judged.
 const ENOUGH: f64 = 20.0;
 const MAX_BLIND: f64 = 0.5;
 const MAX_CORRECTED: f64 = 0.05;

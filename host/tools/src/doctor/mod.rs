@@ -9,8 +9,9 @@
 //! ```
 //!
 //! Some requests serve several checks: the prompt that shows whether anything is cached is sent again with salts, and
-//! its beginnings show the shortest reusable length. Prompts are random words, so none of them is cached before. The
-//! engine's token counts are taken as true; its events and the gateway's reports are compared with them.
+//! beginnings of this prompt show the shortest length that is reused. Prompts are random words, so none of them is
+//! cached before. The engine's token counts are taken as true; its events and the gateway's reports are compared with
+//! them.
 
 mod api;
 mod client;
@@ -52,7 +53,7 @@ status: ok, warn, fail or skipped.
 
 Exit codes: 0 no check failed, 1 the engine does not answer, 2 bad arguments, 3 a check failed.";
 
-/// The options of an examination.
+/// The command-line options of `foreword doctor`.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Options {
@@ -68,8 +69,8 @@ pub struct Options {
     /// Environment variable that holds the API key
     #[arg(long, value_name = "VAR")]
     api_key_env: Option<String>,
-    /// The engine's KV events over ZeroMQ, tcp://HOST:PORT [default: the feed of `foreword serve` or `foreword kv-bridge`, if there
-    /// is one]
+    /// The engine's KV events over ZeroMQ, tcp://HOST:PORT [default: the feed of `foreword serve` or
+    /// `foreword kv-bridge`, if there is one]
     #[arg(long, value_name = "ENDPOINT")]
     events: Option<String>,
     /// Server of the engine's metrics and foreword's KV feed [default: URL, or else the same host at URL's port + 1000]
@@ -89,7 +90,7 @@ pub struct Options {
     json: bool,
 }
 
-/// Examines the engine and the gateway, and prints the findings.
+/// Examines the engine and the gateway, and prints the findings to standard output.
 ///
 /// # Errors
 /// Returns an error if the engine does not respond, or the output cannot be written.
@@ -209,7 +210,11 @@ fn examine(options: &Options) -> Result<Examination> {
     })
 }
 
-/// Returns the model to examine, and its context length in tokens (`max_model_len`) if the engine states it.
+/// Returns the name of the model to examine (`wanted`, or else the first that the engine lists), and its context length
+/// in tokens (`max_model_len`) if the engine states it.
+///
+/// # Errors
+/// Returns an error if the engine does not respond, refuses the API key, or lists no model although none is wanted.
 fn model(client: &Client, root: &str, wanted: Option<&str>) -> Result<(String, Option<u64>)> {
     let url = format!("{root}/v1/models");
     let answer = client.get(&url);
@@ -234,7 +239,8 @@ fn model(client: &Client, root: &str, wanted: Option<&str>) -> Result<(String, O
     Ok((name.to_owned(), max_tokens))
 }
 
-/// Returns the default URL of the internal listener of a `foreword serve` at `root`; `None` if `root` has no port.
+/// Returns the default URL of the internal listener of a `foreword serve` at `root`: the same host at the port + 1000.
+/// `None` if `root` has no port.
 fn a_thousand_above(root: &str) -> Option<String> {
     let (start, port) = root.rsplit_once(':')?;
     let port: u16 = port.parse().ok()?;

@@ -4,7 +4,8 @@ use foreword_ordering::random::Random;
 use serde_json::{Value, json};
 use std::hash::{BuildHasher, RandomState};
 
-/// Generates texts of random words without digits and colons, so dates and times in a prompt are the template's.
+/// A generator of texts of random words without digits and colons, so that dates and times in a rendered prompt are the
+/// chat template's.
 pub(super) struct Words(Random);
 
 impl Words {
@@ -13,14 +14,14 @@ impl Words {
         Self(Random::new(RandomState::new().hash_one(())))
     }
 
-    /// Returns a text of `words` words. Two texts begin with the same eight words by chance once in 2^40.
+    /// Returns a new text of `words` random words. Two texts begin with the same eight words by chance once in 2^40.
     pub(super) fn text(&mut self, words: u64) -> String {
         let word = |_| WORDS[self.0.below(WORDS.len() as u64) as usize];
         (0..words).map(word).collect::<Vec<_>>().join(" ")
     }
 }
 
-/// Four documents, and a question about them.
+/// The texts of four documents, and a question about them.
 pub(super) struct Documents {
     texts: Vec<String>,
     question: String,
@@ -37,7 +38,8 @@ impl Documents {
         }
     }
 
-    /// Returns a chat about the documents; `ranks` are their indices, best first.
+    /// Returns the body of a chat request with the documents in tags and the question; `ranks` are the documents'
+    /// indices, best first.
     pub(super) fn chat(&self, model: &str, ranks: [usize; 4]) -> Value {
         let document = |rank: usize| {
             let text = &self.texts[rank];
@@ -49,12 +51,12 @@ impl Documents {
     }
 }
 
-/// The first order in which the documents are sent: indices, best first.
+/// The first order in which the documents are sent: their indices, best first.
 pub(super) const FIRST: [usize; 4] = [0, 1, 2, 3];
-/// Another order of the same documents. The best one keeps its place.
+/// Another order of the same documents: their indices, best first. The best one is the same.
 pub(super) const AGAIN: [usize; 4] = [0, 3, 2, 1];
 
-/// Short, common words, about one token each in most vocabularies.
+/// Short, common words, each about one token in most vocabularies.
 const WORDS: [&str; 32] = [
     "apple", "bread", "chair", "door", "earth", "field", "glass", "house", "iron", "jacket",
     "king", "lake", "moon", "north", "ocean", "paper", "queen", "river", "stone", "table", "under",

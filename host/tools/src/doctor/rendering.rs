@@ -11,7 +11,7 @@ use super::survey::Engine;
 use serde_json::{Value, json};
 use std::time::{Duration, SystemTime};
 
-/// The rendered prompt of a chat.
+/// The prompt that the engine's chat template makes from a request body.
 #[derive(Clone, Debug)]
 pub(super) struct Rendered {
     pub(super) tokens: Vec<u64>,
@@ -19,16 +19,17 @@ pub(super) struct Rendered {
     text: Option<String>,
 }
 
-/// One body rendered twice, or the error of a request.
+/// One request body rendered twice by the engine, or the error of a request.
 pub(super) type Renderings = Result<[Rendered; 2], String>;
 
-/// A chat with tools: rendered twice, and sent twice if the chat API reports cached tokens.
+/// A chat with tools: the prompt rendered twice, and the token counts of the chat sent twice if the chat API reports
+/// cached tokens.
 pub(super) struct Tools {
     rendered: Renderings,
     asked: Option<[Usage; 2]>,
 }
 
-/// Renders a request body with `/tokenize` and `/detokenize`.
+/// Returns the prompt that the engine makes from a request body, by `/tokenize` and `/detokenize`.
 ///
 /// # Errors
 /// Returns a message if `/tokenize` returns no tokens.
@@ -55,7 +56,7 @@ pub(super) fn render(engine: &Engine<'_>, body: &Value) -> Result<Rendered, Stri
     Ok(Rendered { tokens, text })
 }
 
-/// Renders a chat with tools twice, and sends it twice if `is_reported`: the chat API reports cached tokens.
+/// Renders a chat with tools twice. If `is_reported` (the chat API reports cached tokens), also sends it twice.
 pub(super) fn ask_tools(engine: &Engine<'_>, words: &mut Words, is_reported: bool) -> Tools {
     let mut body = CHAT.body(engine.model, &words.text(16));
     body["tools"] = Value::from_iter(TOOLS.map(|name| {
@@ -70,7 +71,8 @@ pub(super) fn ask_tools(engine: &Engine<'_>, words: &mut Words, is_reported: boo
     }
 }
 
-/// Checks that the template renders a chat the same twice and without today's date.
+/// Checks that the chat template renders a chat the same twice, and without the date of `now` (or of the day before or
+/// after).
 pub(super) fn template_date(renderings: &Renderings, now: SystemTime) -> Finding {
     let [first, second] = match renderings {
         Ok(renderings) => renderings,
@@ -94,7 +96,8 @@ pub(super) fn template_date(renderings: &Renderings, now: SystemTime) -> Finding
     }
 }
 
-/// Checks that equal tools give equal prompts. `least` is the length of the shortest prompt that is reused, in tokens.
+/// Checks that a chat with the same tools gives the same prompt twice. `least` is the length of the shortest prompt
+/// that the engine reuses, in tokens; `None` if none was reused.
 pub(super) fn tool_order(tools: &Tools, least: Option<u64>) -> Finding {
     let remedy =
         "render tools in the order of the request, from a list and not from a map or a set";
@@ -123,7 +126,8 @@ pub(super) fn tool_order(tools: &Tools, least: Option<u64>) -> Finding {
 }
 
 impl Tools {
-    /// Returns the end of a finding: in which order the template writes the tools; empty if unknown.
+    /// Returns the end of a sentence about the order in which the chat template writes the tools; empty if the prompt's
+    /// text is unknown.
     fn order(&self) -> &'static str {
         let rendered = self.rendered.as_ref().ok();
         let Some(text) = rendered.and_then(|[first, _]| first.text.as_ref()) else {
@@ -138,7 +142,8 @@ impl Tools {
     }
 }
 
-/// Returns the date of today, yesterday or tomorrow found in `text`, in any order and form of day, month and year.
+/// Returns the date found in `text`, in any order and form of day, month and year, if it is that of `now` or of the day
+/// before or after; `None` if there is none.
 fn today(text: &str, now: SystemTime) -> Option<String> {
     let words = text.split(|character: char| !character.is_ascii_alphanumeric());
     let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();

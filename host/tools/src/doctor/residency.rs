@@ -1,5 +1,5 @@
-//! Checks that events and the gateway notice a clearing of the engine's cache: clears it (only with `--allow-reset`),
-//! then waits for events of removals, and reads the gateway's next ordering decision.
+//! Checks that KV events and the gateway notice when the engine's cache is cleared. Clears the cache (only with
+//! `--allow-reset`), then waits for events of removals, and reads the gateway's next ordering decision.
 
 use super::api::Usage;
 use super::client::{Connection, served};
@@ -15,22 +15,22 @@ use std::time::Duration;
 /// The result of clearing the engine's cache.
 pub(super) enum Cleared {
     NotAllowed,
-    /// No route cleared it: the error of the last one.
+    /// No route cleared the cache; the error of the last route that was tried.
     Refused(String),
     Done {
         /// Token counts of a prompt that was cached before the clearing and sent again after it; `None` if there was no
         /// such prompt, or the request failed.
         after: Option<Usage>,
-        /// True if events report a removal in time; `None` if events do not arrive, or their source fails.
+        /// True if a KV event reported a removal in time; `None` if events do not arrive, or their source fails.
         is_announced: Option<bool>,
-        /// The gateway's decision, after the clearing, about documents that were cached before; `None` without a
-        /// gateway.
+        /// The gateway's ordering decision, after the clearing, about documents that were cached before; `None` if no
+        /// gateway is examined.
         decision: Option<Decision>,
     },
 }
 
-/// Clears the engine's cache at the first of `roots` that allows it. Then sends again what was cached: the prompt of
-/// `route`, and the documents that the gateway ordered.
+/// Clears the engine's cache at the first of `roots` (URLs of servers) that allows it. Then sends again what was cached
+/// before: the prompt of `route`, and the documents that the gateway ordered.
 pub(super) fn clear(
     engine: &Engine<'_>,
     roots: &[String],
@@ -65,7 +65,7 @@ pub(super) fn clear(
     }
 }
 
-/// Checks that the events report the clearing of the cache, and that the gateway no longer believes the documents
+/// Checks that KV events report the clearing of the cache, and that the gateway no longer believes the documents
 /// resident. Skipped if the cache was not cleared; a warning if the engine still has the prompt cached.
 pub(super) fn believed(cleared: &Cleared) -> Finding {
     let (after, is_announced, decision) = match cleared {

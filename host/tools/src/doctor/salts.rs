@@ -1,7 +1,7 @@
-//! The check that each route separates prompts with different `cache_salt`s.
+//! The check that the engine does not share cached prompts between different `cache_salt`s, on each route.
 //!
 //! The surveyed prompt, which is cached without a salt, is sent again with salt a, with b, and with a. An engine that
-//! honours the field finds it cached only the third time; one that ignores the field, every time.
+//! honours the field finds the prompt cached only the third time; one that ignores the field, every time.
 
 use super::api::Usage;
 use super::finding::Finding;
@@ -10,7 +10,8 @@ use super::survey::{Engine, Route};
 /// Token counts of a prompt sent with salt a, with b, and again with a; or the error of one of these requests.
 pub(super) type Salted = Result<[Usage; 3], String>;
 
-/// Sends the prompt of `route` with salt a, with b, and again with a; `None` if the route reported no cached tokens.
+/// Sends the surveyed prompt of `route` again with salt a, with b, and with a; `None` if the route did not report the
+/// prompt as cached without a salt.
 pub(super) fn ask(engine: &Engine<'_>, route: &Route) -> Option<Salted> {
     route.warm()?;
     let ask = |salt| {
@@ -21,7 +22,7 @@ pub(super) fn ask(engine: &Engine<'_>, route: &Route) -> Option<Salted> {
     Some(all())
 }
 
-/// Checks that a route honours salts. `kept`: paths of the routes that honour them, for the remedy.
+/// Checks that the engine honours salts on a route. `kept`: paths of the routes that honour them, for the remedy.
 pub(super) fn honoured(route: &Route, salted: Option<&Salted>, kept: &[&str]) -> Finding {
     let path = route.api.path;
     let (warm, [a, b, again]) = match (route.warm(), salted) {

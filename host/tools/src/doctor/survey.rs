@@ -1,5 +1,5 @@
-//! The survey: a new prompt twice on each API, then its beginnings. The checks `caching`, `cached-tokens/<api>` and
-//! `least-reusable` use the answers.
+//! The survey: sends a new prompt twice to each API, then beginnings of one of the prompts. The checks `caching`,
+//! `cached-tokens/<api>` and `least-reusable` use the answers.
 //!
 //! ```text
 //!   no API caches 400 tokens ─▶ 2,300 ─▶ 9,200 on one API (hybrid models share blocks of up to 8,320) ─▶ off
@@ -12,20 +12,20 @@ use super::finding::{Finding, Status};
 use super::metrics::Metrics;
 use super::prompt::Words;
 
-/// The token counts of a new prompt on each API, and of the beginnings of one of these prompts.
+/// The token counts of a new prompt that was sent twice to each API, and of beginnings of one of these prompts.
 #[derive(Debug, Default)]
 pub(super) struct Survey {
     pub(super) routes: Vec<Route>,
-    /// Token counts of the prompt's beginnings, the shortest first.
+    /// Token counts of beginnings of one of the prompts, which were sent as prompts of their own, the shortest first.
     beginnings: Vec<Usage>,
 }
 
-/// An API, the prompt that was sent to it twice, and its token counts.
+/// An API, the prompt that was sent to it twice, and the token counts in its responses.
 #[derive(Debug)]
 pub(super) struct Route {
     pub(super) api: &'static Api,
     pub(super) text: String,
-    /// Token counts of the two requests, or the error of one of them.
+    /// Token counts of the first and the second request, or the error of one of them.
     pub(super) pair: Result<[Usage; 2], String>,
 }
 
@@ -51,13 +51,13 @@ impl Route {
         Self { api, text, pair }
     }
 
-    /// Returns the second request's counts if at least half of the prompt was cached.
+    /// Returns the token counts of the second request if at least half of the prompt was cached; `None` otherwise.
     pub(super) fn warm(&self) -> Option<&Usage> {
         let [_, warm] = self.pair.as_ref().ok()?;
         Some(warm).filter(|warm| warm.is_warm())
     }
 
-    /// Returns the prompt's tokens per word of `text`; `None` if the request failed or reported no tokens.
+    /// Returns the number of prompt tokens per word of `text`; `None` if the request failed or reported no tokens.
     fn tokens_per_word(&self) -> Option<f64> {
         let [first, _] = self.pair.as_ref().ok()?;
         let words = self.text.split(' ').count();
@@ -111,7 +111,8 @@ impl Survey {
         lengths.filter_map(ask).collect()
     }
 
-    /// Returns the first route whose second request found the prompt cached, with that request's counts.
+    /// Returns the first route whose second request found at least half of the prompt cached, with that request's token
+    /// counts; `None` if there is none.
     pub(super) fn reusing(&self) -> Option<(&Route, &Usage)> {
         (self.routes.iter()).find_map(|route| Some((route, route.warm()?)))
     }
@@ -126,7 +127,8 @@ impl Survey {
         reused.map(|usage| usage.prompt).min()
     }
 
-    /// Returns the greatest common divisor of all counts of cached tokens: an estimate of the engine's block size.
+    /// Returns the greatest common divisor of all counts of cached tokens: an estimate of the engine's block size in
+    /// tokens.
     fn step(&self) -> u64 {
         let cached = self.counted().map(Usage::cached_or_zero);
         cached.fold(0, common)
@@ -138,7 +140,7 @@ impl Survey {
     }
 }
 
-/// Checks that a prompt is cached the second time.
+/// Checks that a prompt sent twice is cached the second time.
 pub(super) fn caching(survey: &Survey, metrics: &Metrics) -> Finding {
     if let Some((route, warm)) = survey.reusing() {
         let (name, cached) = (route.api.name, warm.of_prompt());
@@ -164,7 +166,7 @@ pub(super) fn caching(survey: &Survey, metrics: &Metrics) -> Finding {
     }
 }
 
-/// Checks that an API reports cached tokens.
+/// Checks that the API of `route` reports cached tokens. `caching` is the status of the check `caching`.
 pub(super) fn cached_tokens(route: &Route, survey: &Survey, caching: Status) -> Finding {
     let warm = match &route.pair {
         Ok([_, warm]) => warm,
@@ -185,7 +187,7 @@ pub(super) fn cached_tokens(route: &Route, survey: &Survey, caching: Status) -> 
     }
 }
 
-/// Checks that short prompts are reused too.
+/// Checks that short prompts are reused too, by the token counts of beginnings of a cached prompt.
 pub(super) fn least_reusable(survey: &Survey, metrics: &Metrics) -> Finding {
     let (Some((route, _)), Some(least)) = (survey.reusing(), survey.least()) else {
         return Finding::unknown("no prompt was reported as reused");
@@ -219,14 +221,14 @@ fn count(tokens: u64, per_word: f64) -> u64 {
     (tokens as f64 / per_word).ceil() as u64
 }
 
-/// Tokens per word, an estimate until the engine has counted a prompt.
+/// Tokens per word: an estimate that is used until the engine has counted a prompt.
 const WORD_TOKENS: f64 = 1.5;
-/// Tokens of the prompt that is sent twice; longer ones are tried if the shorter is not reused.
+/// Lengths in tokens of the prompt that is sent twice; a longer one is tried if no API reuses the shorter.
 const LENGTHS: [u64; 3] = [400, 2_300, 9_200];
-/// Tokens of the shortest beginning of the prompt that is sent.
+/// Length in tokens of the shortest beginning of the prompt that is sent.
 const LEAST: u64 = 24;
-/// If the shortest reused prompt has more tokens than this, the finding is a warning: two blocks of 128 tokens, as vLLM
-/// has on CPUs, and some more.
+/// Longest allowed length in tokens of the shortest prompt that is reused; beyond it, the finding is a warning. It is
+/// two blocks of 128 tokens, as vLLM has on CPUs, and some more.
 const MAX_LEAST: u64 = 288;
 
 const SERVED: &str = "name the engine itself, and with --model a model that it serves: foreword doctor http://HOST:8000 --model NAME";

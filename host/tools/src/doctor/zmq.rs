@@ -10,14 +10,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::time::timeout;
 
-/// A subscription to an engine's KV events, which a thread receives until the subscription is dropped.
+/// A subscription to an engine's KV events over ZeroMQ, which a thread receives until the subscription is dropped.
 pub(super) struct Subscription {
     seen: Arc<Mutex<Seen>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// The events that a subscription has received.
+/// The KV events that a subscription has received so far.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     is_connected: bool,
@@ -29,7 +29,8 @@ pub(super) struct Seen {
 }
 
 impl Subscription {
-    /// Subscribes, and waits until the engine should have received the subscription.
+    /// Subscribes to the engine's events at `address`, and waits until the engine should have received the
+    /// subscription.
     pub(super) fn start(address: &str) -> Self {
         let seen = Arc::new(Mutex::new(Seen::default()));
         let stop = Arc::new(AtomicBool::new(false));
@@ -54,12 +55,13 @@ impl Subscription {
         subscription
     }
 
-    /// Calls `look` with the events received so far.
+    /// Calls `look` with the events received so far, and returns its result; `look` may change them.
     pub(super) fn seen<T>(&self, look: impl FnOnce(&mut Seen) -> T) -> T {
         look(&mut self.seen.lock())
     }
 
-    /// Waits up to [`PATIENCE`] until `condition` is true, and returns whether it is. An error ends the wait.
+    /// Waits until `condition` is true of the received events, [`PATIENCE`] at most, and returns whether it is. An
+    /// error of the subscription ends the wait.
     pub(super) fn wait(&self, condition: impl Fn(&Seen) -> bool) -> bool {
         let start = Instant::now();
         loop {
@@ -110,7 +112,7 @@ async fn follow(address: &str, seen: &Mutex<Seen>, stop: &AtomicBool) -> anyhow:
     Ok(())
 }
 
-/// Longest wait for events.
+/// Longest wait for KV events after a request.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 const TICK: Duration = Duration::from_millis(100);
 /// Maximum number of events in [`Seen::stored`]; the oldest are dropped. An event may report several blocks.

@@ -1,5 +1,5 @@
-//! The arms: the ways in which every question is asked. An arm is the client's arrangement of the documents, and a
-//! configuration of the ordering core.
+//! The arms: the ways in which every question is asked. An arm is the order in which the client sends the documents,
+//! and a configuration of the ordering core.
 //!
 //! | arm | the client sends | the core orders by | order hint | earlier turns' documents |
 //! | --- | --- | --- | --- | --- |
@@ -13,7 +13,7 @@
 //! | `random` | best first | chance | no | sent again |
 //! | `reversed` | worst first | nothing | no | sent again |
 //! | `first`, `middle`, `last` | the answer's document there | nothing | no | sent again |
-//! | `stabilised` | best first | nothing | no | sent again; the head is stabilised |
+//! | `stabilised` | best first | nothing | no | sent again; the prompt's head (system text and tools) is stabilised |
 //! | `stabilised:tools`, `stabilised:words` | best first | nothing | no | the same, tools or system text alone |
 //! | `gateway`, or the name given with it | best first | (the gateway does) | | |
 //! The prompt's head is the client's, except in the arms that stabilise it, and in `dedup+hint` if the configuration
@@ -31,24 +31,25 @@ use foreword_ordering::policy::Place;
 use foreword_ordering::{Config, RawConfig};
 use std::sync::Arc;
 
-/// A way to ask a question: the order of its documents, and the configuration of the ordering core.
+/// A way to ask each question of an evaluation: the order of its documents, and the configuration of the ordering core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Arm {
     /// The retriever's order, with which every arm is compared.
     Retrieval,
-    /// Ordered by the configured policy, without hints.
+    /// Ordered by the configured policy, without order hints or location hints.
     Ordered,
     /// As `Ordered`, with the order hint, which tells the model the retriever's ranking.
     OrderedHint,
-    /// Like `OrderedHint`, with the hint in another place than the gateway's.
+    /// Like `OrderedHint`, with the order hint in a place of the message that the gateway does not use.
     OrderedHintAt(HintPlace),
-    /// As `Ordered`, with the best document in the given place; true adds the order hint.
+    /// As `Ordered`, with the best document in the given place; if the flag is true, also with the order hint.
     OrderedWith(Place, bool),
-    /// As `Ordered`; documents of earlier turns are replaced by their labels.
+    /// As `Ordered`; a document that an earlier turn of the chat contains is replaced by its label.
     Dedup,
-    /// Like `Dedup`, with order hints and location hints.
+    /// Like `Dedup`, with order hints, and with location hints (references to the earlier copy) in place of bare
+    /// labels.
     DedupHint,
-    /// Like `DedupHint`, with order hints in another place than the gateway's.
+    /// Like `DedupHint`, with order hints in a place of the message that the gateway does not use.
     DedupHintAt(HintPlace),
     /// A random order.
     Random,
@@ -60,21 +61,22 @@ pub(super) enum Arm {
     Middle,
     /// The retriever's order, with the document that contains the answer moved to the last place.
     Last,
-    /// The retriever's order, with a stabilised head.
+    /// The retriever's order, with the prompt's head stabilised: what changes between requests in system text and tools
+    /// is moved, frozen or dropped.
     Stabilised,
-    /// Like `Stabilised`, with only the tools stabilised.
+    /// Like `Stabilised`, with only the tools stabilised, not the system text.
     StabilisedTools,
-    /// Like `Stabilised`, with only the system text stabilised.
+    /// Like `Stabilised`, with only the system text stabilised, not the tools.
     StabilisedWords,
-    /// The retriever's order, sent through the gateway of this name, whose filter orders.
+    /// The retriever's order, sent through the gateway of this name, whose filter orders the documents.
     Gateway(&'static str),
 }
 
 impl Arm {
-    /// The gateway's arm if `--gateway` gives no name.
+    /// The arm of the gateway if `--gateway` gives it no name.
     pub(super) const GATEWAY: Self = Self::Gateway("gateway");
 
-    /// All arms except gateways, with their names, in the order of tables.
+    /// All arms except those of gateways, with their names, in the order in which tables list them.
     const NAMED: [(Self, &str); 27] = [
         (Self::Retrieval, "retrieval"),
         (Self::Ordered, "ordered"),
@@ -108,13 +110,13 @@ impl Arm {
     /// The arms that the option `--positions` adds.
     pub(super) const POSITIONS: [Self; 3] = [Self::First, Self::Middle, Self::Last];
 
-    /// Returns all arms, in the order of tables. Of the gateways, only [`Self::GATEWAY`] is among them.
+    /// Returns all arms, in the order in which tables list them. Of the gateways, only [`Self::GATEWAY`] is among them.
     pub(super) fn all() -> impl Iterator<Item = Self> {
         let own = Self::NAMED.into_iter().map(|(arm, _)| arm);
         own.chain([Self::GATEWAY])
     }
 
-    /// Returns the arm's name.
+    /// Returns the arm's name, as in tables and in the option `--arms`.
     pub(super) fn name(self) -> &'static str {
         if let Self::Gateway(name) = self {
             return name;
@@ -124,22 +126,22 @@ impl Arm {
         named.map_or("", |(_, name)| name)
     }
 
-    /// Returns the arm of that name; `None` if there is none.
+    /// Returns the arm with this name; `None` if there is none.
     pub(super) fn by_name(name: &str) -> Option<Self> {
         Self::all().find(|arm| arm.name() == name)
     }
 
-    /// Returns whether the arm puts the answer's document first, in the middle or last.
+    /// Returns whether the arm puts the document with the answer first, in the middle or last.
     pub(super) fn is_position(self) -> bool {
         Self::POSITIONS.contains(&self)
     }
 
-    /// Returns whether a gateway orders the documents.
+    /// Returns whether requests of this arm go through a gateway, which orders the documents.
     pub(super) fn is_gateway(self) -> bool {
         matches!(self, Self::Gateway(_))
     }
 
-    /// Returns the place of the order hint if it differs from the place that the gateway uses; `None` otherwise.
+    /// Returns the place of the order hint in the message if it is not the gateway's place; `None` otherwise.
     pub(super) fn hint_place(self) -> Option<HintPlace> {
         match self {
             Self::OrderedHintAt(place) | Self::DedupHintAt(place) => Some(place),
@@ -147,7 +149,8 @@ impl Arm {
         }
     }
 
-    /// Returns the core's configuration for this arm; `base` is the gateway's, and `seed` is for the random order.
+    /// Returns the core's configuration for this arm. `base` is the gateway's configuration, and `seed` is for the
+    /// random order.
     pub(super) fn config(self, base: &RawConfig, seed: u64) -> Result<Config> {
         let failed = || format!("the configuration for the arm {}", self.name());
         let mut raw = base.clone();
@@ -187,7 +190,8 @@ impl Arm {
         Config::try_from(raw).with_context(failed)
     }
 
-    /// Returns the configuration of the head for this arm; `base` is the gateway's.
+    /// Returns the configuration for stabilising the prompt's head (system text and tools) in this arm; `base` is the
+    /// gateway's.
     fn head(self, base: &RawHead) -> RawHead {
         let mut head = base.clone();
         match self {
@@ -212,7 +216,7 @@ impl Arm {
         head
     }
 
-    /// Returns the documents of a turn in the order in which this arm's client sends them.
+    /// Returns the documents of a turn in the order in which the client sends them under this arm.
     pub(super) fn arrange(self, turn: &Turn) -> Vec<&Arc<Document>> {
         let mut documents: Vec<_> = turn.documents.iter().collect();
         let last = documents.len().saturating_sub(1);

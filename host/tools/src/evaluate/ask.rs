@@ -1,4 +1,5 @@
-//! Asks every question under every arm, several at a time, and records the answers.
+//! Asks every question under every arm (a document order and a core configuration), several at a time, and records the
+//! answers.
 //!
 //! ```text
 //!   cases × arms ──▶ plan: case after case, its arms in an order of its own, drawn with the seed
@@ -11,8 +12,9 @@
 //! ```
 //!
 //! The arms of a case follow each other, so changing conditions, such as the machine's load, affect all arms. Each arm
-//! has its own orderer, which sees only the arm's requests, as a gateway's would. Chats begin in the plan's order, so
-//! bodies of single-turn cases do not depend on `concurrency`; later turns are ordered as they arrive.
+//! has its own instance of the ordering core, which sees only the arm's requests, as a gateway's would. Chats begin in
+//! the plan's order, so bodies of single-turn cases do not depend on `concurrency`; later turns are ordered as they
+//! arrive.
 //!
 //! A resumed run first orders the recorded requests again, unanswered ones too, in the original order. So does scoring
 //! ([`Questions::forced`]), which forces right answers on the prompts that were sent. A run that only scores uses the
@@ -33,32 +35,32 @@ use fxhash::{FxHashMap, FxHashSet};
 use indicatif::ProgressBar;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The questions and their endpoint.
+/// The questions to ask, the arms under which to ask them, and the endpoint.
 pub(super) struct Questions<'a> {
     pub(super) cases: &'a [Case],
     pub(super) arms: &'a [Arm],
-    /// The core's configuration for each element of `arms`.
+    /// The core's configuration for each element of `arms`, in the same order.
     pub(super) configs: Vec<Config>,
     pub(super) prompts: &'a Prompts,
     pub(super) client: &'a Client,
     /// URL of the endpoint's chat route.
     pub(super) url: &'a str,
-    /// Name of each gateway, and URL of its chat route. Each gateway has an arm.
+    /// Name of each gateway, and URL of its chat route. Each gateway has an arm of its own.
     pub(super) gateways: &'a [(&'static str, String)],
     pub(super) seed: u64,
     pub(super) concurrency: usize,
 }
 
-/// The result of a run.
+/// The result of asking all questions under all arms.
 #[derive(Debug, Default)]
 pub(super) struct RunOutcome {
-    /// All requests, including those of earlier runs; unanswered ones are marked.
+    /// The records of all requests, including those of earlier runs; unanswered ones have `is_failed` set.
     pub(super) records: Vec<Record>,
-    /// Ids of the cases that the endpoint refused or failed to serve under some arm.
+    /// Ids of the cases that the endpoint refused or failed to serve under at least one arm.
     pub(super) left_out: FxHashSet<String>,
 }
 
-/// A case to ask under an arm: indices in [`Questions::cases`] and [`Questions::arms`].
+/// A case to ask under an arm; both are indices, in [`Questions::cases`] and [`Questions::arms`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Job {
     case: usize,
@@ -66,7 +68,8 @@ struct Job {
 }
 
 impl Questions<'_> {
-    /// Asks the questions that have no answer in `records`.
+    /// Asks the questions that have no answer in `records` (the journal's content) under each arm, and appends the
+    /// answers to the journal.
     ///
     /// # Errors
     /// Returns an error if the endpoint is unsuitable or fails repeatedly, or if the journal cannot be written. Answers
@@ -103,7 +106,8 @@ impl Questions<'_> {
         }
     }
 
-    /// Returns the records of a run that only scores: the first right answer of each turn counts as the model's.
+    /// Returns the records of a run that scores right answers and asks for none: the first right answer of each turn
+    /// counts as the model's.
     ///
     /// # Errors
     /// Returns an error if a turn that is not its chat's last has no right answer.
@@ -132,9 +136,9 @@ impl Questions<'_> {
         Ok(records)
     }
 
-    /// Returns, for each record whose turn has a right answer, its index in `records` and the request that scores the
-    /// first right answer as the continuation of the record's prompt. Also adds the core's report to records that were
-    /// not asked.
+    /// Returns, for each answered record whose turn has a right answer, its index in `records` and the request that
+    /// scores the first right answer as the continuation of the record's prompt. Also adds the core's report to those
+    /// records whose answer is the right one instead of the model's.
     ///
     /// # Errors
     /// Returns an error if a record belongs to no question.
@@ -162,20 +166,20 @@ impl Questions<'_> {
         Ok(forced)
     }
 
-    /// Returns the chat route to which an arm's requests go.
+    /// Returns the URL of the chat route to which an arm's requests are sent.
     fn url_of(&self, arm: Arm) -> &str {
         let is_asked = |(name, _): &&(&'static str, String)| arm == Arm::Gateway(name);
         let gateway = self.gateways.iter().find(is_asked);
         gateway.map_or(self.url, |(_, url)| url)
     }
 
-    /// Returns the number of requests in the plan.
+    /// Returns the number of requests needed to ask all cases under all arms: one for each turn.
     pub(super) fn requests(&self) -> usize {
         let plan = self.plan().into_iter();
         plan.map(|job| self.cases[job.case].turns.len()).sum()
     }
 
-    /// Returns every case under every arm that applies to it, in the order of asking.
+    /// Returns every case under every arm that applies to it, in the order in which they are asked.
     fn plan(&self) -> Vec<Job> {
         let mut random = Random::new(self.seed);
         let mut plan = Vec::new();
@@ -201,8 +205,9 @@ impl Questions<'_> {
         }
     }
 
-    /// Asks the unanswered turns of a chat. Builds its first request under `locked`, so that no other worker takes a
-    /// chat before that. Releases the lock while it waits for an answer, and takes it again with `lock`.
+    /// Asks those turns of a chat that have no answer yet, one after another. Builds the first request under `locked`,
+    /// so that no other worker takes a chat before that. Releases the lock while it waits for an answer, and takes it
+    /// again with `lock`.
     fn chat<'r, 's: 'r>(
         &self,
         job: Job,
@@ -254,7 +259,7 @@ impl Questions<'_> {
 }
 
 impl Record {
-    /// Stores the core's report on the request.
+    /// Stores the core's report on the request in this record; does nothing if `report` is `None`.
     fn note(&mut self, report: Option<&Report>) {
         if let Some(report) = report {
             self.documents = report.documents;
@@ -265,20 +270,20 @@ impl Record {
     }
 }
 
-/// The chats in progress, and the arms' orderers.
+/// The answers so far of the chats in progress, and the ordering core of each arm.
 struct Chats<'a> {
     questions: &'a Questions<'a>,
-    /// Indices of the cases, by their ids.
+    /// Indices of the cases in [`Questions::cases`], by their ids.
     places: FxHashMap<&'a str, usize>,
-    /// The orderers, one for each arm, with the state after the requests so far.
+    /// The instances of the ordering core, one for each arm, with the state after the requests so far.
     orderers: Vec<Orderer>,
-    /// Number of requests ordered so far.
+    /// Number of requests ordered so far, over all arms.
     at: u64,
-    /// The answers so far of every chat.
+    /// The answers so far of every chat, one for each answered turn.
     answers: FxHashMap<Job, Vec<String>>,
 }
 
-/// The state that the workers share.
+/// The state that the workers share while they ask questions.
 struct Run<'a> {
     questions: &'a Questions<'a>,
     plan: std::vec::IntoIter<Job>,
@@ -286,21 +291,21 @@ struct Run<'a> {
     journal: &'a mut Journal,
     bar: &'a ProgressBar,
     outcome: RunOutcome,
-    /// Number of refused requests since the last answer.
+    /// Number of consecutive refused requests, since the last answer.
     refused: u32,
-    /// Number of failed requests since the last answer.
+    /// Number of consecutive failed requests, since the last answer.
     failed: u32,
     is_warned: bool,
-    /// The error that ends the run; `None` while it continues.
+    /// The error that ends the run; `None` while the run continues.
     stop: Option<anyhow::Error>,
 }
 
-/// A request, ready to be sent.
+/// A request for the next answer of a chat, with its documents ordered, ready to be sent.
 struct Request {
     body: Vec<u8>,
-    /// The core's report; `None` if the core was not used, or found no documents.
+    /// The core's report on the request; `None` if the core was not used, or found no documents.
     report: Option<Report>,
-    /// Position in the sequence of all requests that were ordered.
+    /// Position of this request, from 0, in the sequence of all requests that were ordered.
     at: u64,
 }
 
@@ -317,7 +322,8 @@ impl<'a> Chats<'a> {
         }
     }
 
-    /// Orders a recorded request again, to restore the orderer's state. Returns the chat and the request.
+    /// Orders a recorded request again, so that its arm's ordering core has the same state as after the original
+    /// request. Returns the record's case and arm, and the request.
     ///
     /// # Errors
     /// Returns an error if the record's question or arm is not asked, or if the record is not its chat's next turn.
@@ -346,7 +352,8 @@ impl<'a> Chats<'a> {
         self.answers.entry(job).or_default().push(answer);
     }
 
-    /// Returns the chat's next request, ordered.
+    /// Returns the next request of a chat (a case under an arm), with its documents ordered. This changes the state of
+    /// the arm's ordering core.
     fn request(&mut self, job: Job) -> Result<Request> {
         let questions = self.questions;
         let (case, arm) = (&questions.cases[job.case], questions.arms[job.arm]);
@@ -376,8 +383,8 @@ impl<'a> Chats<'a> {
 }
 
 impl Run<'_> {
-    /// Passes the recorded requests through the orderers again, in the order of the run, so that these have the same
-    /// state as before the run stopped. Counts the recorded answers; nothing is sent.
+    /// Orders the recorded requests again, in the order of the earlier run, so that the ordering cores have the same
+    /// state as when that run stopped. Counts the recorded answers; nothing is sent.
     fn recall(&mut self, mut records: Vec<Record>) -> Result<()> {
         records.sort_by_key(|record| record.at);
         for record in records {
@@ -425,8 +432,8 @@ impl Run<'_> {
         self.bar.inc(1);
     }
 
-    /// Records the unanswered request, and leaves the chat's case out of the results, or ends the run after too many
-    /// failures.
+    /// Writes the unanswered request to the journal and leaves its case out of the results. Returns an error, which
+    /// ends the run, if the endpoint is unsuitable or too many consecutive requests failed.
     fn fail(&mut self, job: Job, record: Record, fault: Fault) -> Result<()> {
         self.journal.append(&record)?;
         self.outcome.records.push(record);
@@ -458,9 +465,8 @@ fn micros(time: std::time::Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Number of refusals without an answer in between at which the run ends, since the endpoint seems to refuse every
-/// request.
+/// Number of consecutive refused requests at which the run ends, since the endpoint seems to refuse every request.
 const MAX_REFUSED: u32 = 20;
-/// Number of failures without an answer in between, each after several attempts, at which the run ends, since the
-/// endpoint seems to be down.
+/// Number of consecutive failed requests, each after all retries, at which the run ends, since the endpoint seems to be
+/// down.
 const MAX_FAILED: u32 = 3;

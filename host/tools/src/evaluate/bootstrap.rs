@@ -1,51 +1,55 @@
 //! The paired percentile bootstrap (Efron and Tibshirani, *An Introduction to the Bootstrap*, 1993, chapter 13): it
-//! estimates how much a figure would vary with other questions of the same kind.
+//! estimates how much a figure (such as a share of right answers) would vary with other questions of the same kind.
 //!
-//! From `n` cases, `n` are drawn with replacement, 10,000 times. The figure is computed from every draw, and the
-//! interval covers the middle 95 % of the results. A case is drawn as a whole, with its turns under all arms. So a
-//! question's difficulty cancels out of a difference, and similar turns of one chat do not count as independent.
+//! From `n` cases (questions and chats), `n` are drawn with replacement, 10,000 times. The figure is computed from
+//! every draw, and the interval covers the middle 95 % of the results. A case is drawn as a whole, with its turns under
+//! all arms. So a question's difficulty cancels out of a difference, and similar turns of one chat do not count as
+//! independent.
 
 use foreword_ordering::random::Random;
 use foreword_report::plot::quantile;
 
-/// A figure's 95 % confidence interval.
+/// The 95 % confidence interval of a figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Interval {
     pub(super) low: f64,
     pub(super) high: f64,
 }
 
-/// The verdict on the difference between an arm's score and that in retrieval order.
+/// The verdict on the difference between an arm's score and the score in retrieval order, by the difference's
+/// confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Equal: the whole interval is within [`MARGIN`] of 0.
+    /// Equal: the whole interval is within [`MARGIN`] of 0, and there are enough cases.
     Within,
-    /// The whole interval is above 0.
+    /// The whole interval of the difference is above 0.
     Better,
-    /// The whole interval is below 0.
+    /// The whole interval of the difference is below 0.
     Worse,
-    /// Unclear: the interval includes 0 and exceeds the margin, or there are too few cases.
+    /// Unclear: the interval includes 0 and is not within the margin, or there are too few cases.
     NotEnough,
-    /// No answer is right under either arm, so nothing can be compared.
+    /// No answer is right under either arm, so there is nothing to compare.
     NothingRight,
 }
 
-/// Number of draws per interval.
+/// Number of times that the cases are drawn for one interval.
 pub(super) const RESAMPLES: usize = 10_000;
 
-/// Largest difference of two scores, in points, that counts as equal.
+/// Largest difference of two scores that counts as equal, in percentage points.
 pub(super) const MARGIN: f64 = 1.0;
 
-/// Minimum number of cases for a verdict. With fewer, draws vary less than other questions would.
+/// Minimum number of cases (questions and chats) for a verdict. With fewer, the interval is too narrow: draws vary less
+/// than other questions would.
 pub(super) const MIN_CASES: usize = 30;
 
-/// Minimum number of cases for [`Verdict::Within`]. If `n` cases agree, 3/n may still disagree (the rule of three, at
-/// 95 %), which the bootstrap cannot detect; for one point, `n` is 300.
+/// Minimum number of cases for [`Verdict::Within`]. If `n` cases agree, a share of 3/n of all questions may still
+/// disagree (the rule of three, at 95 %), which the bootstrap cannot detect; for a margin of one point, `n` is 300.
 pub(super) const MIN_CASES_WITHIN: usize = 300;
 
-/// Returns the interval of `statistic`, which gets the indices of the drawn cases, some of them several times.
+/// Returns the 95 % confidence interval of `statistic`. `cases` is the number of cases; `statistic` gets the indices of
+/// the drawn ones, some of them several times.
 ///
-/// The same seed gives the same draws. Without cases, both ends are the statistic of no cases.
+/// The same seed gives the same draws. With 0 cases, both ends are the value of `statistic` for no cases.
 pub(super) fn interval(
     cases: usize,
     resamples: usize,
@@ -56,7 +60,7 @@ pub(super) fn interval(
     interval
 }
 
-/// Returns the intervals of several statistics, all computed from the same draws, like [`interval`].
+/// Returns the 95 % confidence intervals of several statistics, like [`interval`], all computed from the same draws.
 pub(super) fn intervals<const N: usize>(
     cases: usize,
     resamples: usize,
@@ -84,7 +88,8 @@ pub(super) fn intervals<const N: usize>(
 }
 
 impl Verdict {
-    /// Returns the verdict on a difference in points, by its interval and the number of cases.
+    /// Returns the verdict on a difference of scores in percentage points, by its confidence interval and the number of
+    /// cases; differences within [`MARGIN`] count as equal.
     pub(super) fn of(difference: Interval, cases: usize) -> Self {
         let Interval { low, high } = difference;
         if cases < MIN_CASES {
@@ -100,7 +105,8 @@ impl Verdict {
         }
     }
 
-    /// Returns the verdict on a difference without a margin, by its interval and the number of cases.
+    /// Returns the verdict on a difference by the sign of its confidence interval and the number of cases, without a
+    /// margin: never [`Verdict::Within`].
     pub(super) fn of_sign(difference: Interval, cases: usize) -> Self {
         match difference {
             _ if cases < MIN_CASES => Self::NotEnough,

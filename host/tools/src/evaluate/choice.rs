@@ -1,4 +1,4 @@
-//! Questions with choices: how they are asked, and how the choice is read from the answer.
+//! Multiple-choice questions: how they are asked, and how the model's choice is read from the answer.
 //!
 //! ```text
 //!   What is a ferry?                  {"logprobs": true, "top_logprobs": 20, "max_tokens": 1}
@@ -20,13 +20,13 @@ use serde_json::{Map, Value};
 /// The part of a response from which the answer to a multiple-choice question was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChosenBy {
-    /// From the letters' log-probabilities.
+    /// From the log-probabilities of the choices' letters.
     LogProbability,
-    /// From the answer's text.
+    /// From the text of the answer.
     Text,
 }
 
-/// Returns the question, followed by its choices with letters if it has any.
+/// Returns the question of a turn, followed by its choices with letters if it has any.
 pub(super) fn question(turn: &Turn) -> String {
     let mut text = turn.question.clone();
     if turn.choices.is_empty() {
@@ -42,15 +42,16 @@ pub(super) fn question(turn: &Turn) -> String {
     text
 }
 
-/// Sets a request's fields so that it generates one token and returns its alternatives' log-probabilities.
+/// Sets fields of the request `body` so that the model generates one token, and the endpoint returns the
+/// log-probabilities of its alternatives.
 pub(super) fn ask(body: &mut Map<String, Value>) {
     body.insert("max_tokens".into(), 1.into());
     body.insert("logprobs".into(), true.into());
     body.insert("top_logprobs".into(), RIVALS.into());
 }
 
-/// Returns the letter that the answer chooses, and how it was found. If the answer chooses none, returns its whole
-/// text.
+/// Returns the letter that the answer chooses among the first `choices` letters, and how it was found. If the answer
+/// chooses none, returns the answer's whole text.
 pub(super) fn chosen(streamed: &Streamed, choices: usize) -> (String, ChosenBy) {
     let letters = (0..choices).filter_map(letter);
     let best = letters
@@ -70,7 +71,8 @@ pub(super) fn chosen(streamed: &Streamed, choices: usize) -> (String, ChosenBy) 
     }
 }
 
-/// Returns the letter at the beginning of a text; the whole text if it does not begin with one.
+/// Returns the letter of a choice that stands alone at the beginning of a text, in upper case; the whole text if there
+/// is none.
 fn named(text: &str, choices: usize) -> String {
     let answer = without_thinking(text);
     let answer = answer.trim_start_matches(|c: char| c.is_whitespace() || "([*\"".contains(c));
@@ -91,7 +93,8 @@ fn is_letter(token: &str, letter: char) -> bool {
     token.eq_ignore_ascii_case(letter.encode_utf8(&mut [0; 4]))
 }
 
-/// Number of alternatives requested for the first token: OpenAI's maximum.
+/// Number of alternatives to the answer's first token that are requested with their log-probabilities: OpenAI's
+/// maximum.
 const RIVALS: u32 = 20;
 
 #[cfg(test)]

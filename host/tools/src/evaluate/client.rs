@@ -1,8 +1,8 @@
 //! Requests streamed answers and prompts' log-probabilities, with retries.
 //!
-//! In addition to [`verdict`]: after 404, 405, a success other than 200, or an answer that is no stream of events, the
-//! endpoint counts as unsuitable, which ends the run. A refused request leaves its question out. A malformed answer is
-//! requested again.
+//! In addition to [`verdict`]: after 404, 405, a success other than 200, or an answer that should be a stream of events
+//! and is none, the endpoint counts as unsuitable, which ends the run. A refused request leaves its question out. A
+//! malformed answer is requested again.
 
 use super::likelihood::{self, ScoredPrompt};
 use super::stream::{self, Broken, Streamed};
@@ -13,7 +13,7 @@ use crate::client::{
 use std::io::{BufReader, Read};
 use std::time::{Duration, Instant};
 
-/// A response, parsed as `T`.
+/// A response, parsed as `T`, and the time that it took.
 #[derive(Debug)]
 pub(super) struct Answer<T> {
     pub(super) read: T,
@@ -22,11 +22,11 @@ pub(super) struct Answer<T> {
     pub(super) is_reported: bool,
 }
 
-/// The body of a response.
+/// A reader of a response's body.
 type Body<'a> = BufReader<ureq::BodyReader<'a>>;
 
 impl Client {
-    /// Sends `body` to `url`, and returns the streamed answer.
+    /// Sends the request `body` to `url`, and returns the streamed answer. Retries as configured.
     ///
     /// # Errors
     /// Returns a [`Fault`] if there is no complete answer.
@@ -36,7 +36,8 @@ impl Client {
         })
     }
 
-    /// Sends `body` to `url`, and returns the log-probabilities of its prompt.
+    /// Sends the request `body` to `url`, and returns the log-probabilities of the prompt's last tokens. Retries as
+    /// configured.
     ///
     /// # Errors
     /// Returns a [`Fault`] if the response does not have them.
@@ -99,5 +100,5 @@ fn refused(url: &str, mut response: Response) -> Fault {
     }
 }
 
-/// Maximum number of bytes of a response; a longer one counts as malformed.
+/// Maximum number of bytes of one response; a longer one counts as malformed.
 const MAX_ANSWER: u64 = 64 << 20;

@@ -1,8 +1,9 @@
-//! Computes the figures of each arm, and their differences from retrieval order.
+//! Computes the figures of each arm (a way to ask the questions), and their differences from those in retrieval order.
 //!
-//! Only cases answered under every arm count, so that all arms cover the same questions. Position arms apply only to
-//! cases whose answer's document is known, and are compared with retrieval order over these. With a baseline, every arm
-//! is also compared with it. The likelihood of right answers covers the cases whose answers were scored under every arm.
+//! Only cases answered under every arm count, so that all arms cover the same questions. The arms that put the answer's
+//! document in a given position apply only to cases whose answer's document is known, and are compared with retrieval
+//! order over these. With a baseline, every arm is also compared with it. The likelihood of right answers covers the
+//! cases whose answers were scored under every arm.
 
 use super::arm::Arm;
 use super::bootstrap::{self, Interval, RESAMPLES, Verdict};
@@ -11,56 +12,57 @@ use super::journal::Record;
 use super::score::{Score, score};
 use fxhash::FxHashMap;
 
-/// The figures of an arm.
+/// The figures of one arm, over those cases that were answered under all arms.
 #[derive(Clone, Debug)]
 pub(super) struct Figure {
     pub(super) arm: Arm,
-    /// Number of cases that were answered under every arm.
+    /// Number of cases (questions and chats) over which the figures are computed: those answered under every arm.
     pub(super) cases: usize,
-    /// Number of the model's answers; 0 if right answers were only scored.
+    /// Number of answers that the model gave under this arm; 0 if right answers were only scored.
     pub(super) asked: usize,
-    /// Number of the model's answers for which right ones are known.
+    /// Number of the model's answers for which right answers are known, so that they were scored.
     pub(super) scored: usize,
     /// Share of the scored answers that equal a right one after normalisation, in percent.
     pub(super) exact_match: Estimate,
-    /// Share of the scored answers that contain a right one, in percent.
+    /// Share of the scored answers that contain the words of a right one, in percent.
     pub(super) contains: Estimate,
     pub(super) f1: Estimate,
-    /// Share of the judged answers that a judge finds right, in percent; `None` if no answer was judged.
+    /// Share of the judged answers that the judge (a model) finds right, in percent; `None` if no answer was judged.
     pub(super) judged: Option<Estimate>,
-    /// Number of choices read from an answer's text, for lack of log-probabilities.
+    /// Number of multiple-choice answers read from the answer's text, because the endpoint reported no
+    /// log-probabilities of the letters.
     pub(super) by_text: u64,
-    /// Prompt tokens, including cached ones, per second of time to first token; `None` if the endpoint does not report
-    /// tokens.
+    /// Prompt tokens, including cached ones, per second of time to first token, over all requests of the arm; `None` if
+    /// the endpoint does not report token counts.
     pub(super) prefill: Option<f64>,
-    /// Prompt tokens of all requests; `None` if the endpoint does not report them.
+    /// Prompt tokens of all requests of the arm; `None` if the endpoint does not report them.
     pub(super) prompt_tokens: Option<u64>,
     pub(super) cached_tokens: Option<u64>,
     /// Share of the prompt tokens that were cached, in percent; `None` if the endpoint does not report it.
     pub(super) reused: Option<f64>,
-    /// Median time to the first token, in milliseconds.
+    /// Median time from sending a request to the answer's first token, in milliseconds.
     pub(super) ttft_median: f64,
     pub(super) ttft_p95: f64,
     pub(super) ttft_mean: f64,
-    /// Number of documents sent.
+    /// Number of documents in all requests of the arm.
     pub(super) documents: u64,
-    /// Number of the documents sent that the core moved.
+    /// Number of documents in all requests of the arm that the core moved.
     pub(super) moved: u64,
-    /// Number of documents that the core replaced by a reference to an earlier turn.
+    /// Number of documents in all requests of the arm that the core replaced by a reference to an earlier turn.
     pub(super) deduplicated: u64,
-    /// Number of requests with an order hint.
+    /// Number of requests of the arm to which the core added an order hint (a sentence with the retriever's ranking).
     pub(super) hinted: u64,
-    /// Number of answers truncated at `max_tokens`.
+    /// Number of the arm's answers that were truncated at the limit of the option `--max-tokens`.
     pub(super) cut: usize,
-    /// Mean log-probability of the right answers, in nats per token; `None` if unknown.
+    /// Mean log-probability of the right answers per token of them, in nats; `None` if unknown.
     pub(super) answer_logprob: Option<AnswerLikelihood>,
-    /// Mean log-probability of the right answers, in nats per answer; `None` if unknown.
+    /// Mean log-probability of the right answers per answer, in nats; `None` if unknown.
     pub(super) answer_nats: Option<AnswerLikelihood>,
-    /// The arm's figures minus those of retrieval order, over the same cases; `None` for retrieval order itself, if it
-    /// was not asked for these cases, or if no answers were requested.
+    /// The arm's figures minus those of retrieval order, over the same cases. `None` for retrieval order itself, if
+    /// retrieval order was not asked for these cases, or if no answers were requested.
     pub(super) difference: Option<Difference>,
-    /// The arm's figures minus those of the run's baseline; `None` without one, for the baseline itself, or if no answers
-    /// were requested.
+    /// The arm's figures minus those of the baseline (the arm of the option `--baseline`). `None` if no baseline was
+    /// given, for the baseline itself, or if no answers were requested.
     pub(super) from_baseline: Option<Difference>,
 }
 
@@ -71,58 +73,62 @@ pub(super) struct Estimate {
     pub(super) interval: Interval,
 }
 
-/// Mean log-probability of right answers, and its difference from retrieval order.
+/// Mean log-probability of right answers under an arm, and its difference from retrieval order.
 #[derive(Clone, Debug)]
 pub(super) struct AnswerLikelihood {
     pub(super) mean: f64,
-    /// Number of questions and chats included.
+    /// Number of cases (questions and chats) over which the mean is computed.
     pub(super) cases: usize,
-    /// The mean minus that of retrieval order over the same cases; `None` for retrieval order itself.
+    /// The mean minus that of retrieval order over the same cases, and the verdict on the difference; `None` for
+    /// retrieval order itself.
     pub(super) less_retrieval: Option<(Estimate, Verdict)>,
-    /// The mean minus that of the run's baseline over the same cases; `None` without one, and for the baseline itself.
+    /// The mean minus that of the baseline (the arm of the option `--baseline`) over the same cases, and the verdict on
+    /// the difference; `None` if no baseline was given, and for the baseline itself.
     pub(super) less_baseline: Option<(Estimate, Verdict)>,
 }
 
-/// An arm's figures minus another's, over the same cases.
+/// An arm's figures minus those of another arm, over the same cases.
 #[derive(Clone, Debug)]
 pub(super) struct Difference {
-    /// Difference in exact match, in points.
+    /// Difference in exact match, in percentage points, and the verdict on it.
     pub(super) exact_match: (Estimate, Verdict),
     pub(super) contains: (Estimate, Verdict),
     pub(super) f1: (Estimate, Verdict),
-    /// Difference in answers that a judge finds right, in points.
+    /// Difference in answers that the judge (a model) finds right, in percentage points; `None` if no answer was
+    /// judged.
     pub(super) judged: Option<(Estimate, Verdict)>,
     pub(super) reused: Option<Estimate>,
     /// Difference of median times to the first token, in milliseconds.
     pub(super) ttft: Estimate,
 }
 
-/// A case's results under an arm, as sums over its turns.
+/// The results of one case (a question or chat) under one arm, as sums over its turns.
 #[derive(Clone, Debug, Default)]
 struct Sums {
-    /// Number of the case's turns that were answered under the arm; with fewer than the case has, the case is left out.
+    /// Number of the case's turns that were answered (or scored) under the arm. If the case has more turns, it is left
+    /// out.
     turns: usize,
-    /// Number of the model's answers.
+    /// Number of answers that the model gave.
     asked: usize,
-    /// Number of answers that were compared with right ones.
+    /// Number of the model's answers that were compared with right ones.
     scored: f64,
     exact_match: f64,
     contains: f64,
     f1: f64,
-    /// Number of right answers with a known log-probability.
+    /// Number of right answers whose log-probability is known.
     likely: f64,
-    /// Number of right answers with an unknown log-probability.
+    /// Number of right answers whose log-probability is unknown.
     unlikely: usize,
-    /// Sum of the known log-probabilities, in nats per token.
+    /// Sum over the right answers of the known log-probability per token, in nats.
     per_token: f64,
-    /// Sum of the known log-probabilities, in nats.
+    /// Sum over the right answers of the known log-probability, in nats.
     nats: f64,
-    /// Number of answers that were judged.
+    /// Number of answers that the judge (a model) judged.
     judged: f64,
-    /// Number of answers that were judged right.
+    /// Number of answers that the judge found right.
     judged_right: f64,
     by_text: u64,
-    /// Prompt tokens; `None` if an answer does not report them.
+    /// Prompt tokens of the case's requests; `None` if an answer does not report them.
     prompt: Option<u64>,
     cached: Option<u64>,
     ttft_us: Vec<u64>,
@@ -133,8 +139,9 @@ struct Sums {
     cut: usize,
 }
 
-/// Returns the figures of `arms`, in order, over the cases that were answered under every arm. Each is compared with
-/// retrieval order, and with `baseline`, which must be one of them.
+/// Returns the figures of `arms`, in this order, over the cases that were answered under every arm. Each arm is
+/// compared with retrieval order and, if it is given, with `baseline`, which must be one of the arms. `seed` is for the
+/// confidence intervals.
 pub(super) fn compare(
     cases: &[Case],
     arms: &[Arm],
@@ -196,7 +203,7 @@ pub(super) fn compare(
     arms.iter().map(|&arm| figure(arm)).collect()
 }
 
-/// Returns the sums of `cases` under `arm`, in order; cases without sums are left out.
+/// Returns the sums of those of `cases` that have sums under `arm`, in the order of `cases`.
 fn of<'a>(
     sums: &'a FxHashMap<(&'a str, Arm), Sums>,
     arm: Arm,
@@ -206,7 +213,8 @@ fn of<'a>(
     found.flatten().collect()
 }
 
-/// Returns the sums for every case and arm such that all the case's turns were answered under the arm.
+/// Returns the sums of each case under each arm, by the case's id and the arm. Left out are those cases with a turn
+/// that was not answered under the arm.
 fn sums<'a>(
     cases: &'a [Case],
     arms: &[Arm],
@@ -307,13 +315,14 @@ fn alone(arm: Arm, own: &[&Sums], seed: u64) -> Figure {
     }
 }
 
-/// Returns the mean of `value` per right answer over the drawn cases.
+/// Returns the mean of `value` per right answer with a known log-probability, over the drawn cases (indices in `sums`).
 fn mean(sums: &[&Sums], drawn: &[usize], value: Part) -> f64 {
     let of = |part: Part| drawn.iter().map(|&case| part(sums[case])).sum::<f64>();
     of(value) / of(|sums| sums.likely).max(1.0)
 }
 
-/// Returns the mean of `value` per right answer minus that of `other`; `None` if it has not the same cases.
+/// Returns the mean of `value` per right answer minus the same mean of `other`, with its confidence interval and the
+/// verdict; `None` if `own` and `other` do not have equally many cases.
 fn less(own: &[&Sums], other: &[&Sums], value: Part, seed: u64) -> Option<(Estimate, Verdict)> {
     let less = |drawn: &[usize]| mean(own, drawn, value) - mean(other, drawn, value);
     (own.len() == other.len()).then(|| {
@@ -353,7 +362,7 @@ fn difference(own: &[&Sums], baseline: &[&Sums], seed: u64) -> Difference {
     }
 }
 
-/// Selects a number from a case's sums.
+/// A function that selects one number of a case's [`Sums`].
 type Part = fn(&Sums) -> f64;
 
 const SCORED: Part = |sums| sums.scored;
@@ -361,7 +370,8 @@ const JUDGED: Part = |sums| sums.judged;
 const RIGHT: Part = |sums| sums.judged_right;
 
 impl Estimate {
-    /// Returns a statistic of all cases, with its interval.
+    /// Returns the value of `statistic` for all cases, with its 95 % confidence interval; `statistic` gets the indices
+    /// of cases.
     fn of(cases: usize, seed: u64, statistic: impl Fn(&[usize]) -> f64) -> Self {
         let every: Vec<usize> = (0..cases).collect();
         Self {
@@ -371,21 +381,23 @@ impl Estimate {
     }
 }
 
-/// Returns the sum of `of` over the drawn cases, in percent of their sum of `all`; 0 if the latter is 0.
+/// Returns the sum of `of` over the drawn cases (indices in `sums`), in percent of the sum of `all` over them; 0 if the
+/// latter is 0.
 fn percent(sums: &[&Sums], drawn: &[usize], of: Part, all: Part) -> f64 {
     let sum = |part: Part| drawn.iter().map(|&case| part(sums[case])).sum::<f64>();
     let (of, all) = (sum(of), sum(all));
     if all > 0.0 { 100.0 * of / all } else { 0.0 }
 }
 
-/// Returns prompt tokens per second of time to first token; `None` if the endpoint does not report tokens.
+/// Returns the cases' prompt tokens per second of time to first token; `None` if the endpoint does not report tokens.
 fn prefill(sums: &[&Sums]) -> Option<f64> {
     let tokens: Option<u64> = sums.iter().map(|sums| sums.prompt).sum();
     let micros: u64 = sums.iter().flat_map(|sums| &sums.ttft_us).sum();
     (micros > 0).then(|| tokens.map(|tokens| tokens as f64 * 1e6 / micros as f64))?
 }
 
-/// Returns the drawn cases' cached prompt tokens in percent; `None` if the endpoint does not report them.
+/// Returns the share of the drawn cases' prompt tokens that were cached, in percent; `None` if the endpoint does not
+/// report them. `drawn` has indices in `sums`.
 fn reused(sums: &[&Sums], drawn: &[usize]) -> Option<f64> {
     let (mut cached, mut prompt) = (0, 0);
     for &case in drawn {
@@ -395,8 +407,8 @@ fn reused(sums: &[&Sums], drawn: &[usize]) -> Option<f64> {
     (prompt > 0).then(|| 100.0 * cached as f64 / prompt as f64)
 }
 
-/// Returns the quantile `share` of the times to the first token of the drawn cases' requests, in milliseconds, by
-/// nearest rank; 0 if there are no requests.
+/// Returns the quantile `share` (0 to 1) of the times to first token of the drawn cases' requests, in milliseconds, by
+/// nearest rank; 0 if there are no requests. `drawn` has indices in `sums`.
 fn ttft(sums: &[&Sums], drawn: &[usize], share: f64) -> f64 {
     let times = drawn.iter().flat_map(|&case| &sums[case].ttft_us);
     let mut times: Vec<u64> = times.copied().collect();
@@ -408,7 +420,7 @@ fn ttft(sums: &[&Sums], drawn: &[usize], share: f64) -> f64 {
     *times.select_nth_unstable(at).1 as f64 / 1000.0
 }
 
-/// Returns the mean time to the first token, in milliseconds; 0 if there are no requests.
+/// Returns the mean time to first token of all requests of the cases, in milliseconds; 0 if there are no requests.
 fn ttft_mean(sums: &[&Sums]) -> f64 {
     let times = || sums.iter().flat_map(|sums| &sums.ttft_us);
     times().sum::<u64>() as f64 / 1000.0 / times().count().max(1) as f64

@@ -9,45 +9,47 @@ use foreword_report::words::{grouped, rounded, section};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// The results of an evaluation, as they are shown.
+/// The results of an evaluation, as they are shown in the table, the JSON object and the report.
 #[derive(Debug)]
 pub(super) struct Figures {
     /// Name of the file with the questions.
     pub(super) data: String,
     pub(super) model: String,
     pub(super) endpoint: String,
-    /// Name of the run.
+    /// Random name of the run, the same when the run is resumed.
     pub(super) run: String,
     pub(super) seed: u64,
     pub(super) concurrency: usize,
-    /// Number of questions and chats asked.
+    /// Number of cases asked: questions, and chats of several turns.
     pub(super) cases: usize,
-    /// Number of cases for which some arm's request was refused or failed.
+    /// Number of cases (questions and chats) for which a request was refused or failed under at least one arm.
     pub(super) left_out: usize,
-    /// Number of the file's questions without an answer.
+    /// Number of the file's questions that have no answer and so were not asked.
     pub(super) without_answers: usize,
-    /// True if a `cache_salt` gave every arm a cache of its own.
+    /// True if a different `cache_salt` for each arm kept the arms' prompts apart in the engine's cache.
     pub(super) salted: bool,
-    /// An arm with which the others are compared, beside retrieval order; `None` if none was asked for.
+    /// The arm with which the others are compared in addition to retrieval order; `None` if the option `--baseline` was
+    /// not given.
     pub(super) baseline: Option<Arm>,
-    /// Figures by arm, in the order of tables.
+    /// Figures of each arm, in the order in which tables list the arms.
     pub(super) arms: Vec<Figure>,
-    /// The model's rank profile, if it was measured.
+    /// The model's rank profile (the effect of a document's place on the right answer, by the document's rank); `None`
+    /// if it was not measured.
     pub(super) profile: Option<RankProfile>,
 }
 
 impl Figures {
-    /// Iterates over the arms that put the answer's document in a given place.
+    /// Iterates over the figures of the arms that put the answer's document first, in the middle or last.
     pub(super) fn positions(&self) -> impl Iterator<Item = &Figure> {
         self.arms.iter().filter(|figure| figure.arm.is_position())
     }
 
-    /// Iterates over the arms that do not put the answer's document in a given place.
+    /// Iterates over the figures of the arms that are not among [`Self::positions`].
     pub(super) fn orders(&self) -> impl Iterator<Item = &Figure> {
         self.arms.iter().filter(|figure| !figure.arm.is_position())
     }
 
-    /// Returns whether the model was asked for answers.
+    /// Returns whether the model was asked for answers under at least one arm. If not, right answers were only scored.
     pub(super) fn is_asked(&self) -> bool {
         self.arms.iter().any(|figure| figure.asked > 0)
     }
@@ -79,7 +81,7 @@ impl Figures {
         .to_string()
     }
 
-    /// Returns the results as text for a terminal.
+    /// Returns the results as tables of text for a terminal.
     pub(super) fn to_table(&self) -> String {
         let names = self.arms.iter().map(|figure| figure.arm.name().len() + 2);
         let width = names.max().unwrap_or_default().max(16);
@@ -107,7 +109,7 @@ impl Figures {
         table
     }
 
-    /// Adds scores, reuse and times of the model's answers.
+    /// Appends to `table` the scores, the reuse of the cache and the times of the model's answers, a line for each arm.
     fn add_answers(&self, table: &mut String) {
         *table += "\narm                    questions  exact match  contains       F1   reused  \
             TTFT median         p95   prompt tokens  prefill tok/s\n";
@@ -124,7 +126,7 @@ impl Figures {
         }
     }
 
-    /// Adds the likelihood of right answers, if known.
+    /// Appends to `table` the likelihood of right answers under each arm, if known.
     fn add_likelihood(&self, table: &mut String) {
         let heading = "right answer           questions nats a token    less retrieval [95 %]                                   \
             nats    less retrieval [95 %]";
@@ -156,7 +158,8 @@ impl Figures {
         *table += &section(&format!("{heading:<width$}nats a token [95 %]"), lines);
     }
 
-    /// Adds a judge's results, if there is one, and the number of choices read from text.
+    /// Appends to `table` the shares of answers that the judge finds right, if there is a judge, and the number of
+    /// choices that were read from the answer's text.
     fn add_judged(&self, table: &mut String) {
         let lines = self.arms.iter().filter_map(|figure| {
             let judged = figure.judged.as_ref()?;
@@ -181,7 +184,8 @@ impl Figures {
         }
     }
 
-    /// Returns a heading and a row for each figure with a difference; nothing if there is none.
+    /// Returns `heading` and a row for each arm for which `of` returns a difference; empty if there is none. `width` is
+    /// that of the first column, in characters.
     fn differences(
         &self,
         heading: &str,
@@ -207,11 +211,12 @@ impl Figures {
     }
 }
 
-/// The heading of differences, without its first column.
+/// The heading of a table of differences, without its first column.
 const DIFFERENCES: &str = "exact match [95 %]                          contains [95 %]                             \
                           F1 [95 %]             TTFT median [95 %]";
 
-/// Adds the rank profile, the costs of placements, and the setting to configure.
+/// Appends to `table` the rank profile (the effect of places by documents' ranks), the costs of the compared placements
+/// of the best documents, and the setting to configure.
 fn add_profile(table: &mut String, profile: &RankProfile) {
     let (questions, documents) = (profile.questions, profile.documents);
     let _ = writeln!(
@@ -320,8 +325,8 @@ fn interval(estimate: &Estimate) -> Value {
     })
 }
 
-/// Returns an arm's table cells: questions, exact match, answers that contain a right one, F1, reuse, and the median
-/// and 95th percentile of the time to the first token.
+/// Returns the table cells of an arm: questions, exact match, answers that contain a right one, F1, share of prompt
+/// tokens reused, and the median and 95th percentile of the time to first token.
 pub(super) fn cells(figure: &Figure) -> [String; 7] {
     [
         grouped(figure.cases as u64),
@@ -334,7 +339,7 @@ pub(super) fn cells(figure: &Figure) -> [String; 7] {
     ]
 }
 
-/// Formats a percentage.
+/// Formats a share that is given in percent: `12.5 %`.
 pub(super) fn share(percent: f64) -> String {
     format!("{percent:.1} %")
 }
@@ -343,7 +348,7 @@ pub(super) fn milliseconds(value: f64) -> String {
     format!("{value:.1} ms")
 }
 
-/// Formats a difference with its interval: `-0.3 [-1.1, +0.5]`.
+/// Formats a difference in percentage points or milliseconds with its interval: `-0.3 [-1.1, +0.5]`.
 pub(super) fn with_interval(estimate: &Estimate) -> String {
     let Interval { low, high } = estimate.interval;
     let [value, low, high] = [estimate.value, low, high].map(signed);
@@ -351,13 +356,14 @@ pub(super) fn with_interval(estimate: &Estimate) -> String {
 }
 
 impl AnswerLikelihood {
-    /// Returns the difference from retrieval order with its interval; empty for retrieval order itself.
+    /// Returns the difference of the mean from that in retrieval order, with its interval; empty for retrieval order
+    /// itself.
     pub(super) fn less(&self) -> String {
         let less = self.less_retrieval.map(|(less, _)| less.in_nats());
         less.unwrap_or_default()
     }
 
-    /// Returns the verdict on the difference, in words.
+    /// Returns the verdict on the difference from retrieval order in words; empty for retrieval order itself.
     pub(super) fn verdict(&self) -> &'static str {
         (self.less_retrieval).map_or("", |(_, verdict)| verdict.words())
     }
@@ -381,7 +387,7 @@ impl PlaceEffect {
     }
 }
 
-/// Formats a value with its sign, which is omitted if the value rounds to zero.
+/// Formats a value with its sign and one decimal; the sign is omitted if the value rounds to zero.
 pub(super) fn signed(value: f64) -> String {
     let text = format!("{value:+.1}");
     match text.as_str() {

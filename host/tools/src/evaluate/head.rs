@@ -1,5 +1,5 @@
-//! A prompt's head that changes from request to request, as real clients' heads do: a clock and a session id before the
-//! system message, and tools in varying order.
+//! A prompt's head (system text and tools) that changes from request to request, as real clients' heads do: a clock and
+//! a session id before the system message, and tools in varying order.
 //!
 //! ```text
 //!   Current date and time: 2026-11-22 14:03:27      a little later in each turn of a chat
@@ -13,16 +13,17 @@ use foreword_ordering::document::Fingerprint;
 use foreword_ordering::random::Random;
 use serde_json::{Value, json};
 
-/// The head of one request.
+/// The part of one request's prompt before its messages: lines before the system message, and tools.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ChangingHead {
-    /// The text before the system message.
+    /// The lines with a clock and a session id, to be written before the system message.
     pub(super) lines: String,
     pub(super) tools: Vec<Value>,
 }
 
 impl ChangingHead {
-    /// Returns the head of a case's turn, counted from 0.
+    /// Returns the head (lines and tools) for a turn, counted from 0, of the case with the id `case`. The same `seed`,
+    /// `case` and `turn` give the same head.
     pub(super) fn of(seed: u64, case: &str, turn: usize) -> Self {
         let case = Fingerprint::of(&[case.as_bytes()]).0;
         let mut chat = Random::new(seed ^ case);
@@ -57,7 +58,7 @@ fn described([name, description, argument]: &[&str; 3]) -> Value {
     })
 }
 
-/// Name, description and argument of each tool.
+/// Name, description and argument's name of each tool.
 const TOOLS: &[[&str; 3]] = &[
     [
         "search_tickets",

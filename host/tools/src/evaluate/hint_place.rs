@@ -21,19 +21,20 @@ use anyhow::{Context, Result, ensure};
 use foreword_ordering::RawConfig;
 use serde_json::Value;
 
-/// A place of the order hint for which the gateway has no setting.
+/// A place of the order hint in a user message for which the gateway has no setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum HintPlace {
-    /// Before the documents, at the beginning of the message.
+    /// Before the documents, at the beginning of the user message.
     Top,
-    /// After the question, at the end of the message.
+    /// After the question, at the end of the user message.
     End,
 }
 
-/// Configures the core to put its hints between marks.
+/// Changes the configuration so that the core writes each order hint between two marks, by which it can be found and
+/// moved.
 ///
 /// # Errors
-/// Returns an error if the configuration never writes a hint.
+/// Returns an error if the configuration never writes an order hint.
 pub(super) fn mark(config: &mut RawConfig) -> Result<()> {
     ensure!(
         config.hint.enabled,
@@ -52,10 +53,10 @@ pub(super) fn mark(config: &mut RawConfig) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a case's texts do not contain the marks.
+/// Checks that a case's texts do not contain the marks that are put around order hints.
 ///
 /// # Errors
-/// Returns an error that names the case.
+/// Returns an error that names the case if they do.
 pub(super) fn check(case: &Case) -> Result<()> {
     for turn in &case.turns {
         let documents = turn.documents.iter();
@@ -71,10 +72,11 @@ pub(super) fn check(case: &Case) -> Result<()> {
 }
 
 impl HintPlace {
-    /// Returns a body with the marked hint of every user message moved to this place, without the marks.
+    /// Returns a body in which the marked order hint of every user message is moved to this place, and the marks are
+    /// removed.
     ///
     /// # Errors
-    /// Returns an error if the body is not a JSON object, which the core would not have rewritten.
+    /// Returns an error if the body is not a JSON object. The core writes no such body.
     pub(super) fn moved(self, body: &[u8]) -> Result<Vec<u8>> {
         let mut body: Value = serde_json::from_slice(body).context("a body that the core wrote")?;
         let messages = body.get_mut("messages").and_then(Value::as_array_mut);
@@ -89,7 +91,7 @@ impl HintPlace {
         Ok(body.to_string().into_bytes())
     }
 
-    /// Returns a message's text with its hint in this place; `None` if it has no marked hint.
+    /// Returns a message's text with its order hint moved to this place; `None` if the text has no marked hint.
     fn moved_text(self, text: &str) -> Option<String> {
         let (before, rest) = text.split_once(OPEN)?;
         let (hint, behind) = rest.split_once(CLOSE)?;
@@ -105,7 +107,7 @@ impl HintPlace {
 /// The mark before an order hint: a code point that Unicode reserves as a noncharacter, so that texts do not contain
 /// it.
 const OPEN: char = '\u{fdd0}';
-/// The mark after an order hint, likewise a noncharacter.
+/// The mark after an order hint; like [`OPEN`], a noncharacter.
 const CLOSE: char = '\u{fdd1}';
 
 #[cfg(test)]

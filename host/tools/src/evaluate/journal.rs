@@ -19,54 +19,57 @@ use std::fs::File;
 use std::hash::BuildHasher;
 use std::path::{Path, PathBuf};
 
-/// An answer, or an unanswered request, in the journal.
+/// An answer, or an unanswered request, as a line of the journal `answers.jsonl`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) case: String,
-    /// Index of the turn, from 0.
+    /// Index of the case's turn to which the request belongs, from 0.
     pub(super) turn: usize,
-    /// Name of the arm.
+    /// Name of the arm under which the question was asked.
     pub(super) arm: String,
-    /// Position of the request in the sequence of all requests of the run, in which the orderers saw them.
+    /// Position of the request, from 0, in the sequence in which all requests of the run were ordered.
     pub(super) at: u64,
     pub(super) answer: String,
-    /// The answer's finish reason.
+    /// The finish reason that the endpoint reports for the answer.
     pub(super) finish: Option<String>,
-    /// Hash of the body sent, as 16 hexadecimal digits.
+    /// Hash of the request body sent, as 16 hexadecimal digits.
     pub(super) sent: String,
-    /// Time to the first token, in microseconds.
+    /// Time from sending the request to the first token, in microseconds.
     pub(super) ttft_us: u64,
     pub(super) total_us: u64,
     #[serde(flatten)]
     pub(super) usage: Usage,
-    /// Number of documents.
+    /// Number of documents that the core found in the request.
     pub(super) documents: u32,
-    /// Number of documents that the core moved.
+    /// Number of documents in the request that the core moved.
     pub(super) moved: u32,
-    /// Number of documents that the core replaced by a reference to an earlier turn.
+    /// Number of documents in the request that the core replaced by a reference to an earlier turn.
     pub(super) deduplicated: u32,
-    /// True if the core wrote an order hint.
+    /// True if the core wrote an order hint (a sentence with the retriever's ranking) into the request.
     #[serde(default)]
     pub(super) hinted: bool,
-    /// True if a choice was read from the answer's text, because the endpoint reported no log-probability of a letter.
+    /// True if the choice was read from the answer's text, because the endpoint reported no log-probability of a
+    /// letter.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) by_text: bool,
-    /// True if the request was not answered. It is recorded because the arm's orderer has seen it.
+    /// True if the request was not answered. It is recorded because the arm's ordering core has seen it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) is_failed: bool,
-    /// A judge's judgement; `None` without one. Stored in `judgements.jsonl`.
+    /// True if the judge (a model) finds the answer right; `None` if it was not judged or the judgement is unclear.
+    /// Stored in `judgements.jsonl`.
     #[serde(skip)]
     pub(super) judged: Option<bool>,
-    /// The likelihood of the right answer; `None` if unknown. Stored in `scores.jsonl`.
+    /// The likelihood of the turn's right answer after this prompt; `None` if unknown. Stored in `scores.jsonl`.
     #[serde(skip)]
     pub(super) likelihood: Option<Likelihood>,
-    /// True if `answer` is the right answer rather than the model's, because the model was not asked.
+    /// True if `answer` is the turn's right answer and not the model's, because the model was not asked.
     #[serde(skip)]
     pub(super) is_forced: bool,
 }
 
 impl Record {
-    /// Returns the index of the record's arm in `arms`; `None` if it is not among them.
+    /// Returns the index in `arms` of the arm under which the record's question was asked; `None` if it is not among
+    /// them.
     pub(super) fn arm(&self, arms: &[Arm]) -> Option<usize> {
         arms.iter().position(|arm| arm.name() == self.arm)
     }
@@ -79,7 +82,7 @@ struct Header {
     parameters: Map<String, Value>,
 }
 
-/// The journal's file, open for appending.
+/// The journal's file `answers.jsonl`, open for appending and locked.
 #[derive(Debug)]
 pub(super) struct Journal {
     file: File,
@@ -88,10 +91,11 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Opens the journal in `folder`, creating both if necessary, and reads it.
+    /// Opens the journal in `folder`, creating both if necessary. Returns it with the records that it contains.
     ///
     /// # Errors
-    /// Returns an error if it cannot be read or written, is locked by another run, has other parameters, or is damaged.
+    /// Returns an error if the journal cannot be read or written, is locked by another process, belongs to a run with
+    /// other parameters, or is damaged.
     pub(super) fn open(
         folder: &Path,
         parameters: &Map<String, Value>,
@@ -142,12 +146,12 @@ impl Journal {
         Ok((journal, records))
     }
 
-    /// Returns the run's unique name, which was drawn when it began.
+    /// Returns the run's unique name, which was drawn at random when the run began.
     pub(super) fn run(&self) -> &str {
         &self.run
     }
 
-    /// Appends a line; a crash can only leave a last line without its line break.
+    /// Appends `line` to the journal as JSON. A crash can only leave a last line without its line break.
     pub(super) fn append(&mut self, line: &impl Serialize) -> Result<()> {
         let mut text = serde_json::to_vec(line)?;
         text.push(b'\n');
@@ -156,7 +160,7 @@ impl Journal {
     }
 }
 
-/// Returns the first parameter that differs, with both values; `None` if all are equal.
+/// Returns the first parameter that differs, with its old and new value; `None` if all are equal.
 fn difference(was: &Map<String, Value>, is: &Map<String, Value>) -> Option<String> {
     let names = was.keys().chain(is.keys());
     let shown = |value: Option<&Value>| value.map_or("absent".to_owned(), Value::to_string);
@@ -165,7 +169,7 @@ fn difference(was: &Map<String, Value>, is: &Map<String, Value>) -> Option<Strin
     Some(format!("{name} was {} and is {}", shown(was), shown(is)))
 }
 
-/// Version of the file's format. Version 1 had no lines of unanswered requests.
+/// Version of the journal's format. Version 1 had no lines of unanswered requests.
 const FORMAT: u32 = 2;
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //!
 //! Common words are a poor measure for long answers (MT-RAG uses a model as judge). The judge sees neither the arm nor
 //! the documents. Equal answers to a question are judged once, so arms that answer alike are judged alike. Judgements
-//! are stored in the run's folder: the same command never asks for one twice, and a finished run can be judged later,
+//! are stored in the run's folder: the same command never requests one twice, and a finished run can be judged later,
 //! also by another judge.
 
 use super::data::{Case, Turn};
@@ -22,17 +22,19 @@ use serde_json::json;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A judgement, a line of `judgements.jsonl`.
+/// The judge's judgement of an answer, a line of `judgements.jsonl`.
 #[derive(Clone, Serialize, Deserialize)]
 struct Judgement {
-    /// True if the judge finds the answer right; `None` if its reply was neither yes nor no.
+    /// True if the judge finds the answer right; `None` if the judge's reply was neither yes nor no.
     right: Option<bool>,
 }
 
-/// Stores a judgement in every record whose turn has right answers in words, not choices.
+/// Asks the judge (a model at `url`) about the answer of each record whose turn has right answers in words, not
+/// choices, and stores the judgement in the record. Judgements in `folder` are not requested again.
 ///
 /// # Errors
-/// Returns an error if the judge does not answer, or the file cannot be used. Earlier judgements are kept.
+/// Returns an error if the judge does not answer, or the file of judgements cannot be used. Earlier judgements stay in
+/// the file.
 #[allow(
     clippy::too_many_arguments,
     reason = "one call, from the one place that has all of them"
@@ -83,7 +85,7 @@ pub(super) fn judge(
     Ok(())
 }
 
-/// Returns the judge's request for an answer.
+/// Returns the body of the request that asks the judge about an answer.
 fn body(model: &str, turn: &Turn, answer: &str) -> Vec<u8> {
     let answer = without_thinking(answer);
     let right = turn.answers.join("\n- ");
@@ -107,7 +109,8 @@ fn body(model: &str, turn: &Turn, answer: &str) -> Vec<u8> {
     body.to_string().into_bytes()
 }
 
-/// Returns whether a reply means yes, by its first word after any thinking; `None` if it is neither yes nor no.
+/// Returns true if the judge's reply means yes and false if it means no, by its first word after any thinking; `None`
+/// if it is neither.
 fn verdict(reply: &str) -> Option<bool> {
     let mut words = without_thinking(reply).split(|c: char| !c.is_alphabetic());
     let word = words.find(|word| !word.is_empty())?;
@@ -118,7 +121,7 @@ fn verdict(reply: &str) -> Option<bool> {
     }
 }
 
-/// Maximum number of tokens of a reply, including a model's thinking.
+/// Maximum number of tokens of one reply of the judge, including the model's thinking.
 const MAX_TOKENS: u32 = 1024;
 
 #[cfg(test)]

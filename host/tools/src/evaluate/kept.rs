@@ -1,4 +1,5 @@
-//! A file of results that depend only on their request, with the request's hash as key.
+//! A file of results (likelihoods, judgements) that depend only on the request that asks for them; the request's hash
+//! is the key.
 //!
 //! ```text
 //!   bodies ──▶ those whose hash the file has not ──▶ workers ──▶ {"of": "9f…", …} a line
@@ -18,31 +19,31 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// A file of results by the hash of their request, and its content in memory.
+/// A file of results, each with the hash of its request as key, and the file's content in memory.
 pub(super) struct ResultFile<T> {
     file: File,
     known: FxHashMap<String, T>,
 }
 
-/// A line of the file.
+/// A line of a [`ResultFile`].
 #[derive(Serialize, Deserialize)]
 struct Line<T> {
-    /// Hash of the request.
+    /// Hash of the request to which the result belongs, as [`key`] returns it.
     of: String,
     #[serde(flatten)]
     result: T,
 }
 
-/// Returns the key of a request: its hash in hexadecimal digits.
+/// Returns the key of a request in a [`ResultFile`]: its hash in hexadecimal digits.
 pub(super) fn key(asked: &[u8]) -> String {
     format!("{:016x}", Fingerprint::of(&[asked]).0)
 }
 
 impl<T: Serialize + DeserializeOwned + Clone + Send> ResultFile<T> {
-    /// Opens the file, creating it if necessary.
+    /// Opens the file and reads its results; creates the file if it is missing.
     ///
     /// # Errors
-    /// Returns an error if it cannot be used or is damaged.
+    /// Returns an error if the file cannot be used or is damaged.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let failed = || format!("cannot use {}", path.display());
         let file = open_appended(path).with_context(failed)?;
@@ -62,11 +63,11 @@ impl<T: Serialize + DeserializeOwned + Clone + Send> ResultFile<T> {
         self.known.get(key)
     }
 
-    /// Calls `ask` once for each key in `open` without a stored result, several at a time, and stores the results. A
-    /// `None` is not stored.
+    /// Calls `ask` once for each key in `open` that has no stored result, `concurrency` of them at a time, and stores
+    /// the results. If `ask` returns `None`, nothing is stored for the key.
     ///
     /// # Errors
-    /// Returns the first error of `ask`, or of the file; earlier results are kept.
+    /// Returns the first error of `ask`, or of the file; results stored before stay in the file.
     pub(super) fn ask<Q: Send>(
         &mut self,
         mut open: Vec<(String, Q)>,
@@ -101,7 +102,7 @@ impl<T: Serialize + DeserializeOwned + Clone + Send> ResultFile<T> {
     }
 }
 
-/// The state that the workers share.
+/// The state that the workers of [`ResultFile::ask`] share.
 struct Work<'k, T, Q> {
     open: Vec<(String, Q)>,
     kept: &'k mut ResultFile<T>,

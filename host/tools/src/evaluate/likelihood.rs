@@ -22,10 +22,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::io::BufRead;
 
-/// The likelihood of an answer; a line of `scores.jsonl`.
+/// The likelihood of a right answer as the continuation of a prompt; a line of `scores.jsonl`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Likelihood {
-    /// Log-probability of the answer, in nats.
+    /// Log-probability of the whole answer, in nats.
     pub(super) nats: f64,
     /// Number of the answer's tokens, at least one.
     pub(super) tokens: u32,
@@ -37,7 +37,7 @@ impl Likelihood {
     }
 }
 
-/// A request for the likelihood of an answer.
+/// A request for the likelihood of a right answer as the continuation of a prompt.
 #[derive(Clone, Debug)]
 pub(super) struct Forced {
     pub(super) body: Vec<u8>,
@@ -46,7 +46,7 @@ pub(super) struct Forced {
     pub(super) url: String,
 }
 
-/// A prompt's last tokens, with their log-probabilities.
+/// The last tokens of a prompt, with their log-probabilities.
 #[derive(Debug)]
 pub(super) struct ScoredPrompt(Vec<ScoredToken>);
 
@@ -61,12 +61,13 @@ struct Response {
     prompt_logprobs: Option<Vec<Option<Map<String, Value>>>>,
 }
 
-/// Number of tokens to score in addition to the bytes of the answer. An answer has at most as many tokens as bytes, but
-/// its first token may begin in the text before it.
+/// Number of tokens that are scored in addition to the number of the answer's bytes. An answer has at most as many
+/// tokens as bytes, but its first token may begin in the text before it.
 const BEFORE: usize = 8;
 
 impl Forced {
-    /// Returns the request that asks for the likelihood of `answer` as the assistant's answer to the chat in `body`.
+    /// Returns the request for the likelihood of `answer` as the assistant's answer to the chat in `body`, to be sent
+    /// to `url`.
     ///
     /// # Errors
     /// Returns an error if the body is not a chat.
@@ -99,10 +100,10 @@ impl Forced {
     }
 }
 
-/// Parses a response with a prompt's log-probabilities.
+/// Parses a response with the log-probabilities of a prompt's tokens.
 ///
 /// # Errors
-/// Returns [`Broken`] if they are missing.
+/// Returns [`Broken`] if the response has no log-probabilities or cannot be read.
 pub(super) fn read(mut body: impl BufRead) -> Result<ScoredPrompt, Broken> {
     let mut text = Vec::new();
     body.read_to_end(&mut text)?;
@@ -125,7 +126,8 @@ pub(super) fn read(mut body: impl BufRead) -> Result<ScoredPrompt, Broken> {
 }
 
 impl ScoredPrompt {
-    /// Returns the likelihood of `answer`; `None` if the prompt does not end with it.
+    /// Returns the likelihood of `answer`, which should be the end of the prompt; `None` if the prompt does not end
+    /// with it.
     pub(super) fn likelihood(&self, answer: &str) -> Option<Likelihood> {
         let wanted = visible(answer);
         let mut left = wanted.len();
@@ -158,7 +160,7 @@ impl ScoredPrompt {
     }
 }
 
-/// Returns the text's printable ASCII characters except spaces, which all tokenizers report alike.
+/// Returns the printable ASCII characters of a text except spaces, which all tokenizers report alike.
 fn visible(text: &str) -> String {
     text.chars().filter(char::is_ascii_graphic).collect()
 }

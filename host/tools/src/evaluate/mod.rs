@@ -5,14 +5,14 @@
 //!  FILE ──▶ data ──▶ cases ─┐
 //!                           ├─▶ ask: every case under every arm ──▶ journal (answers.jsonl)
 //!  arms: the core's ────────┘     prompt, orderer, client,            │
-//!  configuration per arm          stream                              ├──▶ likelihood: the right answers (scores.jsonl)
+//!  configuration per arm          stream                              ├──▶ likelihood: right answers (scores.jsonl)
 //!                                                                     ▼
 //!                                           score ──▶ compare, bootstrap ──▶ table, JSON, report (plots)
 //! ```
 //!
-//! The arms order with the ordering core itself, so what is measured is what the filter does (`tests/tests/evaluate`
-//! checks this through Envoy). Any endpoint with OpenAI's chat API will do. A stopped run is resumed; a finished one is
-//! scored again without a request.
+//! The arms (ways to ask: a document order and a core configuration) order with the ordering core itself, so what is
+//! measured is what the filter does (`tests/tests/evaluate` checks this through Envoy). Any endpoint with OpenAI's chat
+//! API will do. The same command resumes a stopped run, and scores a finished one again without a request.
 
 mod arm;
 mod ask;
@@ -85,7 +85,7 @@ DIR/answers.jsonl holds the answers' texts, readable by its owner alone: a run t
 
 Exit codes: 0 done, 1 it failed (what was answered is kept), 2 bad arguments.";
 
-/// The options of an evaluation.
+/// The command-line options of `foreword evaluate`.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Options {
@@ -171,8 +171,8 @@ pub struct Options {
     /// Milliseconds before the second attempt; doubled each time, up to 30 s
     #[arg(long = "backoff-ms", value_name = "MS", default_value = "500", value_parser = backoff())]
     backoff: Duration,
-    /// Format of the documents in the prompt: tags, numbered, open-webui, llamaindex, cohere (the array `documents`, which
-    /// the model's chat template must know)
+    /// Format of the documents in the prompt: tags, numbered, open-webui, llamaindex, cohere (the array `documents`,
+    /// which the model's chat template must know)
     #[arg(long, value_name = "NAME", value_parser = named(Template::ALL, Template::name), default_value = "tags")]
     template: Template,
     /// Do not measure the model's probability of the right answers
@@ -181,8 +181,8 @@ pub struct Options {
     /// Measure only the model's probability of the right answers, and generate none: several times cheaper
     #[arg(long)]
     score_only: bool,
-    /// Also measure where the model reads: score each question in N orders of its documents, in which every rank stands in
-    /// every place equally often [default N: as many as documents]
+    /// Also measure where the model reads: score each question in N orders of its documents, in which every rank stands
+    /// in every place equally often [default N: as many as documents]
     #[arg(long, value_name = "N", num_args = 0..=1, conflicts_with = "no_logprob")]
     profile: Option<Option<NonZeroUsize>>,
     /// Print one JSON object instead of a table
@@ -190,8 +190,8 @@ pub struct Options {
     json: bool,
 }
 
-/// Runs the evaluation, prints the figures to standard output, and writes `figures.json` and `report.html` to the run's
-/// folder.
+/// Runs the evaluation, prints the figures to standard output, and writes `figures.json` and `report.html` (with
+/// `--profile`, also `rank-profile.json`) to the run's folder.
 ///
 /// # Errors
 /// Returns an error for an unsuitable argument, a file that cannot be read or written, or an endpoint that does not
@@ -329,10 +329,12 @@ pub fn run(options: &Options) -> Result<()> {
     show(&figures, options)
 }
 
-/// Returns whether the endpoint reports likelihoods; prints the reason if it does not.
+/// Returns whether the endpoint reports the likelihood of a prompt's tokens; prints a warning with the reason if it
+/// does not.
 ///
 /// # Errors
-/// Returns an error if it does not and nothing else is to be measured, or if it does not answer.
+/// Returns an error if it does not and the options request nothing else or a rank profile, or if the endpoint does not
+/// answer.
 fn can_score(options: &Options, client: &Client, prompts: &Prompts, url: &str) -> Result<bool> {
     let Some(reason) = scores::reason_unscored(client, &prompts.probe(), url)? else {
         return Ok(true);
@@ -349,7 +351,7 @@ fn can_score(options: &Options, client: &Client, prompts: &Prompts, url: &str) -
     Ok(false)
 }
 
-/// Stores the likelihood of the right answer in each record.
+/// Requests the likelihood of the right answer after each record's prompt, and stores it in the record.
 fn score(
     options: &Options,
     client: &Client,
@@ -367,8 +369,8 @@ fn score(
 }
 
 /// Measures the likelihood of each question's right answer in several orders of its documents, and fits the model's
-/// rank profile to it. `orders` is the number of orders per question; by default, as many as the question has
-/// documents.
+/// rank profile (the effect of a document's place, by its rank) to it. `orders` is the number of orders per question;
+/// with `None`, as many as the question has documents.
 fn measure_profile(
     options: &Options,
     orders: Option<NonZeroUsize>,
@@ -401,7 +403,8 @@ fn show(figures: &Figures, options: &Options) -> Result<()> {
     })
 }
 
-/// Returns the distinct arms, in the order of [`Arm::all`].
+/// Returns the arms to ask, each once: gateways last, the others in the order of [`Arm::all`]. `has_chats` is true if a
+/// case has several turns.
 fn arms(options: &Options, has_chats: bool) -> Result<Vec<Arm>> {
     let mut arms: FxHashSet<Arm> = options.arms.iter().copied().collect();
     if arms.is_empty() {
@@ -458,8 +461,8 @@ fn baseline(options: &Options, arms: &[Arm]) -> Result<Option<Arm>> {
     Ok(found)
 }
 
-/// Returns the parameters on which answers and times depend: a run can be resumed only with the same ones. API key,
-/// time limit and retries are not among them.
+/// Returns the options on which answers and times depend, by name: a run can be resumed only with the same ones. API
+/// key, time limit and retries are not among them.
 fn parameters(
     options: &Options,
     ordering: &RawConfig,
@@ -493,7 +496,8 @@ fn parameters(
     .collect()
 }
 
-/// Parses a gateway's name, which must not be another arm's, and its URL.
+/// Parses a value `[NAME=]URL` of `--gateway`: returns the gateway's name, which must not be that of another arm, and
+/// the URL.
 fn gateway(text: &str) -> Result<(&'static str, String), String> {
     let usual = Arm::GATEWAY.name();
     let (name, url) = match text.split_once('=') {

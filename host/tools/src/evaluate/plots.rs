@@ -1,4 +1,4 @@
-//! The report's plots as SVG, with one row per arm and its name at the left.
+//! The plots of the evaluation's report as SVG, most with one row per arm and the arm's name at the left.
 
 use super::arm::Arm;
 use super::bootstrap::{Interval, MARGIN};
@@ -10,12 +10,14 @@ use foreword_report::plot::{Area, BASELINE, BEST, GRID, INK, OTHERS, Width, draw
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
-/// Plots the differences of exact match from retrieval order, with intervals, over a band of ±1 point.
+/// Plots each arm's difference of exact match from retrieval order, in percentage points with intervals, over a band of
+/// ±1 point.
 pub(super) fn exact_match_differences(figures: &Figures, width: Width) -> Result<String> {
     differences(figures, width, |difference| difference.exact_match.0)
 }
 
-/// Plots the differences of F1 from retrieval order, with intervals, over a band of ±1 point.
+/// Plots each arm's difference of F1 from retrieval order, in percentage points with intervals, over a band of ±1
+/// point.
 pub(super) fn f1_differences(figures: &Figures, width: Width) -> Result<String> {
     differences(figures, width, |difference| difference.f1.0)
 }
@@ -28,7 +30,8 @@ fn differences(figures: &Figures, width: Width, of: fn(&Difference) -> Estimate)
     rows_of(&rows.collect::<Vec<_>>(), Some(MARGIN), width)
 }
 
-/// Plots the differences of right answers' likelihoods from retrieval order, in nats per token, with intervals.
+/// Plots each arm's difference of the right answers' mean log-probability from retrieval order, in nats per token, with
+/// intervals.
 pub(super) fn likelihood(figures: &Figures, width: Width) -> Result<String> {
     let rows = figures.arms.iter().filter_map(|figure| {
         let (less, _) = figure.answer_logprob.as_ref()?.less_retrieval?;
@@ -38,7 +41,7 @@ pub(super) fn likelihood(figures: &Figures, width: Width) -> Result<String> {
     rows_of(&rows.collect::<Vec<_>>(), None, width)
 }
 
-/// Plots exact match with the answer's document first, in the middle and last, with intervals.
+/// Plots exact match with the answer's document first, in the middle and last, in percent with intervals.
 pub(super) fn positions(figures: &Figures, width: Width) -> Result<String> {
     let rows = figures.positions().map(|figure| {
         let Estimate { value, interval } = figure.exact_match;
@@ -47,7 +50,8 @@ pub(super) fn positions(figures: &Figures, width: Width) -> Result<String> {
     rows_of(&rows.collect::<Vec<_>>(), None, width)
 }
 
-/// Plots the rank profile: a circle per rank and place, whose area is the value, filled if its interval excludes 0.
+/// Plots the rank profile: a circle for each class of ranks and places. The circle's area shows the effect's size, its
+/// colour the sign; it is filled if the effect's interval excludes 0.
 pub(super) fn profile(profile: &RankProfile, width: Width) -> Result<String> {
     let columns: Vec<&str> = profile.columns().collect();
     let rows: Vec<_> = profile.rows().collect();
@@ -89,12 +93,12 @@ pub(super) fn profile(profile: &RankProfile, width: Width) -> Result<String> {
     })
 }
 
-/// Height of a cell of the profile, in pixels.
+/// Height of a cell of the rank profile's plot, in pixels.
 const CELL: i32 = 64;
-/// Largest radius of a circle in a cell of the profile, in pixels.
+/// Largest radius of a circle in a cell of the rank profile's plot, in pixels.
 const RADIUS: i32 = 20;
 
-/// Plots the share of cached prompt tokens, if the endpoint reports it.
+/// Plots the share of cached prompt tokens under each arm, for arms for which the endpoint reports it.
 pub(super) fn reused(figures: &Figures, width: Width) -> Result<String> {
     let rows = figures.orders().filter_map(|figure| {
         let reused = figure.reused?;
@@ -103,7 +107,7 @@ pub(super) fn reused(figures: &Figures, width: Width) -> Result<String> {
     rows_of(&rows.collect::<Vec<_>>(), None, width)
 }
 
-/// Plots the median time to the first token.
+/// Plots the median time to first token under each arm, in milliseconds.
 pub(super) fn ttft(figures: &Figures, width: Width) -> Result<String> {
     let rows = figures.orders().map(|figure| {
         let median = figure.ttft_median;
@@ -112,7 +116,7 @@ pub(super) fn ttft(figures: &Figures, width: Width) -> Result<String> {
     rows_of(&rows.collect::<Vec<_>>(), None, width)
 }
 
-/// A row of a plot: a bar from 0 to the value, or a point with its interval if there is one.
+/// A row of a plot, with a bar from 0 to the value or, if there is an interval, a point with its interval.
 struct Row {
     name: &'static str,
     colour: RGBColor,
@@ -141,17 +145,17 @@ fn colour(arm: Arm) -> RGBColor {
     }
 }
 
-/// Height of a row, in pixels.
+/// Height of a row of a plot, in pixels.
 const ROW: i32 = 34;
-/// Margin above the first row and below the last, in pixels.
+/// Margin of a plot above the first row and below the last, in pixels.
 const EDGE: i32 = 8;
-/// Width of the names at the left, in pixels.
+/// Width of the column with the arms' names, at the left of a plot, in pixels.
 const NAMES: i32 = 132;
-/// Width of the values' labels at the right, in pixels.
+/// Width of the column with the values' labels, at the right of a plot, in pixels.
 const LABELS: i32 = 84;
 
-/// Plots rows on a common scale, from 0 or below to the greatest value. `band` marks an area of this size on both sides
-/// of 0.
+/// Plots rows on a common scale, which includes 0 and all values and intervals. `band` shades the range of this size on
+/// both sides of 0.
 fn rows_of(rows: &[Row], band: Option<f64>, width: Width) -> Result<String> {
     let ends = rows.iter().flat_map(|row| {
         let interval = row.interval.map(|interval| [interval.low, interval.high]);

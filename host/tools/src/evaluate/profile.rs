@@ -1,4 +1,5 @@
-//! A model's rank profile: how much likelier the right answer is when the document of a given rank is in a given place.
+//! A model's rank profile: how much likelier the right answer is when the document of a given rank (in the retriever's
+//! order) is in a given place of the prompt.
 //!
 //! ```text
 //!   question ──▶ orders: rotations of a shuffle, so that every rank takes every place equally often
@@ -28,32 +29,34 @@ use foreword_ordering::{Config, Orderer, Tenant};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// The effect of places on ranks, in nats per token of the right answer; the content of `rank-profile.json`.
+/// A model's rank profile: the effect of a document's place on the right answer's log-probability, by the document's
+/// rank, in nats per token of the answer. It is the content of `rank-profile.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RankProfile {
-    /// Version of the file's format.
+    /// Version of the format of `rank-profile.json`.
     format: u32,
-    /// Name of the model.
+    /// Name of the model that was measured.
     pub(crate) model: String,
-    /// Name of the prompt template.
+    /// Name of the template (`tags`, `numbered`, …) in which the documents were written into the prompt.
     template: String,
-    /// Greatest number of documents that a question has.
+    /// Greatest number of documents of any question measured.
     pub(super) documents: usize,
     /// Number of questions measured.
     pub(super) questions: usize,
-    /// The classes of ranks, which are the rows of the table.
+    /// Names of the classes of ranks (`1`, `2`, `3`, `others`), which are the rows of the table.
     ranks: Vec<String>,
-    /// The classes of places, which are the columns of the table.
+    /// Names of the classes of places (`first`, `second`, `middle`, …), which are the columns of the table.
     places: Vec<String>,
-    /// Effect of each place on each rank, `[ranks][places]`, in nats per token; `None` for a cell that no order has.
+    /// Effect of a document's place on the right answer, by the class of its rank, then by the class of the place, in
+    /// nats per token; `None` for a combination that no order has.
     table: Vec<Vec<Option<PlaceEffect>>>,
-    /// Costs of placements of the best documents, those with the most freedom first.
+    /// The compared placements of the best documents with their costs, those that leave most documents free first.
     pub(super) placements: Vec<Placed>,
-    /// The placement to configure; `None` if the questions are too few to tell.
+    /// The placement to configure; `None` if there are too few questions to choose one.
     pub(super) chosen: Option<Placement>,
 }
 
-/// A value with its 95 % interval.
+/// An effect in nats per token of the right answer, with its 95 % confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct PlaceEffect {
     pub(super) value: f64,
@@ -61,7 +64,8 @@ pub(super) struct PlaceEffect {
     pub(super) high: f64,
 }
 
-/// A placement's cost: loss of nats per token relative to retrieval order, with the free documents in a random order.
+/// A placement of the best documents, and its cost: the right answer's loss of nats per token relative to retrieval
+/// order, with the other documents in a random order.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Placed {
     #[serde(flatten)]
@@ -70,10 +74,10 @@ pub(super) struct Placed {
     pub(super) loss: PlaceEffect,
 }
 
-/// An order of a question's documents, and the log-probability of its right answer, in nats per token.
+/// An order of a question's documents, and the log-probability of the right answer after them, in nats per token.
 #[derive(Clone, Debug)]
 struct Measured {
-    /// The documents' ranks, in the order of the prompt.
+    /// The documents' ranks, 0 for the best, in the order of the prompt.
     order: Vec<usize>,
     per_token: f64,
 }
@@ -83,24 +87,25 @@ const RANKS: [&str; 4] = ["1", "2", "3", "others"];
 const PLACES: [&str; 5] = ["first", "second", "middle", "second last", "last"];
 const CELLS: usize = RANKS.len() * PLACES.len();
 
-/// Number of bootstrap samples of the questions for the confidence intervals; the profile is fitted to each.
+/// Number of times that the questions are drawn for the confidence intervals; the profile is fitted to each draw.
 const DRAWS: usize = 2_000;
 
-/// Number of placements compared.
+/// Number of placements of the best documents that are compared.
 const RULES: usize = Placement::COMPARED.len();
 
 type Table = [f64; CELLS];
 
-/// The requests for a rank profile: for each, the index of its question and the order of its documents.
+/// The orders in which documents are sent for a rank profile: for each request, the index of its question and the ranks
+/// of its documents in the order of the prompt.
 pub(super) struct Orders {
     asked: Vec<(usize, Vec<usize>)>,
-    /// Greatest number of documents that a question has.
+    /// Greatest number of documents of any question.
     documents: usize,
 }
 
 impl Orders {
-    /// Returns the requests, with `orders` orders for each question, or as many as it has documents. Of a chat, only
-    /// the first question is used.
+    /// Returns the orders and the requests that measure them: `orders` orders for each question, or as many as it has
+    /// documents. Of a chat, only the first turn is used.
     ///
     /// # Errors
     /// Returns an error if no question has an answer and two documents.
@@ -147,8 +152,8 @@ impl Orders {
         Ok((Self { asked, documents }, forced))
     }
 
-    /// Fits the profile to the `likelihoods` of the answers, in the order of the requests; a request without one is
-    /// left out.
+    /// Fits the rank profile to the `likelihoods` of the right answers, in the order of the requests of
+    /// [`Orders::new`]. A request whose likelihood is `None` is left out.
     pub(super) fn profile(
         self,
         likelihoods: &[Option<Likelihood>],
@@ -238,8 +243,8 @@ fn profile(
     }
 }
 
-/// Returns `count` orders of `documents` documents: evenly spaced rotations of a shuffle, and of another shuffle once
-/// all its rotations are used.
+/// Returns `count` orders of `documents` documents, as lists of ranks: evenly spaced rotations of a shuffle, and of
+/// further shuffles once all rotations are used.
 fn balanced(documents: usize, count: usize, random: &mut Random) -> Vec<Vec<usize>> {
     let mut orders = Vec::with_capacity(count);
     while orders.len() < count {
@@ -259,7 +264,8 @@ fn rank_class(rank: usize) -> usize {
     rank.min(RANKS.len() - 1)
 }
 
-/// Returns the class of a place among `documents`. Of three documents, the second is the middle one.
+/// Returns the class (index in [`PLACES`]) of a place, from 0, among `documents` places. Of three documents, the second
+/// is in the middle.
 fn place_class(place: usize, documents: usize) -> usize {
     match (place, documents - 1 - place) {
         (0, _) => 0,
@@ -275,8 +281,8 @@ fn cell(rank: usize, place: usize, documents: usize) -> usize {
     rank_class(rank) * PLACES.len() + place_class(place, documents)
 }
 
-/// One question's contribution to the normal equations, relative to the question's means; only the lower triangle of
-/// `squares` is used.
+/// One question's contribution to the normal equations of the least-squares fit, relative to the question's means. Only
+/// the lower triangle of `squares` is used.
 struct Sums {
     squares: [[f64; CELLS]; CELLS],
     products: Table,
@@ -314,8 +320,8 @@ impl Sums {
     }
 }
 
-/// Fits the effect of each place on each rank to the drawn questions (indices in `questions`) by least squares, and
-/// normalises the table: the last class of ranks has 0, and the others have a mean of 0 over places.
+/// Fits the effects of places by rank to the drawn questions (indices in `questions`) by least squares, and normalises
+/// the table as [`normalised`] does. `documents` is the greatest number of documents of a question.
 #[expect(
     clippy::needless_range_loop,
     reason = "a matrix is addressed by row and column"
@@ -335,7 +341,8 @@ fn fitted(questions: &[Sums], drawn: &[usize], documents: usize) -> Table {
     normalised(solved(squares, products), documents)
 }
 
-/// Solves the normal equations by Cholesky's decomposition. A ridge keeps values small that the data do not determine.
+/// Solves the normal equations by Cholesky's decomposition; uses the lower triangle of `squares`. A small ridge keeps
+/// values near 0 that the data do not determine.
 #[expect(
     clippy::needless_range_loop,
     reason = "a matrix is addressed by row and column"
@@ -367,10 +374,12 @@ fn solved(mut squares: [[f64; CELLS]; CELLS], mut products: Table) -> Table {
     products
 }
 
-/// Ridge relative to the mean square, far below any question's contribution and far above rounding.
+/// Ridge, as a multiple of the mean diagonal element of the normal equations: far below any question's contribution and
+/// far above rounding.
 const RIDGE: f64 = 1e-9;
 
-/// Normalises a table: the last class of ranks has 0, and the others have a mean of 0 over places.
+/// Normalises a table of effects: the last class of ranks that occurs becomes 0 everywhere, and each other class gets a
+/// mean of 0 over the places of `documents` documents.
 fn normalised(mut table: Table, documents: usize) -> Table {
     let last = rank_class(documents.saturating_sub(1));
     let reference: [f64; PLACES.len()] =
@@ -390,14 +399,15 @@ fn normalised(mut table: Table, documents: usize) -> Table {
     table
 }
 
-/// Returns the placements to compare, the freest first; `None` for one that needs more documents.
+/// Returns the placements to compare, those that leave most documents free first; `None` in place of one that needs
+/// more than `documents` documents.
 fn rules(documents: usize) -> [Option<Placement>; RULES] {
     Placement::COMPARED
         .map(|placement| (usize::from(placement.documents) < documents).then_some(placement))
 }
 
-/// Returns a placement's cost relative to retrieval order, in nats per token, with the free documents in a random
-/// order.
+/// Returns a placement's cost: how much less likely the right answer is than in retrieval order, in nats per token,
+/// with the documents that the placement leaves free in a random order.
 fn loss(placement: Placement, table: &Table, documents: usize) -> f64 {
     let split = placement.split(documents);
     let worth = |place: usize, rank: usize| table[cell(rank, place, documents)];
@@ -418,7 +428,7 @@ fn loss(placement: Placement, table: &Table, documents: usize) -> f64 {
     usual - favoured - shared / free.len().max(1) as f64
 }
 
-/// Describes a placement in words.
+/// Describes a placement in words, such as `the best 2 last`.
 pub(super) fn words(placement: Placement) -> String {
     match (placement.documents, placement.place) {
         (0, _) => "all free".to_owned(),
@@ -428,7 +438,7 @@ pub(super) fn words(placement: Placement) -> String {
     }
 }
 
-/// Returns a placement in the form of `ordering.rank`.
+/// Returns a placement as the JSON value of the setting `ordering.rank`.
 pub(super) fn setting(placement: Placement) -> String {
     match placement.place {
         Place::Free => r#"{"place": "free"}"#.to_owned(),
@@ -440,7 +450,7 @@ pub(super) fn setting(placement: Placement) -> String {
 }
 
 impl RankProfile {
-    /// Reads a `rank-profile.json`.
+    /// Reads a rank profile from a file `rank-profile.json`.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read, or is not a profile of this version.
@@ -458,17 +468,17 @@ impl RankProfile {
         Ok(profile)
     }
 
-    /// Writes the profile to a file.
+    /// Writes the rank profile to a file as JSON.
     ///
     /// # Errors
-    /// Returns an error if it cannot be written.
+    /// Returns an error if the file cannot be written.
     pub(super) fn write(&self, path: &Path) -> Result<()> {
         let text = serde_json::to_string_pretty(self)? + "\n";
         foreword_report::files::write(path, &text)
     }
 
-    /// Returns how much less likely the right answer is than in retrieval order, in nats per token, if documents are in
-    /// this `order`: their ranks, 0 for the best. Negative if it is likelier.
+    /// Returns how much less likely the right answer is than in retrieval order, in nats per token, if the documents
+    /// are in this `order` (their ranks, 0 for the best, in the order of the prompt). Negative if it is likelier.
     pub(crate) fn loss(&self, order: &[usize]) -> f64 {
         let worth = |rank: usize, place: usize| {
             let cell = cell(rank, place, order.len());
@@ -480,15 +490,15 @@ impl RankProfile {
         losses.sum()
     }
 
-    /// Returns the classes of ranks, each with the effects of the places; classes of places that no order has are left
-    /// out.
+    /// Returns the rows of the profile's table that have cells: the name of each class of ranks, with the effects of
+    /// those classes of places that occur in some order.
     pub(super) fn rows(&self) -> impl Iterator<Item = (&str, Vec<PlaceEffect>)> {
         let rows = self.ranks.iter().zip(&self.table);
         rows.map(|(rank, row)| (rank.as_str(), row.iter().copied().flatten().collect()))
             .filter(|(_, row): &(_, Vec<PlaceEffect>)| !row.is_empty())
     }
 
-    /// Returns the classes of places that some order has.
+    /// Returns the names of those classes of places that occur in some order.
     pub(super) fn columns(&self) -> impl Iterator<Item = &str> {
         let exists = |place: usize| self.table.iter().any(|row| row[place].is_some());
         let places = self.places.iter().enumerate();

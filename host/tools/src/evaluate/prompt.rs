@@ -1,5 +1,5 @@
 //! Builds requests as a client without Foreword would: a system message, and for each turn the question with its
-//! documents, in the form of a [template](super::template).
+//! documents, written in the form of a [template](super::template).
 
 use super::arm::Arm;
 use super::choice;
@@ -11,27 +11,29 @@ use foreword_ordering::{Config, RawConfig, documents_of};
 use fxhash::FxHashSet;
 use serde_json::{Map, Value, json};
 
-/// The parts common to all requests of a run.
+/// What all requests of a run have in common.
 #[derive(Clone, Debug)]
 pub(super) struct Prompts {
     pub(super) model: String,
-    /// The system message; empty for none.
+    /// Text of the system message; empty for none.
     pub(super) system: String,
     pub(super) max_tokens: u32,
-    /// Further fields of the body, which replace or extend the standard ones.
+    /// Further fields of the request body, which replace standard ones of the same name.
     pub(super) extra: Map<String, Value>,
-    /// Prefix of the `cache_salt`, which ends with the arm's name; `None` for no salt.
+    /// Prefix of the request's `cache_salt`, to which the arm's name is appended; `None` for no salt.
     pub(super) salt: Option<String>,
-    /// The form of documents in the prompt.
+    /// The form in which documents are written into the prompt.
     pub(super) template: Template,
-    /// The tag around a document, for templates with tags.
+    /// Name of the tag around a document, for templates that use tags.
     pub(super) tag: String,
-    /// Seed of heads that change from request to request, see [`head`](super::head); `None` for a constant head.
+    /// Seed of heads (system text and tools) that change from request to request, see [`head`](super::head); `None` to
+    /// send the same head always.
     pub(super) changing_head: Option<u64>,
 }
 
 impl Prompts {
-    /// Returns the tag in which documents are sent: one that the core recognises under the gateway's configuration.
+    /// Returns the name of the tag in which documents are sent: one that the core recognises under the gateway's
+    /// configuration. Returns an error if it recognises none.
     pub(super) fn tag(ordering: &RawConfig) -> Result<String> {
         let tags = &ordering.documents.tags;
         let usual = tags.iter().find(|tag| *tag == "document");
@@ -40,7 +42,8 @@ impl Prompts {
             .ok_or_else(|| anyhow!("documents.tags is empty: documents are sent in tags"))
     }
 
-    /// Returns the request for a case's next turn; `answers` are the answers so far.
+    /// Returns the request body for the next turn of a case under an arm; `answers` are the model's answers to the
+    /// turns before.
     pub(super) fn body(&self, case: &Case, arm: Arm, answers: &[&str]) -> Vec<u8> {
         let mut messages = Vec::new();
         let head = (self.changing_head).map(|seed| ChangingHead::of(seed, &case.id, answers.len()));
@@ -89,7 +92,7 @@ impl Prompts {
         Value::Object(body).to_string().into_bytes()
     }
 
-    /// Returns a short chat without documents, for testing an endpoint.
+    /// Returns the body of a short chat without documents, for testing what an endpoint supports.
     pub(super) fn probe(&self) -> Vec<u8> {
         let mut body = Map::new();
         body.insert("model".into(), self.model.clone().into());
@@ -100,7 +103,8 @@ impl Prompts {
         Value::Object(body).to_string().into_bytes()
     }
 
-    /// Checks that the core finds exactly the case's documents; otherwise the measurement would not be of their order.
+    /// Checks that the core finds exactly the documents of each turn of the case in its request; otherwise the
+    /// measurement would not be of their order. Returns an error that names the case.
     pub(super) fn check(&self, case: &Case, config: &Config) -> Result<()> {
         for turn in &case.turns {
             let alone = Case {

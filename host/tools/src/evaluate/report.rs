@@ -12,7 +12,7 @@ use std::fmt::Write;
 
 const TITLE: &str = "Foreword evaluate: are answers as good";
 
-/// Returns the report's page.
+/// Returns the HTML page with an evaluation's results.
 pub(super) fn page(figures: &Figures) -> Result<String> {
     let hidden = if figures.is_asked() { "" } else { " hidden" };
     let compared = compared(figures, |figure| figure.difference.as_ref());
@@ -55,7 +55,7 @@ fn caches(figures: &Figures) -> &'static str {
     }
 }
 
-/// Returns the numbers of answers truncated at `max_tokens` by arm, or `none`.
+/// Returns the number of answers truncated at `--max-tokens` for each arm that has some, or `none`.
 fn cut(figures: &Figures) -> String {
     let cut = figures.arms.iter().filter(|figure| figure.cut > 0);
     let cut = cut.map(|figure| format!("{} {}", figure.arm.name(), grouped(figure.cut as u64)));
@@ -65,8 +65,8 @@ fn cut(figures: &Figures) -> String {
     }
 }
 
-/// Returns the arm to highlight as the filter's: the last gateway if there is one, otherwise the first of `dedup+hint`,
-/// `ordered+hint` and `ordered` that was asked; `None` if there is none of these.
+/// Returns the figures of the arm to highlight as what the filter does: the last gateway if there is one, otherwise the
+/// first of `dedup+hint`, `ordered+hint` and `ordered` that was asked; `None` if there is none of these.
 fn filter(figures: &Figures) -> Option<&Figure> {
     use super::arm::Arm::{DedupHint, Ordered, OrderedHint};
     let gateway = figures.arms.iter().rfind(|figure| figure.arm.is_gateway());
@@ -123,7 +123,7 @@ fn differences(figures: &Figures) -> Result<String> {
     ))
 }
 
-/// Returns the section on right answers' likelihoods, if known.
+/// Returns the HTML section on the likelihoods of right answers; empty if unknown.
 fn likelihood(figures: &Figures) -> Result<String> {
     let mut rows = String::new();
     for figure in &figures.arms {
@@ -184,7 +184,7 @@ fn positions(figures: &Figures) -> Result<String> {
     ))
 }
 
-/// Returns the section on the rank profile, if it was measured.
+/// Returns the HTML section on the rank profile; empty if it was not measured.
 fn profile(figures: &Figures) -> Result<String> {
     let Some(profile) = &figures.profile else {
         return Ok(String::new());
@@ -219,7 +219,8 @@ fn profile(figures: &Figures) -> Result<String> {
     ))
 }
 
-/// Returns the section on reuse and times of the model's answers.
+/// Returns the HTML section on prompt tokens reused and times to first token; a note if the model was not asked for
+/// answers.
 fn served(figures: &Figures) -> Result<String> {
     if !figures.is_asked() {
         let nothing = "<p class=\"soft\">Nothing was asked; right answers were scored alone.</p>";
@@ -265,7 +266,8 @@ fn rows(figures: &Figures) -> String {
     rows
 }
 
-/// Returns the table of differences from the baseline, if one was asked for and the model answered.
+/// Returns the HTML table of differences from the baseline (the arm of the option `--baseline`); empty if none was
+/// given or no answers were requested.
 fn baseline(figures: &Figures) -> String {
     let rows = compared(figures, |figure| figure.from_baseline.as_ref());
     let Some(baseline) = figures.baseline.filter(|_| !rows.is_empty()) else {

@@ -9,19 +9,21 @@
 
 use fxhash::FxHashMap;
 
-/// The score of an answer; each part is from 0 to 1.
+/// How well an answer agrees with the right answers; each part is from 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Score {
-    /// 1 if the words are those of a right answer, otherwise 0.
+    /// 1 if the answer's words are those of a right answer, otherwise 0.
     pub(super) exact_match: f64,
     /// 1 if the words of a right answer occur in the answer, one after another; otherwise 0.
     pub(super) contains: f64,
-    /// Harmonic mean of precision (the answer's words that are right) and recall (the right words that it has).
+    /// Harmonic mean of precision (the share of the answer's words that a right answer has) and recall (the share of
+    /// the right answer's words that the answer has).
     pub(super) f1: f64,
 }
 
 impl Score {
-    /// Scores a letter. Not by words, since SQuAD's normalisation would remove `A` as an article.
+    /// Scores the answer to a multiple-choice question, a letter: 1 if it is one of `right`, otherwise 0. It is not
+    /// normalised, since SQuAD's normalisation would remove `A` as an article.
     pub(super) fn of_choice(answer: &str, right: &[String]) -> Self {
         let is_right = right.iter().any(|right| right == answer.trim());
         let value = f64::from(u8::from(is_right));
@@ -33,7 +35,7 @@ impl Score {
     }
 }
 
-/// Returns the best scores of `answer` against the answers in `right`; 0 if there are none.
+/// Returns the best scores of `answer` against the right answers in `right`; 0 if there are none.
 ///
 /// A model's thinking, up to the last `</think>`, does not belong to its answer.
 pub(super) fn score(answer: &str, right: &[String]) -> Score {
@@ -49,13 +51,14 @@ pub(super) fn score(answer: &str, right: &[String]) -> Score {
     best
 }
 
-/// Returns a reply without the model's thinking before it.
+/// Returns a model's reply without the thinking at its beginning, which ends with `</think>`.
 pub(super) fn without_thinking(reply: &str) -> &str {
     let thought = reply.rsplit_once("</think>");
     thought.map_or(reply, |(_, rest)| rest)
 }
 
-/// Returns the normalised words, with single spaces between them.
+/// Returns the words of a text after SQuAD's normalisation (lower case, no punctuation, no articles), with single
+/// spaces between them.
 fn normalised(text: &str) -> String {
     let text = text.to_lowercase();
     let text: String = text.chars().filter(|c| !c.is_ascii_punctuation()).collect();
@@ -76,7 +79,7 @@ fn normalised(text: &str) -> String {
     kept.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Returns whether the words of `right` occur in `answer` in the same sequence.
+/// Returns whether the words of `right` occur in `answer` one after another; both are normalised texts.
 fn contains(answer: &str, right: &str) -> bool {
     format!(" {answer} ").contains(&format!(" {right} "))
 }

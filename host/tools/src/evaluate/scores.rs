@@ -1,4 +1,4 @@
-//! Requests the likelihoods of right answers, and stores them in the run's `scores.jsonl`.
+//! Requests the likelihoods of right answers from the endpoint, and stores them in the run's `scores.jsonl`.
 
 use super::kept::ResultFile;
 use super::likelihood::{Forced, Likelihood};
@@ -8,10 +8,10 @@ use indicatif::ProgressBar;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Requests the likelihood of one answer.
+/// Requests the likelihood of one right answer.
 ///
 /// # Errors
-/// Returns a fault if there is no response, or if it does not cover the answer.
+/// Returns a fault if there is no response, or if the log-probabilities in it do not cover the answer.
 fn ask(forced: &Forced, client: &Client) -> Result<Likelihood, Fault> {
     let prompt = client.score(&forced.url, &forced.body)?.read;
     prompt.likelihood(&forced.answer).ok_or_else(|| {
@@ -22,7 +22,8 @@ fn ask(forced: &Forced, client: &Client) -> Result<Likelihood, Fault> {
     })
 }
 
-/// Returns the reason why the endpoint does not report likelihoods; `None` if it does.
+/// Returns the reason why the endpoint at `url` does not report the likelihood of a prompt's tokens, tested with the
+/// chat in `body`; `None` if it does report it.
 ///
 /// # Errors
 /// Returns an error if the endpoint does not answer.
@@ -34,11 +35,11 @@ pub(super) fn reason_unscored(client: &Client, body: &[u8], url: &str) -> Result
     }
 }
 
-/// Returns the likelihoods of all answers, in the order of `forced`; `None` where the endpoint refuses one. Requests
-/// only those that `folder` does not have.
+/// Returns the likelihoods of all right answers, in the order of `forced`; `None` for those that the endpoint refuses
+/// to score. Requests only those that the `scores.jsonl` in `folder` does not contain, and adds them to it.
 ///
 /// # Errors
-/// Returns an error if the endpoint fails, or the file cannot be used. Earlier results are kept.
+/// Returns an error if the endpoint fails, or the file cannot be used. Likelihoods received before stay in the file.
 pub(super) fn likelihoods(
     forced: Vec<Forced>,
     client: &Client,

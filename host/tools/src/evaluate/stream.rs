@@ -4,20 +4,22 @@ use serde::{Deserialize, Serialize};
 use std::io::BufRead;
 use std::time::Duration;
 
-/// A streamed answer.
+/// An answer that was received as a stream of events.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Streamed {
     pub(super) text: String,
-    /// Time to the first token of the answer, or of the thinking before it. Without a token, the time to the end.
+    /// Time from sending the request to the first token of the answer, or of the thinking before it. If there was no
+    /// token, the time to the end of the stream.
     pub(super) first: Duration,
-    /// The finish reason: `stop`, `length`, …
+    /// The finish reason that the endpoint reports: `stop`, `length`, …
     pub(super) finish: Option<String>,
-    /// The likeliest first tokens and their log-probabilities, if they were requested.
+    /// The likeliest candidates for the answer's first token and their log-probabilities; empty if the endpoint reports
+    /// none.
     pub(super) first_token: Vec<(String, f64)>,
     pub(super) usage: Usage,
 }
 
-/// Token counts; `None` for those that the endpoint does not report.
+/// The token counts of one request; `None` for those that the endpoint does not report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Usage {
     pub(super) prompt_tokens: Option<u64>,
@@ -25,7 +27,7 @@ pub(super) struct Usage {
     pub(super) completion_tokens: Option<u64>,
 }
 
-/// The reason why a response is not a complete answer, or does not report the prompt's log-probabilities.
+/// The reason why a response is not a complete answer, or does not report the log-probabilities of the prompt's tokens.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Broken {
     #[error(
@@ -83,9 +85,9 @@ struct Rival {
 #[derive(Default, Deserialize)]
 struct Delta {
     content: Option<String>,
-    /// The model's thinking, in vLLM's field.
+    /// The model's thinking, in the field that vLLM uses.
     reasoning: Option<String>,
-    /// The model's thinking, in SGLang's field.
+    /// The model's thinking, in the field that SGLang uses.
     reasoning_content: Option<String>,
 }
 
@@ -101,7 +103,8 @@ struct Details {
     cached_tokens: Option<u64>,
 }
 
-/// Reads a stream to its end, so that its connection can be reused.
+/// Reads the events of a streamed answer to the stream's end, so that the connection can be reused. `elapsed` returns
+/// the time since the request was sent.
 ///
 /// # Errors
 /// Returns [`Broken`] if the stream broke off, or is not an answer.

@@ -1,5 +1,6 @@
 //! The forms in which clients write documents into a prompt. They affect where in a prompt a model reads best, so a
-//! measurement is valid for one template only.
+//! measurement is valid for one template only. With some, a client sends the earlier turns of a chat without their
+//! documents.
 //!
 //! | template | documents | earlier turns |
 //! | --- | --- | --- |
@@ -19,25 +20,25 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 foreword_ordering::named! {
-    /// A form of documents in a prompt.
+    /// The form in which a client writes documents into a prompt.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub(super) enum Template {
-        /// Tags before the question, like those that the core writes for the elements of an array.
+        /// Each document in tags, before the question, as the core writes the elements of an array of documents.
         #[default]
         Tags = "tags",
-        /// A numbered list before the question.
+        /// Documents as a numbered list, before the question.
         Numbered = "numbered",
-        /// Open WebUI's template.
+        /// Open WebUI's template: documents in numbered `<source>` tags, before the question.
         OpenWebUi = "open-webui",
-        /// The template of LlamaIndex's context chat engine.
+        /// The template of LlamaIndex's context chat engine: documents at the beginning of the system message.
         LlamaIndex = "llamaindex",
-        /// An array outside the messages, as in Cohere's API and Hugging Face's templates.
+        /// Documents in an array outside the messages, as in Cohere's API and Hugging Face's chat templates.
         Cohere = "cohere",
     }
 }
 
 impl Template {
-    /// Changes a gateway's configuration so that it finds this template's documents.
+    /// Changes a gateway's configuration so that the core finds documents that are written in this template.
     pub(super) fn configure(self, ordering: &mut RawConfig) {
         match self {
             Self::Tags | Self::OpenWebUi => {}
@@ -47,12 +48,13 @@ impl Template {
         }
     }
 
-    /// Returns whether a chat's earlier turns keep their documents.
+    /// Returns whether a client with this template sends the earlier turns of a chat with their documents.
     pub(super) fn keeps_documents(self) -> bool {
         matches!(self, Self::Tags | Self::Numbered)
     }
 
-    /// Returns a user's message: `documents`, in `tag` if the template has tags, and the question.
+    /// Returns the text of a user message: `documents` in the template's form, if it writes them there, and `question`.
+    /// `tag` is the name of the tag around a document, for [`Template::Tags`].
     pub(super) fn message(self, tag: &str, documents: &[&Arc<Document>], question: &str) -> String {
         if documents.is_empty() {
             return question.to_owned();
@@ -69,7 +71,7 @@ impl Template {
         }
     }
 
-    /// Returns the text before the system message; empty if the template writes no documents there.
+    /// Returns the text with the documents to write before the system message; empty if the template writes none there.
     pub(super) fn before_system(self, documents: &[&Arc<Document>]) -> String {
         match self {
             Self::LlamaIndex if !documents.is_empty() => format!(
@@ -80,8 +82,8 @@ impl Template {
         }
     }
 
-    /// Returns the body's array `documents`; `None` if the template writes documents into a message, or if there are
-    /// none.
+    /// Returns the value of the body's field `documents`; `None` if the template writes documents into a message, or if
+    /// there are none.
     pub(super) fn array(self, documents: &[&Arc<Document>]) -> Option<Value> {
         let element = |document: &&Arc<Document>| json!({"id": document.id, "title": document.title, "text": document.text});
         (self == Self::Cohere && !documents.is_empty())
@@ -96,8 +98,8 @@ impl Template {
         text
     }
 
-    /// Appends a document to `text` in the template's form. `number` is its place, from 1; `tag` is used by
-    /// [`Template::Tags`] only.
+    /// Appends a document to `text` in the template's form. `number` is the document's place in the list, from 1; `tag`
+    /// is used by [`Template::Tags`] only.
     pub(super) fn write(self, text: &mut String, tag: &str, number: usize, document: &Document) {
         let name = document.id.replace('"', "'").replace(['\n', '\r'], " ");
         let (title, words) = (document.title.as_str(), document.text.as_str());
@@ -128,8 +130,8 @@ impl Template {
     }
 }
 
-/// Writes a document in tags, with `edge` around its text. Inserts a space into occurrences of the tag in the text, so
-/// that they do not end the document early.
+/// Appends a document in tags to `text`, with `edge` before and after its title and text. Inserts a space into
+/// occurrences of the tag in these, so that they do not end the document early.
 fn write_tagged(
     text: &mut String,
     tag: &str,

@@ -1,45 +1,48 @@
-//! Sums up the causes of cache misses over a log.
+//! Sums up, over a log, the causes for which requests could not reuse an earlier prompt's prefix.
 
 use foreword_ordering::head::{Cause, Diagnosis, SegmentKind, Volatile};
 use foreword_report::words::{grouped, percent, section};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// The summed diagnoses of many requests: for each cause of a cache miss, the number of requests and the tokens lost.
+/// The sum of many requests' diagnoses: for each cause of a cache miss, the number of requests and the tokens lost.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Causes {
-    /// Number of diagnosed requests.
+    /// Number of requests whose diagnoses were added.
     pub(crate) requests: u64,
     /// Estimated tokens of all prompts together.
     pub(crate) prompt_tokens: u64,
-    /// Number of prompt tokens that were reused: the prefixes that the prompts share with earlier ones.
+    /// Number of prompt tokens, over all requests, that were reused: those of prefixes that the prompts share with
+    /// earlier ones.
     pub(crate) reused_tokens: u64,
     by_cause: BTreeMap<Key, Sum>,
 }
 
-/// A cause, the segment of the prompt in which it is, and for a changing value its kind, such as a date or an id.
+/// A cause of cache misses, the name of the part of the prompt (system text, tools, a document, …) in which it is, and
+/// for a changing value its kind, such as a date or an id.
 type Key = (Cause, &'static str, Option<Volatile>);
 
-/// The cost of a cause of cache misses: requests, and lost tokens.
+/// What a cause of cache misses cost: a number of requests, and the tokens lost by them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sum {
     pub(crate) requests: u64,
-    /// Tokens that were computed although an earlier prompt contained them.
+    /// Number of prompt tokens that the engine had to compute although an earlier prompt contained them.
     pub(crate) tokens: u64,
 }
 
-/// A cause of cache misses, the segment of the prompt in which it is, and its cost.
+/// A cause of cache misses, the part of the prompt in which it is, and what it cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
     pub(crate) cause: Cause,
-    /// Name of the segment; `request` for a difference outside the prompt, such as the model.
+    /// Name of the part of the prompt (system text, tools, a document, …) in which the cause is; `request` for a
+    /// difference outside the prompt, such as the model.
     pub(crate) segment: &'static str,
     pub(crate) volatile: Option<Volatile>,
     pub(crate) sum: Sum,
 }
 
 impl Causes {
-    /// Adds a request's diagnosis.
+    /// Adds the diagnosis of one request to the sums.
     pub(crate) fn add(&mut self, diagnosis: &Diagnosis) {
         self.requests += 1;
         self.prompt_tokens += diagnosis.prompt_tokens;
@@ -51,12 +54,13 @@ impl Causes {
         sum.tokens += diagnosis.lost_tokens;
     }
 
-    /// Returns the lost tokens of all causes.
+    /// Returns the number of tokens lost, summed over all causes.
     pub(crate) fn lost_tokens(&self) -> u64 {
         self.by_cause.values().map(|sum| sum.tokens).sum()
     }
 
-    /// Returns the causes by which requests lost tokens, the costliest first.
+    /// Returns the causes that can lose tokens, with their sums, the costliest first; [`Cause::None`] and
+    /// [`Cause::FirstSeen`] are not among them.
     pub(crate) fn rows(&self) -> Vec<Row> {
         let rows = self.by_cause.iter();
         let rows = rows.map(|(&(cause, segment, volatile), &sum)| Row {
@@ -70,20 +74,21 @@ impl Causes {
         rows
     }
 
-    /// Returns the number of requests that were diagnosed with `cause`: [`Cause::None`] or [`Cause::FirstSeen`], which
-    /// cost nothing and have no row.
+    /// Returns the number of requests that were diagnosed with `cause`. It is meant for [`Cause::None`] and
+    /// [`Cause::FirstSeen`], which cost nothing and are not in [`Causes::rows`].
     pub(crate) fn quiet(&self, cause: Cause) -> u64 {
         let all = self.by_cause.iter();
         let alike = all.filter(|((known, ..), _)| *known == cause);
         alike.map(|(_, sum)| sum.requests).sum()
     }
 
-    /// Returns the rows as JSON: `{"segment", "cause", "requests", "tokens"}`, and `volatile` if there is a kind.
+    /// Returns the rows as JSON objects: `{"segment", "cause", "requests", "tokens"}`, and `volatile` with the kind of
+    /// a changing value.
     pub(crate) fn to_json(&self) -> Vec<Value> {
         self.rows().into_iter().map(Row::to_json).collect()
     }
 
-    /// Returns the rows as lines for a terminal; empty if there are none.
+    /// Returns the rows as lines for a terminal, with a heading; empty if there are none.
     pub(crate) fn to_table(&self) -> String {
         let lines = self.rows().into_iter().map(|row| {
             let (name, segment) = (row.name(), row.segment);
@@ -95,7 +100,7 @@ impl Causes {
         section(heading, lines)
     }
 
-    /// Returns `tokens` as a fraction (0 to 1) of all prompts' tokens.
+    /// Returns `tokens` as a fraction (0 to 1) of the tokens of all prompts.
     pub(crate) fn share(&self, tokens: u64) -> f64 {
         match self.prompt_tokens {
             0 => 0.0,
@@ -105,7 +110,7 @@ impl Causes {
 }
 
 impl Row {
-    /// Returns the cause's name, followed by the kind of value in brackets.
+    /// Returns the cause's name, followed by the kind of a changing value in brackets, if there is one.
     pub(crate) fn name(&self) -> String {
         match self.volatile {
             Some(kind) => format!("{} ({})", self.cause.name(), kind.name()),
@@ -127,7 +132,7 @@ impl Row {
     }
 }
 
-/// Returns the segment's name; `request` for a difference outside the prompt.
+/// Returns the name of a part of the prompt; `request` for `None`, a difference outside the prompt.
 pub(crate) fn segment_name(segment: Option<SegmentKind>) -> &'static str {
     segment.map_or("request", SegmentKind::name)
 }

@@ -1,23 +1,25 @@
-//! Diagnoses the requests of a log's lines: why each could not reuse an earlier prompt's prefix.
+//! Diagnoses the requests of a log's lines: why each could not reuse all of an earlier prompt's prefix.
 
 use foreword_ordering::Config;
 use foreword_ordering::head::{Diagnosis, Index, Limits};
 use foreword_simulation::{BadLine, LogReader, Logged, LoggedKind};
 use fxhash::FxHashSet;
 
-/// Diagnoses a log's requests one after another.
+/// Diagnoses the requests of a log one after another: why each could not reuse an earlier prompt's prefix.
 pub(crate) struct Explaining {
     index: Index,
     reader: LogReader,
     config: Config,
     page_tokens: u32,
-    /// The engines that have reported cached tokens so far. If such an engine reports none for a request, the count is
-    /// 0, which vLLM and Gemini omit.
+    /// Names of the engines that have reported cached tokens so far. If one of these reports none for a request, the
+    /// count is taken as 0, which vLLM and Gemini omit.
     reporting: FxHashSet<String>,
 }
 
 impl Explaining {
-    /// Returns an explainer that compares each request with the `requests` requests before it.
+    /// Returns an instance that compares each request with at most `requests` requests before it, for an engine whose
+    /// cache has pages of `page_tokens` tokens. `document_tokens` is the size assumed for documents whose size the log
+    /// does not state.
     pub(crate) fn new(
         requests: u32,
         page_tokens: u32,
@@ -38,7 +40,8 @@ impl Explaining {
         }
     }
 
-    /// Returns the diagnosis of a line's request, and adds the request to the index.
+    /// Returns the diagnosis of the request in a line of the log, and adds the request to those with which later ones
+    /// are compared.
     ///
     /// # Errors
     /// Returns an error if the line is not a valid request.

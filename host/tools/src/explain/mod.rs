@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The core determines causes ([`foreword_ordering::head`]), and `remedy` maps them to remedies. Memory is bounded by
-//! the window of requests; no text is stored.
+//! the window of recent requests that each one is compared with; no text is stored.
 
 pub(crate) mod causes;
 pub(crate) mod lines;
@@ -45,7 +45,7 @@ const HELP: &str = "Lines of a log, in JSON:
 Exit codes: 0 done, 1 a file cannot be read or written, or a bad line with --strict, 2 bad arguments or no request.
 No text of a request is kept or printed: hashes, counts, names of tools and roles, and forms such as 9999-99-99.";
 
-/// The options of an explanation.
+/// The command-line options of `foreword explain`.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Options {
@@ -79,29 +79,29 @@ pub struct Options {
 }
 
 impl Options {
-    /// Returns the size of the simulated cache.
+    /// Returns the size of the engine's cache that is simulated to compute what remedies would save.
     fn capacity(&self) -> Capacity {
         Capacity::stated(self.cache_tokens, self.page_tokens)
     }
 }
 
-/// The results to show as a table, as JSON and in the report.
+/// The results of `foreword explain`, shown as a table, as JSON or in the report.
 struct Findings {
     log: String,
     skipped: u64,
     page_tokens: u32,
     causes: Causes,
     rows: Vec<(Row, Remedy)>,
-    /// The gain of each remedy that changes the configuration; empty with `--no-gain`.
+    /// What each remedy that changes the gateway's configuration saves; empty with `--no-gain`.
     gains: BTreeMap<Part, Gain>,
 }
 
-/// The tokens that a remedy saves, from two simulations of the log.
+/// The tokens that a remedy would have saved, from two simulations of the log.
 #[derive(Clone, Copy, Debug)]
 struct Gain {
-    /// Tokens computed without the remedy.
+    /// Number of prompt tokens, over the log, that the engine computes without the remedy.
     without: u64,
-    /// Tokens computed with the remedy.
+    /// Number of prompt tokens, over the log, that the engine computes with the remedy.
     with: u64,
 }
 
@@ -111,7 +111,8 @@ impl Gain {
     }
 }
 
-/// Explains the log, prints the results to standard output, and writes the report if requested.
+/// Diagnoses the log's requests, prints the results to standard output, and writes the HTML report if the options name
+/// a file for it.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read or written, for a bad line with `--strict`, and
@@ -185,10 +186,11 @@ pub fn run(options: &Options) -> Result<()> {
     out.flush().context(written)
 }
 
-/// Tokens assumed for a document whose tokens a log does not state.
+/// Number of tokens assumed for a document whose size a log does not state.
 const DOCUMENT_TOKENS: u32 = 256;
 
-/// Returns a request's diagnosis as an entry of the JSON output.
+/// Returns a request's diagnosis as an entry of the JSON output. `place` is the request's line in the log; `places` has
+/// the lines of earlier requests by their numbers, to name the one with which it was compared.
 fn entry(
     options: &Options,
     place: Place,
@@ -230,7 +232,7 @@ fn entry(
     entry
 }
 
-/// Returns the gain of each configuration change that is a remedy in this log.
+/// Replays the log, and returns what each configuration change saves that is a remedy for one of `rows`.
 fn gains(
     options: &Options,
     ordering: &Ordered,
@@ -268,7 +270,7 @@ fn gains(
 }
 
 impl Findings {
-    /// Returns the gain of a remedy, if it was computed.
+    /// Returns what a remedy saves; `None` if it was not computed.
     fn gain_of(&self, remedy: &Remedy) -> Option<Gain> {
         remedy.part.and_then(|part| self.gains.get(&part).copied())
     }

@@ -1,4 +1,4 @@
-//! The report's plot as SVG text.
+//! The plot of the report of `foreword explain`, as SVG text.
 
 use super::causes::Row;
 use anyhow::Result;
@@ -7,7 +7,7 @@ use foreword_report::words::grouped;
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
-/// Plots a bar for each cause with the tokens that it cost, the costliest first.
+/// Plots a bar for each of `rows`, in their order, with the tokens that the cause cost. Returns the SVG text.
 pub(super) fn tokens(rows: &[Row], width: Width) -> Result<String> {
     const ROW: i32 = 34;
     const TOP: i32 = 4;

@@ -1,36 +1,38 @@
-//! Maps causes to remedies: a line of the gateway's configuration, or else advice for the client or the engine.
+//! Maps causes of cache misses to remedies: a line of the gateway's configuration, or else advice for the client or the
+//! engine.
 
 use foreword_ordering::head::{Cause, Volatile};
 use serde_json::{Value, json};
 
-/// The advice on a cause of cache misses, and the part of the configuration that follows it.
+/// The advice against a cause of cache misses, and the part of the gateway's configuration that implements it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Remedy {
-    /// The advice, in a sentence.
+    /// The advice against the cause, in one sentence or two.
     pub(crate) words: &'static str,
     /// The part of the gateway's configuration to change; `None` if the gateway cannot help.
     pub(crate) part: Option<Part>,
 }
 
-/// A part of the configuration that can be a remedy.
+/// A part of the gateway's configuration (`ordering`) that can be a remedy against cache misses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Part {
-    /// Sends tools in a stable order, and equal tools with the same keys.
+    /// Sends a request's tools in a stable order, and equal tools with the same keys.
     Tools,
-    /// Moves changing values of known form, such as dates and ids, out of the head.
+    /// Moves changing values of known form, such as dates and ids, out of the prompt's head (system text and tools).
     Patterns,
-    /// Like [`Part::Patterns`], and also moves other lines and sentences that are found to change between requests.
+    /// Like [`Part::Patterns`], and also moves other lines and sentences of the head that are found to change between
+    /// requests.
     Learned,
-    /// Removes positional ids and scores from documents.
+    /// Removes numbers by position and scores, which change between requests, from documents.
     Documents,
-    /// Keeps documents at the turn in which they were first sent.
+    /// Keeps documents at the turn of the chat in which they were first sent.
     Pin,
     /// Orders documents so that prompts begin alike.
     Policy,
 }
 
 impl Part {
-    /// Returns the change of `ordering` that enables this part and no other.
+    /// Returns the change of `ordering`, as JSON, that enables this part of the configuration and no other.
     pub(crate) fn alone(self) -> Value {
         let off = json!({
             "mode": "apply",
@@ -55,7 +57,7 @@ impl Part {
         }
     }
 
-    /// Returns the line for the plugin's configuration.
+    /// Returns the line of the plugin's configuration that enables this part.
     pub(crate) fn configuration(self) -> &'static str {
         match self {
             Self::Tools => {
@@ -79,7 +81,7 @@ impl Part {
 }
 
 impl Remedy {
-    /// Returns the remedy of `cause`; `volatile` is the kind of value, if a value changes.
+    /// Returns the remedy against `cause`. `volatile` is the kind of the changing value, if the cause is one.
     pub(crate) fn of(cause: Cause, volatile: Option<Volatile>) -> Self {
         let words = match cause {
             Cause::None | Cause::FirstSeen => "Nothing is to be mended.",

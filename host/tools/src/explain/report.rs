@@ -1,4 +1,4 @@
-//! The report: one self-contained HTML file, filled from the findings.
+//! The report of `foreword explain`: one self-contained HTML file.
 
 use super::causes::Row;
 use super::remedy::Part;
@@ -11,7 +11,7 @@ use std::fmt::Write;
 
 const TITLE: &str = "Foreword explain: why prefixes are not reused";
 
-/// Returns the findings as an HTML page.
+/// Returns the results of `foreword explain` as an HTML page.
 pub(super) fn page(findings: &Findings) -> Result<String> {
     let causes = &findings.causes;
     let rows: Vec<Row> = findings.rows.iter().map(|(row, _)| *row).collect();

@@ -1,6 +1,8 @@
 //! The cost of a log's prompts at an upstream whose cache matches only up to marked or stored boundaries.
 //!
-//! [`foreword_simulation`] simulates the caches and the arms. Lines without a time follow at an even rate.
+//! The boundaries are cache markers in the body, or the ends of units that the upstream stores. [`foreword_simulation`]
+//! simulates the caches and the arms, which are ways to order and mark prompts. Lines without a time are taken as sent
+//! at an even rate.
 
 use super::Options;
 use super::prices;
@@ -18,24 +20,26 @@ use foreword_simulation::{
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// The results of a replay against an upstream's cache that matches only up to marked or stored boundaries.
+/// What a log's prompts cost at an upstream whose cache matches only up to boundaries: cache markers in the body, or
+/// the ends of units that the cache stores.
 #[derive(Debug)]
 pub(super) struct Boundary {
     kind: CacheKind,
     model: Option<String>,
     currency: String,
-    /// Number of request bodies of the log that were replayed.
+    /// Number of request bodies in the log that were replayed.
     requests: u64,
-    /// Number of lines that only list ranked documents, and so have no body that could have markers.
+    /// Number of lines that only list ranked documents. They were left out, since they have no body that could have
+    /// cache markers.
     rankings: u64,
-    /// Outcomes by arm, the one without caching first.
+    /// What the prompts cost under each arm (a way to order and mark them, see [`BoundaryArm`]), without caching first.
     outcomes: Vec<BoundaryOutcome>,
 }
 
-/// Replays the log of `options`.
+/// Replays the log of `options` against an upstream's cache of this kind.
 ///
 /// # Errors
-/// Returns an error if a file cannot be read.
+/// Returns an error if a file cannot be read or is invalid.
 pub(super) fn replay(options: &Options, kind: CacheKind) -> Result<Boundary> {
     let prices = prices::read(options.prices.as_deref())?;
     let ordering = Ordered::of(options)?;
@@ -58,7 +62,8 @@ pub(super) fn replay(options: &Options, kind: CacheKind) -> Result<Boundary> {
     }
 }
 
-/// Replays bodies against a cache that matches up to markers.
+/// Replays the log's bodies against a cache that matches up to cache markers in the body. Returns `found` with the
+/// counts and results added.
 fn marked(
     options: &Options,
     kind: CacheKind,
@@ -89,8 +94,8 @@ fn marked(
     Ok(found)
 }
 
-/// Replays prompts, in the client's order and in Foreword's, against a cache that matches whole units of tokens or any
-/// prefix.
+/// Replays the log's prompts, in the client's order and in Foreword's, against a cache that matches whole units of
+/// tokens or any prefix. Returns `found` with the counts and results added.
 fn stored(
     options: &Options,
     kind: CacheKind,
@@ -159,7 +164,7 @@ impl Boundary {
         }
     }
 
-    /// Returns the results as JSON.
+    /// Returns the results as a JSON object.
     pub(super) fn to_json(&self) -> Value {
         let arms = self.outcomes.iter().map(|outcome| {
             json!({
@@ -214,7 +219,7 @@ impl Boundary {
         table
     }
 
-    /// Returns the results as a card of the report.
+    /// Returns the results as a card (a table with a heading) of the HTML report.
     pub(super) fn to_html(&self) -> String {
         let mut card = format!(
             "<div class=\"card\">\n<h2>What prompts cost with the cache kind <code>{}</code></h2>\n<table>\n<thead><tr>\

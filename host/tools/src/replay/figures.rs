@@ -1,4 +1,4 @@
-//! The results of a replay, as JSON and as a table.
+//! The results of `foreword replay`, as JSON and as a table.
 
 use super::boundary::Boundary;
 use super::frontier::Frontier;
@@ -10,38 +10,40 @@ use foreword_simulation::{Bound, Capacity};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// The results of a replay.
+/// The results of `foreword replay`.
 #[derive(Debug)]
 pub(super) struct Figures {
-    /// Names of the log's files, with commas between them.
+    /// Names of the log's files, joined with commas.
     pub(super) trace: String,
     pub(super) requests: usize,
-    /// Number of distinct documents.
+    /// Number of distinct documents in the log.
     pub(super) documents: usize,
-    /// Number of bad lines.
+    /// Number of bad lines, which were left out.
     pub(super) skipped: u64,
     pub(super) capacity: Capacity,
     pub(super) bound: Bound,
-    /// Outcomes by policy, at least one; also of planned batches, if requested.
+    /// Results of replaying the log's documents under each policy, at least one; with `--batch`, also of batches
+    /// planned together.
     pub(super) outcomes: Vec<PolicyOutcome>,
-    /// Outcomes of stabilised prompts, by policy.
+    /// Results of replaying whole prompts with stabilised heads (system text and tools), for each policy.
     pub(super) stabilised: Vec<PolicyOutcome>,
-    /// The causes for which requests lost tokens.
+    /// The causes for which requests could not reuse earlier prompts, with the tokens lost.
     pub(super) causes: Causes,
-    /// The cost of the prompts at an upstream whose cache matches only up to boundaries, if requested.
+    /// What the prompts cost at an upstream whose cache matches only up to boundaries (cache markers, or units of
+    /// tokens); `None` without `--cache-kind`.
     pub(super) boundary: Option<Boundary>,
-    /// Reuse and expected loss by placement, if a rank profile was given.
+    /// Reuse and expected loss of quality for each placement of the best documents; `None` without `--rank-profile`.
     pub(super) frontier: Option<Frontier>,
 }
 
 impl Figures {
-    /// Returns the outcome in retrieval order, that is, without Foreword; `None` if it was not requested.
+    /// Returns the results in retrieval order, that is, without Foreword; `None` if that policy was not requested.
     pub(super) fn baseline(&self) -> Option<&PolicyOutcome> {
         let name = PolicyKind::Retrieval.name();
         self.outcomes.iter().find(|outcome| outcome.name == name)
     }
 
-    /// Returns the outcome with the most reuse, the first of equals.
+    /// Returns the results of the policy with the most tokens reused, the first of equals.
     pub(super) fn best(&self) -> Option<&PolicyOutcome> {
         let reused = |outcome: &&PolicyOutcome| outcome.reuse.reused_tokens;
         self.outcomes.iter().rev().max_by_key(reused)
@@ -101,7 +103,8 @@ impl Figures {
         table
     }
 
-    /// Returns the lines for whole prompts, original and stabilised; empty if none were replayed.
+    /// Returns lines about the reuse of whole prompts, original and stabilised, for each policy; empty if none were
+    /// replayed.
     fn prompts_table(&self) -> String {
         let lines = self.outcomes.iter().filter_map(|outcome| {
             let (name, came) = (outcome.name, outcome.prompts?);
@@ -117,7 +120,7 @@ impl Figures {
         section(heading, lines)
     }
 
-    /// Describes the cache in words.
+    /// Describes the size of the simulated cache in words.
     pub(super) fn cache(&self) -> String {
         let size = match self.capacity.tokens {
             Some(tokens) => format!("cache of {} tokens", grouped(tokens)),
@@ -130,7 +133,7 @@ impl Figures {
     }
 }
 
-/// Returns outcomes as JSON.
+/// Returns the results of policies as JSON objects.
 fn entries(outcomes: &[PolicyOutcome]) -> Vec<Value> {
     let entry = |outcome: &PolicyOutcome| {
         let mut entry = json!({
@@ -151,8 +154,8 @@ fn entries(outcomes: &[PolicyOutcome]) -> Vec<Value> {
     outcomes.iter().map(entry).collect()
 }
 
-/// Returns an outcome's numbers for tables: share reused, tokens reused, tokens computed, and the mean and 99th
-/// percentile of a decision's time.
+/// Returns the results of a policy as table cells: share of document tokens reused, tokens reused, tokens computed, and
+/// the mean and 99th percentile of the time of a decision.
 pub(super) fn cells(outcome: &PolicyOutcome) -> [String; 5] {
     let reuse = outcome.reuse;
     [

@@ -1,8 +1,8 @@
 //! For each placement of the best documents: a log's reuse, and the loss of quality that a [`RankProfile`] predicts.
 //!
-//! Each placement is replayed under the policy `foresight`. A request's loss is the profile's for its exact order; the
-//! mean is over requests with at least two documents. A point is on the frontier if no point with more reuse has as
-//! little loss.
+//! Each placement is replayed under the policy `foresight`. A request's loss is what the profile predicts for the exact
+//! order of its documents; the mean is over requests with at least two documents. A placement is on the frontier if
+//! none with more reuse has as little loss.
 
 use crate::evaluate::RankProfile;
 use anyhow::Result;
@@ -18,8 +18,8 @@ use plotters::style::text_anchor::HPos;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// Reuse and expected loss for each placement of the best documents and for retrieval order; those with the most reuse
-/// come first.
+/// Reuse and expected loss of quality for each placement of the best documents and for retrieval order; those with the
+/// most reuse come first.
 #[derive(Clone, Debug)]
 pub(super) struct Frontier {
     model: String,
@@ -28,19 +28,20 @@ pub(super) struct Frontier {
 
 #[derive(Clone, Debug)]
 struct Point {
-    /// The place of the best documents; `None` for retrieval order.
+    /// Where the retriever's best documents are placed; `None` for retrieval order.
     placement: Option<Placement>,
-    /// Share of document tokens found in the cache.
+    /// Share (0 to 1) of document tokens found in the cache.
     reuse: f64,
-    /// Expected loss of the right answer's log-probability relative to retrieval order, in nats per token.
+    /// Expected loss of the right answer's log-probability relative to retrieval order, in nats per token, as a mean
+    /// over requests.
     loss: f64,
-    /// True if no point with more reuse has as little loss.
+    /// True if no placement with more reuse has as little loss: this one is on the frontier.
     is_efficient: bool,
 }
 
 impl Frontier {
-    /// Replays `trace` in retrieval order, and with every placement under `foresight`. `config` returns a policy's
-    /// configuration.
+    /// Replays `trace` in retrieval order, and with every placement of the best documents under the policy `foresight`.
+    /// `profile` predicts the loss of quality; `config` returns a policy's configuration.
     pub(super) fn new(
         trace: &CompactTrace,
         capacity: Capacity,
@@ -71,7 +72,7 @@ impl Frontier {
         })
     }
 
-    /// Returns the points as JSON.
+    /// Returns the placements with reuse and loss as JSON.
     pub(super) fn to_json(&self) -> Value {
         let entry = |point: &Point| {
             json!({
@@ -85,7 +86,7 @@ impl Frontier {
         json!({"model": self.model, "placements": points})
     }
 
-    /// Returns the points as lines for a terminal.
+    /// Returns the placements with reuse and loss as lines for a terminal.
     pub(super) fn to_table(&self) -> String {
         let mut table = format!(
             "\n{:<18}{:>8}{:>22}   expected of {}, in nats a token; * on the frontier\n",
@@ -99,7 +100,7 @@ impl Frontier {
         table
     }
 
-    /// Returns the report's section on the placements, as HTML.
+    /// Returns the report's section on placements (a plot and a table) as HTML.
     pub(super) fn to_html(&self) -> Result<String> {
         let words = "Reuse against expected loss, by placement";
         let plot = both_widths(words, |width| self.plot(width))?;
@@ -166,11 +167,11 @@ impl Frontier {
     }
 }
 
-/// Pixels to the left of a plot.
+/// Margin to the left of the frontier's plot, in pixels.
 const LEFT: i32 = 28;
-/// Pixels to the right of a plot, with room for the names at the right of their points.
+/// Margin to the right of the frontier's plot, in pixels, with room for the names at the right of their points.
 const RIGHT: i32 = 130;
-/// Pixels above and below a plot.
+/// Margin above and below the frontier's plot, in pixels.
 const EDGE: i32 = 16;
 
 impl Point {
@@ -184,7 +185,7 @@ impl Point {
         }
     }
 
-    /// Returns the table cells: name, reuse, loss.
+    /// Returns the table cells of this placement: name, reuse, loss.
     fn cells(&self) -> [String; 3] {
         let loss = format!("{:+.3}", self.loss);
         [self.name(), percent(self.reuse), loss]

@@ -45,7 +45,7 @@ const HELP: &str = "Lines of a log, in JSON:
 Exit codes: 0 done, 1 a file cannot be read or written, or a bad line with --strict, 2 bad arguments or an empty trace.
 An unbounded cache takes up to 300 bytes of memory for every document of every request.";
 
-/// The options of a replay.
+/// The command-line options of `foreword replay`.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Options {
@@ -66,8 +66,8 @@ pub struct Options {
     /// [default: the configuration's]
     #[arg(long, value_name = "PLACE[:N]", value_parser = placement)]
     rank: Option<Placement>,
-    /// Also weigh places for the retriever's best documents: what each brings in reuse, and what answers are expected to lose
-    /// by a model's profile, which `foreword evaluate --profile` writes
+    /// Also weigh places for the retriever's best documents: what each brings in reuse, and what answers are expected
+    /// to lose by a model's profile, which `foreword evaluate --profile` writes
     #[arg(long, value_name = "FILE")]
     rank_profile: Option<PathBuf>,
     /// Also plan every N requests together, as an offline batch: order of documents and of requests
@@ -112,12 +112,12 @@ pub struct Options {
 }
 
 impl Options {
-    /// Returns the size of the simulated cache.
+    /// Returns the size of the engine's cache that is simulated.
     fn capacity(&self) -> Capacity {
         Capacity::stated(self.cache_tokens, self.page_tokens)
     }
 
-    /// Returns the policies to compare, in the order of the table.
+    /// Returns the policies to compare, in the order of the results' table.
     fn policies(&self) -> &[PolicyKind] {
         match &*self.policies {
             [] => &PolicyKind::ALL,
@@ -126,7 +126,7 @@ impl Options {
     }
 }
 
-/// Replays the log, prints the results to standard output, and writes the report.
+/// Replays the log under each policy, prints the results to standard output, and writes the HTML report.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read or written, for a bad line with `--strict`, and

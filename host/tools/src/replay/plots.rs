@@ -1,4 +1,4 @@
-//! The report's plots as SVG text.
+//! The plots of the report of `foreword replay`, as SVG text.
 
 use super::figures::Figures;
 use super::simulate::PolicyOutcome;
@@ -8,7 +8,8 @@ use foreword_report::words::percent;
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
-/// Plots a bar for every policy: the share of tokens reused, with a line at the upper bound.
+/// Plots a bar for every policy with the share of document tokens reused, and a line at the upper bound of reuse.
+/// Returns the SVG text.
 pub(super) fn bars(figures: &Figures, width: Width) -> Result<String> {
     const ROW: i32 = 34;
     const TOP: i32 = 30;
@@ -51,8 +52,8 @@ pub(super) fn bars(figures: &Figures, width: Width) -> Result<String> {
     })
 }
 
-/// Plots for every policy, over the number of requests, the percentage of document tokens so far that were reused.
-/// Returns the SVG text.
+/// Plots for every policy, over the number of requests so far, the percentage of their document tokens that were
+/// reused. Returns the SVG text.
 pub(super) fn reuse(figures: &Figures, width: Width) -> Result<String> {
     let line = |outcome: &PolicyOutcome| -> Points {
         let points = outcome.curve.iter();
@@ -63,7 +64,8 @@ pub(super) fn reuse(figures: &Figures, width: Width) -> Result<String> {
     over_requests(figures, shown, width, "% of document tokens", line)
 }
 
-/// Plots the cumulative document tokens computed, in thousands, without Foreword and under the best policy.
+/// Plots the cumulative number of document tokens computed, in thousands, without Foreword and under the policy with
+/// the most reuse. Returns the SVG text.
 pub(super) fn computed(figures: &Figures, width: Width) -> Result<String> {
     let mut shown: Vec<PolicyOutcome> = figures.best().into_iter().cloned().collect();
     shown.extend(figures.baseline().cloned());
@@ -89,7 +91,7 @@ fn colour(figures: &Figures, outcome: &PolicyOutcome) -> RGBColor {
     }
 }
 
-/// Plots a line for each outcome over the requests.
+/// Plots a line of points for each of `outcomes` over the number of requests. Returns the SVG text.
 fn over_requests(
     figures: &Figures,
     outcomes: &[PolicyOutcome],

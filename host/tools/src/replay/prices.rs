@@ -4,8 +4,8 @@
 //! {"currency": "USD", "models": [{"name": "claude-opus-5-5", "kind": "anthropic", "input": 4.0, "read": 0.2}]}
 //! ```
 //!
-//! Prices are per million tokens. Omitted fields follow from the published rules of the model's kind: the prices of
-//! reading and writing as factors of `input`, and the minimum number of tokens that are cached.
+//! Prices are per million tokens. Omitted fields follow from the published rules of `kind`, the provider's kind of
+//! cache: the prices of reading and writing as factors of `input`, and the minimum number of tokens that are cached.
 
 use anyhow::{Context, Result, bail, ensure};
 use foreword_ordering::cuts::CacheKind;
@@ -18,7 +18,7 @@ use std::path::Path;
 struct File {
     currency: String,
     models: Vec<Model>,
-    /// The source of the prices, for readers of the file.
+    /// The source of the prices, for people who read the file.
     #[serde(default, rename = "source")]
     _source: String,
 }
@@ -35,7 +35,8 @@ struct Model {
     minimum_tokens: Option<u32>,
 }
 
-/// Reads the prices in `file`; without a file, returns the published rules with 1 as the price of a plain token.
+/// Reads the prices in `file`; if it is `None`, returns the published rules with a price of 1 for a token that is
+/// neither read from the cache nor written to it.
 ///
 /// # Errors
 /// Returns an error that names the file and the field if the file cannot be read or a price is invalid.

@@ -1,4 +1,4 @@
-//! Reads logs into a trace.
+//! Reads logs of requests into a trace, which has their documents only.
 
 use super::Options;
 use anyhow::Result;
@@ -6,16 +6,16 @@ use foreword_ordering::Config;
 use foreword_report::log::{self, Counts, OnBad};
 use foreword_simulation::{CompactTrace, LogReader, Logged};
 
-/// A trace, and the numbers of lines that were left out of it.
+/// The documents of a log's requests, and the numbers of lines that were left out.
 #[derive(Debug, Default)]
 pub(super) struct Log {
     pub(super) trace: CompactTrace,
     pub(super) counts: Counts,
-    /// Number of lines with a request without documents.
+    /// Number of lines whose request has no documents.
     pub(super) without_documents: u64,
 }
 
-/// Reads the files, one after another, with the documents that the gateway finds under `config`.
+/// Reads the log files of `options`, one after another, with the documents that the gateway finds under `config`.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read, or for a bad line with `--strict`.
@@ -41,7 +41,7 @@ pub(super) fn read(options: &Options, config: Config) -> Result<Log> {
 }
 
 impl Log {
-    /// Prints to standard error how many lines were bad or had no documents.
+    /// Prints to standard error how many lines of the log were bad or had no documents.
     pub(super) fn tell(&self) {
         self.counts.tell();
         if self.without_documents > 0 {

@@ -1,4 +1,4 @@
-//! The report, one self-contained HTML file.
+//! The report of `foreword replay`, one self-contained HTML file.
 
 use super::boundary::Boundary;
 use super::figures::{Figures, cells, microseconds};
@@ -12,7 +12,7 @@ use std::fmt::Write;
 
 const TITLE: &str = "Foreword replay: what ordering would save";
 
-/// Returns the HTML page.
+/// Returns the results of `foreword replay` as an HTML page.
 pub(super) fn page(figures: &Figures) -> Result<String> {
     let bars = both_widths("Reuse by policy", |width| plots::bars(figures, width))?;
     let reuse = both_widths("Reuse over requests", |width| plots::reuse(figures, width))?;

@@ -1,4 +1,5 @@
-//! Replays a trace under one policy or in planned batches, and records reuse and the time of decisions.
+//! Replays the documents of a log under one policy or in planned batches, and records the reuse and the time of
+//! decisions.
 
 use anyhow::Result;
 use foreword_ordering::policy::{Placement, Policy, PolicyKind};
@@ -9,35 +10,36 @@ use foreword_simulation::{
 };
 use std::time::{Duration, Instant};
 
-/// The results of replaying a log under one policy.
+/// The results of replaying a log under one policy, or in planned batches.
 #[derive(Clone, Debug)]
 pub(crate) struct PolicyOutcome {
     pub(super) name: &'static str,
     pub(super) reuse: Reuse,
-    /// Pairs of a number of requests and the reuse after them: at most [`POINTS`] evenly spaced points, the last one at
-    /// the end.
+    /// The reuse after some numbers of requests, as pairs of the number and the reuse: at most [`POINTS`] evenly spaced
+    /// points, the last one at the end.
     pub(super) curve: Vec<(usize, Reuse)>,
-    /// Mean time of a decision for a request: to intern its documents, order them, and record the order, without
-    /// rewriting the body.
+    /// Mean time of the decision for one request, in microseconds: to intern its documents, order them, and record the
+    /// order. In a replay of whole prompts, the time of rewriting the body.
     pub(super) mean_us: f64,
     pub(super) p99_us: f64,
-    /// Number of replayed requests, each of which was timed.
+    /// Number of replayed requests, for each of which the decision was timed.
     pub(super) requests: u64,
-    /// The reuse of whole prompts; `None` if they were not replayed.
+    /// The reuse of whole prompts' tokens; `None` if only documents were replayed.
     pub(crate) prompts: Option<PromptReuse>,
 }
 
 impl PolicyOutcome {
-    /// Returns the document tokens that were computed.
+    /// Returns the number of document tokens that the engine had to compute.
     pub(super) fn computed(&self) -> u64 {
         self.reuse.document_tokens - self.reuse.reused_tokens
     }
 }
 
-/// Maximum number of points of a curve; a plot cannot show more.
+/// Maximum number of points of [`PolicyOutcome::curve`]; a plot cannot show more.
 const POINTS: usize = 240;
 
-/// Replays `trace` under `policy`, which is of `kind`.
+/// Replays the documents of `trace` under `policy` against a cache of the size `capacity`. `kind` is the policy's kind,
+/// which gives the name.
 pub(super) fn replay(
     trace: &CompactTrace,
     kind: PolicyKind,
@@ -69,9 +71,9 @@ pub(super) fn replay(
     Ok(outcome(kind.name(), replay.reuse(), curve, nanoseconds))
 }
 
-/// Replays `trace` in windows of `window` requests. Before a window's first request is served, the orders of its
-/// documents and of its requests are planned ([`foreword_simulation::batch_placed`]). A window's time counts in equal
-/// parts for its requests.
+/// Replays the documents of `trace` in windows of `window` requests. Before a window's first request is served, the
+/// orders of the documents in its requests and of the requests are planned ([`foreword_simulation::batch_placed`]). The
+/// time of planning is divided equally among the window's requests.
 pub(super) fn replay_batches(
     trace: &CompactTrace,
     window: usize,
@@ -106,7 +108,7 @@ pub(super) fn replay_batches(
     Ok(outcome(BATCH, reuse, curve, nanoseconds))
 }
 
-/// The name of batches in tables and plots, in place of a policy's.
+/// The name of planned batches in tables and plots, in place of a policy's name.
 pub(super) const BATCH: &str = "batch";
 
 fn outcome(
@@ -128,7 +130,7 @@ fn outcome(
     }
 }
 
-/// The times that the decisions took.
+/// The times that decisions took, one for each request.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     nanoseconds: Vec<u32>,
@@ -141,7 +143,8 @@ impl Pace {
     }
 }
 
-/// Returns the outcome of whole prompts; its times are those of rewriting bodies.
+/// Returns the results of replaying whole prompts under the policy called `name`; `pace` has the times of rewriting the
+/// bodies.
 pub(super) fn whole(name: &'static str, prompts: PromptReuse, pace: Pace) -> PolicyOutcome {
     let curve = Curve::new(0);
     PolicyOutcome {
@@ -150,7 +153,7 @@ pub(super) fn whole(name: &'static str, prompts: PromptReuse, pace: Pace) -> Pol
     }
 }
 
-/// Collects the points of [`PolicyOutcome::curve`].
+/// Collects the points of [`PolicyOutcome::curve`] while a log is replayed.
 struct Curve {
     requests: usize,
     next_point: usize,
@@ -166,7 +169,7 @@ impl Curve {
         }
     }
 
-    /// Adds the reuse after `done` requests.
+    /// Adds a point with the reuse after `done` requests, if it is time for the next point.
     fn add(&mut self, done: usize, reuse: Reuse) {
         if done * POINTS >= self.next_point * self.requests {
             self.points.push((done, reuse));

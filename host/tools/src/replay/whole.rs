@@ -1,11 +1,12 @@
-//! Replays whole prompts under each policy, with original and stabilised heads, and diagnoses lost reuse.
+//! Replays whole prompts under each policy, with original and with stabilised heads (system text and tools), and
+//! diagnoses lost reuse.
 //!
 //! ```text
 //!   line ──▶ orderer (policy, head, conversation) ──▶ prompt ──▶ engine's cache      once for each policy
 //!     └────▶ index ──▶ cause                                                         once
 //! ```
 //!
-//! The log is read again for each policy, so a thread needs memory for only one orderer and one cache.
+//! The log is read again for each policy, so a thread needs memory for only one ordering core and one simulated cache.
 
 use super::Options;
 use super::simulate::{self, Pace, PolicyOutcome};
@@ -25,17 +26,17 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// The results of replaying whole prompts.
+/// The results of replaying the whole prompts of a log.
 pub(super) struct Whole {
-    /// Reuse of the original bodies, in the order of the policies.
+    /// Reuse of the prompts with original heads (system text and tools), in the order of the policies.
     pub(super) came: Vec<PromptReuse>,
-    /// Outcomes of the stabilised bodies, in the order of the policies.
+    /// Results of the prompts with stabilised heads (system text and tools), in the order of the policies.
     pub(super) stabilised: Vec<PolicyOutcome>,
-    /// The causes for which original bodies lost tokens.
+    /// The causes for which the original prompts could not reuse earlier ones, with the tokens lost.
     pub(super) causes: Causes,
 }
 
-/// Replays the log of `options` for each policy.
+/// Replays the whole prompts of the log of `options` under each policy.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read, or the configuration is not valid.
@@ -68,16 +69,18 @@ pub(super) fn replay(options: &Options) -> Result<Whole> {
     })
 }
 
-/// A log, and the cache that it is replayed against.
+/// A log, and the size of the simulated cache that it is replayed against.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Input<'i> {
     pub(crate) files: &'i [PathBuf],
     pub(crate) capacity: Capacity,
-    /// Tokens of a document for which the line states none.
+    /// Number of tokens assumed for a document for which the log's line states none.
     pub(crate) document_tokens: u32,
 }
 
-/// Replays the log's prompts under one policy. `is_stabilised` is for a configuration that stabilises heads.
+/// Replays the log's whole prompts under the policy `kind` and the configuration `raw`. `is_stabilised` must be true if
+/// the configuration stabilises prompts' heads; then bodies are rewritten even if the policy is to keep the retriever's
+/// order.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read, or the configuration is not valid.
@@ -104,7 +107,8 @@ pub(crate) fn prompts(
     Ok(simulate::whole(kind.name(), reuse, pace))
 }
 
-/// Serves a line's request as the gateway would, and records the time of the decision.
+/// Serves the request in a line of the log as the gateway and the simulated engine would, and adds the time of the
+/// decision to `pace`.
 fn served(
     replay: &mut PromptReplay,
     reader: &LogReader,
@@ -127,7 +131,8 @@ fn served(
     (replay.serve(&logged, sent.as_deref())).map_err(BadLine::Body)
 }
 
-/// Returns the causes for which original bodies lost tokens; `came` is the configuration of documents.
+/// Returns the causes for which the log's original prompts could not reuse earlier ones; `came` is the configuration by
+/// which documents are found.
 fn causes(options: &Options, came: &RawConfig) -> Result<Causes> {
     let mut explaining = Explaining::new(
         Limits::LOG.requests,
@@ -144,15 +149,16 @@ fn causes(options: &Options, came: &RawConfig) -> Result<Causes> {
     Ok(causes)
 }
 
-/// The gateway's `ordering` as JSON, from which the configurations of a replay are derived.
+/// The gateway's `ordering` configuration as JSON, from which the configurations of a replay are derived.
 pub(crate) struct Ordered {
     value: Value,
-    /// True if a file was given.
+    /// True if the configuration comes from a file.
     is_given: bool,
 }
 
 impl Ordered {
-    /// Reads `file`, the gateway's `ordering` or a whole plugin configuration with one. Without a file, it is empty.
+    /// Reads `file`, which contains the gateway's `ordering` or a whole plugin configuration with it. If it is `None`,
+    /// the configuration is empty.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read, or is not such a configuration.
@@ -182,7 +188,7 @@ impl Ordered {
         Ok(found)
     }
 
-    /// Reads the gateway's `ordering` that the options name, with the placement of `--rank` if that is given.
+    /// Reads the gateway's `ordering` from the file of `--ordering`, with the placement of `--rank` if that is given.
     ///
     /// # Errors
     /// Returns the errors of [`Ordered::read`].
@@ -195,15 +201,15 @@ impl Ordered {
         Ok(found)
     }
 
-    /// Returns whether a file was given.
+    /// Returns whether the configuration comes from a file.
     pub(crate) fn is_given(&self) -> bool {
         self.is_given
     }
 
-    /// Returns the policy that the configuration names.
+    /// Returns the ordering policy that the configuration names, or else the default.
     ///
     /// # Errors
-    /// Returns the errors of [`Ordered::raw`].
+    /// Returns the errors of [`Ordered::raw`], or an error if there is no such policy.
     pub(crate) fn policy(&self) -> Result<PolicyKind> {
         let raw = self.raw(&json!({}))?;
         PolicyKind::by_name(&raw.policy).context("there is no such policy")
@@ -219,7 +225,8 @@ impl Ordered {
         Ok(RawConfig::from_json(value.to_string().as_bytes())?)
     }
 
-    /// Returns the configuration, changed so that it neither stabilises heads nor pins documents.
+    /// Returns the configuration, changed so that it neither stabilises prompts' heads nor pins documents to turns of a
+    /// chat.
     ///
     /// # Errors
     /// Returns the errors of [`Ordered::raw`].
@@ -227,8 +234,11 @@ impl Ordered {
         self.raw(&json!({"head": {"mode": "off"}, "conversation": {"pin": false}}))
     }
 
-    /// Returns the configuration with the head's mode (`head.mode`) set to `apply`; a mode of `off` in the file stays.
-    /// If no file was given, the configuration also pins documents to the turn in which they were sent.
+    /// Returns the configuration with `head.mode`, which stabilises prompts' heads, set to `apply`; a mode of `off` in
+    /// the file stays. If there is no file, documents are also pinned to the turn of the chat in which they were sent.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Ordered::raw`].
     pub(crate) fn stabilised(&self) -> Result<RawConfig> {
         let is_off = self.value["head"]["mode"] == "off";
         self.raw(&match (self.is_given, is_off) {
@@ -239,7 +249,7 @@ impl Ordered {
     }
 }
 
-/// Merges the fields of `changes` into `value`, object by object.
+/// Merges the fields of `changes` into `value`, recursively for objects; any other value replaces the one in `value`.
 fn merge(value: &mut Value, changes: &Value) {
     match (value, changes) {
         (Value::Object(value), Value::Object(changes)) => {

@@ -1,4 +1,4 @@
-//! The memory of the messages of one tenant and model, a trie: how each message was forwarded.
+//! The memory of the chats' messages of one tenant and model, a trie: how each message was forwarded.
 //!
 //! ```text
 //!   found by its hash chain     written into it
@@ -6,11 +6,11 @@
 //!   m1, the same words ─────── [b d]   └── m3'
 //! ```
 //!
-//! A message's hash chain covers everything before it, so the deepest recorded message of a request determines how all
-//! of them were forwarded. It does not determine which documents of a `documents` array the gateway *wrote into* them,
-//! since the client sends the array separately: two chats with equal beginnings may differ in it. So one chain may have
-//! several nodes, with different parents or different written documents. [`Memory::find`] returns the one that a
-//! request continues, but never a guess.
+//! A message's hash chain (the hash of the chat's text up to and including the message) covers everything before it, so
+//! the deepest recorded message of a request determines how all of them were forwarded. It does not determine which
+//! documents of a `documents` array the gateway *wrote into* them, since the client sends the array separately: two
+//! chats with equal beginnings may differ in it. So one chain may have several nodes, with different parents or
+//! different written documents. [`Memory::find`] returns the one that a request continues, if it is certain.
 //!
 //! Nodes are in an arena and in one list ordered by last use. Using a node touches it and then its ancestors, so the
 //! oldest node of the list has no children, and evicting it is O(1).
@@ -32,14 +32,14 @@ use fxhash::FxHashMap;
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Identifies a message in one [`Memory`]. Valid until the next [`Memory::record`], which may evict messages.
+/// Identifies a recorded message in one [`Memory`]. Valid until the next [`Memory::record`], which may evict messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MessageId(u32);
 
-/// The messages of a request that the memory has recorded, each with its index in the request, first to last.
+/// Those messages of a request that the memory has recorded, each with its index in the request, first to last.
 pub(crate) type Path = SmallVec<[(u32, MessageId); 8]>;
 
-/// A message of a forwarded request to add to the memory, with how it was forwarded.
+/// A message of a forwarded request, to be added to the memory, with the record of how it was forwarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AddedMessage {
     /// The index of the message in the request.
@@ -48,36 +48,38 @@ pub(crate) struct AddedMessage {
     pub(crate) sent: SentMessage,
 }
 
-/// Identifies a recorded message in the memories of all workers for the same tenant and model.
+/// Identifies a recorded message in the memories of all workers, for the same tenant and model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MessageKey {
     pub(crate) chain: Chain,
-    /// A hash of what was written into this message and all before it. It distinguishes messages with the same `chain`,
-    /// that is, with the same text of the chat up to here.
+    /// Hash of what the gateway wrote into this message and all before it. It distinguishes recorded messages with the
+    /// same `chain`, that is, with the same text from the client up to and including the message.
     pub(crate) lineage: u64,
 }
 
-/// The volatile spans of the system text (texts that change between requests, such as a date) that the gateway would
+/// Those volatile spans of the system text (texts that change between requests, such as a date) that the gateway would
 /// move into the request's newest user message.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Moving<'s> {
     /// Hash of the text of the volatile spans (texts that change between requests), as [`SentMessage::kept_hash`]
     /// computes it; 0 if there are no spans.
     pub(crate) hash: u64,
-    /// A hash of each volatile span (a text that changes between requests); chats are compared by them.
+    /// A hash of each volatile span (a text that changes between requests), to find the recorded chat that shares the
+    /// most of them.
     pub(crate) spans: &'s [u64],
-    /// Index of the newest user message in the request, and the number of volatile spans (texts that change between
+    /// Index in the request of the newest user message, and the number of volatile spans (texts that change between
     /// requests) to write into it; `None` if there are none.
     pub(crate) target: Option<(u32, usize)>,
 }
 
-/// The memory of the messages of one tenant and model: how each was forwarded, found by the hash of its chat up to and
-/// including the message.
+/// The memory of the chats' messages of one tenant and model: how each was forwarded. A message is found by the hash of
+/// its chat's text up to and including it.
 #[derive(Debug)]
 pub(crate) struct Memory {
     bounds: Bounds,
     nodes: Slots<Node>,
-    /// The recorded messages by the hash of their chat up to and including the message, oldest first.
+    /// The recorded messages by the hash of the chat's text up to and including the message; several with the same hash
+    /// are in the order in which they were recorded.
     by_chain: FxHashMap<Chain, SmallVec<[MessageId; 2]>>,
     /// Sum of the estimated bytes of all recorded messages.
     bytes: u64,
@@ -87,24 +89,24 @@ pub(crate) struct Memory {
 #[derive(Debug)]
 struct Node {
     chain: Chain,
-    /// The last recorded message before this one in the chat; `None` if there is none.
+    /// The last recorded message before this one in the same chat; `None` if there is none.
     parent: Option<MessageId>,
     /// The message's index in its chat.
     message: u32,
-    /// Estimated tokens of the documents pinned (written by the gateway and repeated at later turns) in this message
+    /// Estimated tokens of the documents pinned (written by the gateway and repeated in later requests) in this message
     /// and its ancestors.
     pinned_tokens: u64,
-    /// Hash that distinguishes recorded messages with the same text of the chat up to here (`chain`). It covers that
-    /// text, the list of documents written into the message, the volatile spans (texts that change between requests)
-    /// kept in it, and the `lineage` of the parent.
+    /// Hash that distinguishes recorded messages with the same `chain`, that is, with the same text from the client up
+    /// to and including the message. It covers that text, the list of documents written into the message, the volatile
+    /// spans (texts that change between requests) kept in it, and the `lineage` of the parent.
     lineage: u64,
-    /// The engine that received the latest request which added this message or ended with it.
+    /// The engine that received the latest request that ended with this message, or that added it.
     engine: EngineId,
     sent: SentMessage,
 }
 
 impl Memory {
-    /// Returns a memory without messages.
+    /// Returns a memory with these bounds and without recorded messages.
     pub(crate) fn new(bounds: Bounds) -> Self {
         Self {
             bounds,
@@ -129,31 +131,32 @@ impl Memory {
         Some(&self.node(id)?.sent)
     }
 
-    /// Returns the estimated tokens of the documents pinned (written by the gateway and repeated at later turns) in the
-    /// messages of `path`.
+    /// Returns the estimated tokens of the documents pinned (written by the gateway and repeated in later requests) in
+    /// the recorded messages of `path`.
     pub(crate) fn pinned_tokens(&self, path: &Path) -> u64 {
         path.last()
             .and_then(|(_, id)| self.node(*id))
             .map_or(0, |node| node.pinned_tokens)
     }
 
-    /// Returns the recorded messages of a request whose messages have these hash `chains`; empty if none is recorded.
-    /// `written` is the index of a message and the fingerprint of the list of documents that the gateway would write
-    /// into it.
+    /// Returns those messages of a request that are recorded, given the hash `chains` of its messages; empty if none
+    /// is. `written` is the index of the message into which the gateway would write a list of documents, with the
+    /// list's fingerprint; `moving` are the volatile spans (texts of the prompt's head that change between requests)
+    /// that it would move.
     ///
     /// The hash chain does not cover documents that the gateway wrote into a message. So the message of `written` and
-    /// those after it are found only if the same list was written into the recorded one. A request's last message, if
-    /// nothing is to be written, is found only if nothing was written into the recorded one. If several recorded
-    /// messages with one chain fit and their prompts differ, the chat could be any of them: then only one into which
-    /// nothing was written is used.
+    /// those after it are found only if the same list was written into the recorded chat there. If no list is to be
+    /// written, the request's last message is found only if none was written into the recorded one. If several recorded
+    /// messages with the same chain fit and their prompts differ, the request's chat could be any of them: then only
+    /// one into which nothing was written is used.
     ///
-    /// Volatile spans (texts of the prompt's head that change between requests) written into a message are
-    /// distinguished in the same way. A request's last message with such spans is found only with exactly the same
-    /// ones. Among several candidates, the one that shares the most spans with the current head is used: a name or a
-    /// session id stays the same while a clock changes.
+    /// Messages into which different volatile spans were written are distinguished in the same way. A request's last
+    /// message is found only if it was sent with exactly the same spans. Among several recorded messages that fit, the
+    /// one that shares the most spans with the current head is used: a name or a session id stays the same while a
+    /// clock changes.
     ///
-    /// An earlier message into which the request would write spans is found only with as many spans: values change from
-    /// request to request, but a span that the message lacks would be nowhere in the prompt.
+    /// An earlier message into which the request would write spans is found only if it was sent with as many spans:
+    /// values change from request to request, but a span that the message lacks would be nowhere in the prompt.
     pub(crate) fn find(
         &self,
         chains: impl DoubleEndedIterator<Item = Chain> + ExactSizeIterator,
@@ -215,15 +218,15 @@ impl Memory {
         path
     }
 
-    /// Returns the engine that served the last message of `path` before the message with this index; `None` if there is
-    /// no such message.
+    /// Returns the engine that received the last message of `path` whose index is less than `message`; `None` if there
+    /// is no such message.
     pub(crate) fn engine(&self, path: &Path, message: u32) -> Option<EngineId> {
         let (_, turn) = path.iter().rfind(|(known, _)| *known < message)?;
         Some(self.node(*turn)?.engine)
     }
 
-    /// Returns the key of the last message of `path`, valid in the memories of other workers too; `None` for an empty
-    /// path.
+    /// Returns the key of the last message of `path`, by which other workers' memories find the message too; `None` if
+    /// the path is empty.
     pub(crate) fn place(&self, path: &Path) -> Option<MessageKey> {
         let node = path.last().and_then(|(_, id)| self.node(*id))?;
         Some(MessageKey {
@@ -232,7 +235,7 @@ impl Memory {
         })
     }
 
-    /// Returns a path with only the message that has this key; `None` if the memory does not have that message.
+    /// Returns a [`Path`] with only the message that has this key; `None` if the memory does not have the message.
     pub(crate) fn path_to(&self, place: MessageKey) -> Option<Path> {
         let turns = self.by_chain.get(&place.chain)?;
         turns.iter().find_map(|&id| {
@@ -241,9 +244,9 @@ impl Memory {
         })
     }
 
-    /// Records a forwarded request: `path` as [`Memory::find`] returned it, followed by the messages `added`, in their
-    /// order. The records of messages found earlier are not changed, but count as used. Then evicts down to the bounds.
-    /// O(path + added + evicted).
+    /// Records a forwarded request: the recorded messages `path`, as [`Memory::find`] returned them, are followed by
+    /// the messages `added`, in their order. Records that exist already are not changed, but count as used. Then evicts
+    /// the least recently used messages beyond the bounds. O(path + added + evicted).
     pub(crate) fn record(&mut self, path: &Path, added: Vec<AddedMessage>, engine: EngineId) {
         let mut parent = path.last().map(|(_, id)| *id);
         for added in added {
@@ -278,11 +281,12 @@ impl Memory {
         }
     }
 
-    /// Returns whether a request may continue from the recorded message `id`, judged by the documents that the gateway
-    /// wrote into its chat. `message` is the index of this message in the request, and `written` is the index of the
-    /// message into which the request writes, with the fingerprint of its list of documents. From that message on, the
-    /// recorded chat must have the same list there. If the request writes nothing, its last message (`is_last`) must
-    /// have no written documents. Each message passed on the way back takes one of `steps`.
+    /// Returns whether the recorded message `id` may belong to the request's chat, judged by the documents that the
+    /// gateway wrote into the recorded chat. `message` is the index of this message in the request, and `written` is
+    /// the index of the message into which the request writes, with the fingerprint of its list of documents. From that
+    /// message on, the recorded chat must have the same list there. If the request writes nothing, its last message
+    /// (`is_last`) must have no written documents. Each recorded message passed on the way back through the chat
+    /// subtracts 1 from `steps`.
     fn fits(
         &self,
         id: MessageId,
@@ -303,7 +307,7 @@ impl Memory {
     }
 
     /// Returns whether the recorded message was sent with exactly the volatile spans (texts that change between
-    /// requests) in `moving`; true if the message is not recorded.
+    /// requests) in `moving`; true if the message is no longer recorded.
     fn is_sent_with(&self, id: MessageId, moving: Moving<'_>) -> bool {
         let node = self.node(id);
         node.is_none_or(|node| node.sent.kept_hash() == moving.hash)
@@ -311,8 +315,8 @@ impl Memory {
 
     /// Returns whether the chat of the recorded message `id` has as many volatile spans (texts that change between
     /// requests) as the request would write, in the message into which it would write them. `message` is the index of
-    /// `id` in the request. True if `id` is an earlier message than the one written into. Each message passed on the
-    /// way back takes one of `steps`.
+    /// `id` in the request. True if `id` is an earlier message than the one written into. Each recorded message passed
+    /// on the way back through the chat subtracts 1 from `steps`.
     fn holds_spans(
         &self,
         id: MessageId,
@@ -329,7 +333,8 @@ impl Memory {
     }
 
     /// Returns the recorded message with index `target` in the chat that ends with the message `id`; `None` if the
-    /// memory does not have it. Each message passed takes one of `steps`; once none is left, the result is `None`.
+    /// memory does not have it. Each recorded message passed on the way back through the chat subtracts 1 from `steps`;
+    /// at 0, the result is `None`.
     fn ancestor_at(&self, id: MessageId, target: u32, steps: &mut usize) -> Option<&Node> {
         for (_, node) in self.ancestors(Some(id)) {
             looked(1);
@@ -341,8 +346,8 @@ impl Memory {
         None
     }
 
-    /// Returns the one of these messages whose chat shares the largest number of volatile spans (texts that change
-    /// between requests) with the current system text; `None` on a tie, or if none shares any.
+    /// Returns that one of `turns`, recorded messages, whose chat shares the largest number of volatile spans (texts
+    /// that change between requests) with the request's system text; `None` on a tie, or if none shares any.
     fn most_similar(&self, turns: &[MessageId], moving: Moving<'_>) -> Option<MessageId> {
         if moving.spans.is_empty() {
             return None;
@@ -359,15 +364,15 @@ impl Memory {
         (most > 0 && rivals == 1).then_some(id)
     }
 
-    /// Returns whether the gateway changed the prompts up to and including these two messages in the same way
-    /// (documents written, their order, volatile texts moved).
+    /// Returns whether the gateway made the same changes to the prompts up to and including these two messages:
+    /// documents written, their order, volatile texts moved.
     fn reads_like(&self, one: Option<MessageId>, other: Option<MessageId>) -> bool {
         self.history(one).eq(self.history(other))
     }
 
-    /// Iterates over a recorded message and its ancestors, upwards, and yields those that were forwarded with changes:
-    /// the message's index, the text that is written into it at every turn, the order of its documents, and its
-    /// volatile spans (texts that change between requests).
+    /// Iterates over a recorded message and its ancestors, from the message upwards, and yields those that were
+    /// forwarded with changes: the message's index, the text that is written into it in every request, the arrangement
+    /// of its documents, and its volatile spans (texts that change between requests).
     fn history(
         &self,
         turn: Option<MessageId>,
@@ -382,7 +387,7 @@ impl Memory {
         })
     }
 
-    /// Iterates over a recorded message and its ancestors, from the message upwards.
+    /// Iterates over a recorded message and the recorded messages before it in its chat, from the message backwards.
     fn ancestors(&self, turn: Option<MessageId>) -> impl Iterator<Item = (MessageId, &Node)> {
         let with_node = |id: MessageId| Some((id, self.node(id)?));
         std::iter::successors(turn.and_then(with_node), move |(_, node)| {
@@ -419,7 +424,7 @@ impl Memory {
         id
     }
 
-    /// Evicts a recorded message, which must have no children.
+    /// Evicts a recorded message, which must have no recorded message after it in its chat.
     fn forget(&mut self, id: MessageId) {
         self.recency.remove(id.0);
         let Some(node) = self.node_mut(id) else {
@@ -447,26 +452,26 @@ impl Memory {
 }
 
 impl Node {
-    /// Returns the estimated bytes that the recorded message occupies.
+    /// Returns the estimated number of bytes that the recorded message occupies.
     fn bytes(&self) -> u64 {
         MESSAGE_BYTES + self.sent.bytes()
     }
 }
 
-/// The maximum number of recorded messages with one hash chain (the same text of the chat up to and including the
-/// message). A chat with more is ambiguous anyway, and every request walks this list.
+/// The maximum number of recorded messages with the same hash chain, that is, with the same text from the client up to
+/// and including the message. A chat with more is ambiguous anyway, and every request walks this list.
 const MAX_VERSIONS: usize = 16;
 
-/// [`Memory::find`] goes back through chats for at most this many steps, times the number of the request's messages
-/// plus one.
+/// The maximum number of steps, for each message of a request and one more, by which [`Memory::find`] goes back through
+/// recorded chats.
 const MAX_STEPS: usize = 64;
 
-/// The maximum number of messages of a request that [`Memory::find`] passes over because several recorded messages fit.
-/// After that many it stops, so the messages before them count as not recorded.
+/// The maximum number of messages of one request for which [`Memory::find`] meets several recorded messages and cannot
+/// decide which of them the chat contains. Then it stops, so that earlier messages count as not recorded.
 const MAX_UNSETTLED: usize = 64;
 
-/// Estimated bytes of a message in the arena and the index, without the record of how it was sent; the same on every
-/// platform.
+/// Estimated bytes of a recorded message in the memory and its index, without the record of how it was sent; the same
+/// on every platform.
 const MESSAGE_BYTES: u64 = 256;
 
 #[cfg(test)]

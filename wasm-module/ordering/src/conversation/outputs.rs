@@ -1,4 +1,5 @@
-//! Replaces lines of tools' results with location hints if the result of an earlier turn already has these lines.
+//! Replaces lines of tools' results with location hints (references to an earlier copy) if the result of an earlier
+//! turn already has these lines.
 //!
 //! ```text
 //!   turn 1, in the prompt  a b c d e f
@@ -20,11 +21,11 @@ use fxhash::FxHashMap;
 #[derive(Debug, Default)]
 pub(crate) struct Outputs<'a> {
     texts: Vec<OutputText<'a>>,
-    /// For each line, by its hash: the index of the newest result that has it in full, and the line's index in that
-    /// result. A line that this result has more than once is absent.
+    /// For each line, by its hash, the newest result that contains the line in full: the index of the result, and the
+    /// line's index in it. A line that this result contains more than once is absent.
     places: FxHashMap<u64, (usize, usize)>,
-    /// Of the first `counted` results: the words that a location hint may quote, each with the number of lines that
-    /// have them. Words are counted when first needed.
+    /// The words that a location hint may quote in the first `counted` results, each with the number of lines that have
+    /// them. Words are counted when first needed.
     quoted: FxHashMap<&'a str, u32>,
     counted: usize,
 }
@@ -32,29 +33,31 @@ pub(crate) struct Outputs<'a> {
 #[derive(Debug)]
 struct OutputText<'a> {
     turn: u32,
-    /// The lines of the result as sent; `None` for those that a location hint replaced.
+    /// The lines of the result as forwarded; `None` for those that a location hint replaced.
     lines: Vec<Option<&'a str>>,
 }
 
-/// Adjacent lines of a tool's result, and the location hint that replaces them.
+/// Adjacent lines of a tool's result, and the location hint (a reference to an earlier copy) that replaces them.
 struct Run {
     start: usize,
     count: usize,
     hint: String,
 }
 
-/// The minimum length in bytes of a tool's result that is compared with earlier results. It is also the minimum for
-/// repeated lines that one location hint (a reference to their earlier copy) replaces, all of them together. A hint has
-/// about 150 bytes.
+/// The minimum length in bytes of a tool's result that is compared with earlier results, and the minimum length in
+/// bytes of the adjacent lines that one location hint (a reference to their earlier copy) replaces. A hint has about
+/// 150 bytes.
 pub(crate) const MIN_OUTPUT_BYTES: usize = 480;
 
-/// The maximum number of location hints written into one tool's result; later repeated lines stay.
+/// The maximum number of location hints (references to earlier copies of lines) written into one tool's result; further
+/// repeated lines stay.
 const MAX_HINTS: usize = 64;
 
 impl<'a> Outputs<'a> {
-    /// Adds a tool's result of `turn`, escaped as in a JSON string. Returns the result with a location hint in place of
-    /// each run of adjacent lines that a result of an earlier turn has; `None` if nothing is replaced. `refer` makes
-    /// the hint from words of the run's first line and of its last line (`None` for a single line). O(bytes).
+    /// Adds a tool's result of the chat's turn `turn`, escaped as in a JSON string. Returns the result with a location
+    /// hint in place of each run of adjacent lines that a result of an earlier turn has; `None` if nothing is replaced.
+    /// `refer` makes the hint from words of the run's first line and of its last line (`None` for a single line), or
+    /// returns `None` to keep the lines. O(bytes).
     pub(crate) fn add(
         &mut self,
         turn: u32,
@@ -72,9 +75,9 @@ impl<'a> Outputs<'a> {
         (!runs.is_empty()).then(|| replaced(&all, &runs))
     }
 
-    /// Returns the runs of adjacent lines that results of earlier turns have too, each with its location hint. `all`
-    /// are the lines of a result, `hashes` their hashes, and `bytes` is the result's length. `refer` makes a hint from
-    /// words of the first and the last line.
+    /// Returns the runs of adjacent lines that results of turns before `turn` have too, each with the location hint to
+    /// replace it. `all` are the lines of a result, `hashes` their hashes, and `bytes` is the result's length. `refer`
+    /// makes a hint from words of the run's first and last line.
     fn runs(
         &mut self,
         turn: u32,
@@ -125,9 +128,9 @@ impl<'a> Outputs<'a> {
         runs
     }
 
-    /// Returns how many of `lines`, from the first on, equal the lines of an earlier result, and the number of bytes of
-    /// these lines with their line breaks. `at` is the index of that result, and `nth` the index of its line to begin
-    /// with. Both numbers are 0 unless the result is of a turn before `turn`.
+    /// Returns how many of `lines`, from the first on, equal consecutive lines of an earlier result, and the number of
+    /// bytes of these lines with their line breaks. `at` is the index of that result, and `nth` that of its line to
+    /// begin with. Both numbers are 0 unless the result is of a turn before `turn`.
     fn agreeing(&self, turn: u32, (at, nth): (usize, usize), lines: &[&str]) -> (usize, usize) {
         let text = self.texts.get(at).filter(|text| text.turn < turn);
         let there = text.and_then(|text| text.lines.get(nth..));
@@ -140,7 +143,8 @@ impl<'a> Outputs<'a> {
         (count, bytes)
     }
 
-    /// Adds a tool's result of `turn`, and indexes those of its `lines` that are sent in full.
+    /// Adds a tool's result of the chat's turn `turn` as forwarded, and indexes its lines; those that a hint replaced
+    /// are `None` in `lines`.
     fn index(&mut self, turn: u32, hashes: &[u64], lines: Vec<Option<&'a str>>) {
         let at = self.texts.len();
         let mut here: FxHashMap<u64, Option<usize>> = FxHashMap::default();
@@ -159,7 +163,7 @@ impl<'a> Outputs<'a> {
         self.texts.push(OutputText { turn, lines });
     }
 
-    /// Counts the words that a location hint may quote in those results whose words are not counted yet.
+    /// Counts the words that a location hint may quote in those results that were added since the last call.
     fn count(&mut self) {
         for text in self.texts.iter().skip(self.counted) {
             for words in text.lines.iter().flatten().filter_map(|line| words(line)) {
@@ -170,16 +174,16 @@ impl<'a> Outputs<'a> {
     }
 }
 
-/// The first and the last line, among adjacent repeated lines, whose words a location hint can quote because no other
-/// line has them: the line's index among these lines, and the words.
+/// Lines at both ends of adjacent repeated lines by whose words a location hint can name them, because no other line of
+/// the results has these words: each line's index among the adjacent lines, and its words.
 struct Named<'t> {
     first: (usize, &'t str),
     last: (usize, &'t str),
 }
 
-/// Returns the first and the last of `lines` whose quotable words occur in no other line of the results, searched near
-/// both ends; `None` if there is none at one of the ends. `quoted` has the number of lines with each such word
-/// sequence.
+/// Returns the first and the last of `lines` whose quotable words occur in no other line of the results, searched only
+/// near both ends; `None` if there is none at one of the ends. `quoted` has the number of lines in which each such
+/// sequence of words occurs.
 fn named<'t>(lines: &[&'t str], quoted: &FxHashMap<&str, u32>) -> Option<Named<'t>> {
     let own = |(at, line): (usize, &&'t str)| {
         let words = words(line)?;
@@ -199,9 +203,9 @@ fn named<'t>(lines: &[&'t str], quoted: &FxHashMap<&str, u32>) -> Option<Named<'
 }
 
 impl Named<'_> {
-    /// Returns the part of adjacent repeated lines that a location hint replaces; `lines` are all of them, and begin at
-    /// line `start` of their result. `refer` makes the hint from the quoted words. `None` if a hint would replace too
-    /// little, or would not be shorter.
+    /// Returns those of `lines`, adjacent repeated lines, that a location hint replaces, with the hint. `start` is the
+    /// index in the result of the first of `lines`. `refer` makes the hint from the quoted words. `None` if a hint
+    /// would replace too little, or would not be shorter.
     fn run(
         &self,
         start: usize,
@@ -220,10 +224,11 @@ impl Named<'_> {
     }
 }
 
-/// The maximum number of lines at each end of a run of repeated lines that are searched for words to quote.
+/// The maximum number of lines at each end of a run of repeated lines that are searched for words by which a location
+/// hint (a reference to an earlier copy) can name them.
 const MAX_LINES_SEARCHED_FOR_NAME: usize = 16;
 
-/// Returns the result with the lines `all` in which each of `runs` is replaced by its location hint.
+/// Returns the tool's result that consists of the lines `all`, with each of `runs` replaced by its location hint.
 fn replaced(all: &[&str], runs: &[Run]) -> String {
     let mut pieces: Vec<&str> = Vec::with_capacity(all.len());
     let mut done = 0;
@@ -236,7 +241,8 @@ fn replaced(all: &[&str], runs: &[Run]) -> String {
     pieces.join(BREAK)
 }
 
-/// The minimum and maximum length of the words of a line that a location hint quotes, in bytes.
+/// The minimum and maximum length, in bytes, of the words of a line that a location hint (a reference to an earlier
+/// copy) quotes.
 const WORDS: std::ops::RangeInclusive<usize> = 10..=56;
 
 /// Returns the words of a line that a location hint may quote: its longest sequence of letters, digits, spaces and
@@ -268,7 +274,8 @@ fn words(line: &str) -> Option<&str> {
     WORDS.contains(&longest.len()).then_some(longest)
 }
 
-/// Returns the first words of a text, without punctuation at their ends, up to the maximum length of [`WORDS`].
+/// Returns the first words of `run`, a sequence of characters that may be quoted, without punctuation at both ends, up
+/// to the maximum length of [`WORDS`].
 fn shortened(run: &str) -> &str {
     let run = run.trim_matches(|c: char| !c.is_alphanumeric());
     if run.len() <= *WORDS.end() {

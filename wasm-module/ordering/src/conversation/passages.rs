@@ -1,5 +1,5 @@
-//! Replaces passages with location hints if an earlier question already has these passages, where the client joins
-//! passages into one text, as Dify does.
+//! Replaces passages with location hints (references to an earlier copy) if an earlier question already has these
+//! passages, where the client joins passages into one text, as Dify does.
 //!
 //! ```text
 //!   question 1, in the prompt  A1 ⏎ A2 ⏎ B1 ⏎ C1 ⏎ C2
@@ -24,11 +24,12 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 #[derive(Debug, Default)]
 pub(crate) struct Passages<'a> {
     texts: Vec<PassageText<'a>>,
-    /// The first occurrence of each line, by the line's hash: index of the text, and of the line in that text.
+    /// The first occurrence of each line in the prompt, by the line's hash: the index of the text, and of the line in
+    /// that text.
     first: FxHashMap<u64, (usize, usize)>,
 }
 
-/// A text in the prompt that consists of passages joined by the client.
+/// A text in the prompt that consists of passages (retrieved texts) joined by the client.
 #[derive(Debug)]
 struct PassageText<'a> {
     turn: u32,
@@ -39,8 +40,8 @@ struct PassageText<'a> {
 }
 
 impl<'a> Passages<'a> {
-    /// Adds a text of passages that the client joined, escaped as in a JSON string. `turn` is the number of the turn
-    /// that contains the text, `question` that of the chat's question with which it is sent.
+    /// Adds a text of passages that the client joined, escaped as in a JSON string. `turn` is the turn of the chat that
+    /// contains the text, `question` the number of the user message with which it is sent.
     pub(crate) fn add(&mut self, turn: u32, question: u32, text: &'a str) {
         let lines: Vec<&str> = lines(text).collect();
         let at = self.texts.len();
@@ -57,9 +58,9 @@ impl<'a> Passages<'a> {
         });
     }
 
-    /// Returns `text`, of `turn`, but with a location hint in place of each run of lines that a text of an earlier turn
-    /// has. `refer` makes the hint from a name for these lines (their opening words and the question); lines without a
-    /// name stay. `None` if no replacement would be shorter. O(bytes), for a bounded number of runs.
+    /// Returns `text`, sent in `turn`, with a location hint in place of each run of lines that a text of an earlier
+    /// turn has. `refer` makes the hint from a name for these lines (their opening words and the question); lines for
+    /// which there is no name stay. `None` if no replacement would be shorter. O(bytes), for a bounded number of runs.
     pub(crate) fn without_known(
         &self,
         turn: u32,
@@ -102,8 +103,8 @@ impl<'a> Passages<'a> {
         Some(out.join(BREAK))
     }
 
-    /// Returns the text of an earlier turn in which the first of `lines` first occurred, and how many of `lines`, from
-    /// the first on, follow one another there; `None` if there is no such text or the first line is blank.
+    /// Returns the text of a turn before `turn` in which the first of `lines` first occurred, and how many of `lines`,
+    /// from the first on, follow one another there; `None` if there is no such text or the first line is blank.
     fn run(&self, turn: u32, lines: &[&str]) -> Option<(&PassageText<'a>, usize)> {
         let opening = lines.first().filter(|line| !is_blank(line))?;
         let &(at, nth) = self.first.get(&hash(opening))?;
@@ -121,9 +122,9 @@ impl<'a> Passages<'a> {
 }
 
 impl PassageText<'_> {
-    /// Returns a name for adjacent lines of this text, with which a location hint refers to them: the opening words of
-    /// the first of `lines` whose opening words occur exactly once in the text, and the question's number; `None` if
-    /// there is no such line.
+    /// Returns a name by which a location hint refers to `lines`, adjacent lines of this text: the opening words of the
+    /// first of them whose opening words occur exactly once in the text, and the question's number; `None` if there is
+    /// no such line near their beginning.
     fn name(&self, lines: &[&str]) -> Option<String> {
         lines.iter().take(MAX_OPENINGS).find_map(|line| {
             let line = unescaped(line);
@@ -136,8 +137,9 @@ impl PassageText<'_> {
     }
 }
 
-/// Returns the words by which a location hint refers to a text, escaped as in a JSON string: the opening words of the
-/// first of its lines that has enough of them; `None` if none of the first lines has. O(opening lines).
+/// Returns the words by which a location hint refers to a text, which is escaped as in a JSON string: the opening words
+/// of the first of its lines that has enough of them; `None` if none of its first [`MAX_OPENINGS`] lines has. O(opening
+/// lines).
 pub(super) fn opening_words(text: &str) -> Option<String> {
     lines(text).take(MAX_OPENINGS).find_map(|line| {
         let line = unescaped(line);
@@ -150,7 +152,7 @@ fn is_long_enough(opening: &str) -> bool {
     opening.chars().count() >= MIN_OPENING_CHARACTERS
 }
 
-/// Returns the range of the opening words of a line that a location hint may quote; empty if the line has no letter or
+/// Returns the range in `line` of the opening words that a location hint may quote; empty if the line has no letter or
 /// digit.
 fn opening(line: &str) -> Range<usize> {
     let start = line.find(char::is_alphanumeric).unwrap_or(line.len());
@@ -211,16 +213,19 @@ pub(super) fn hash(line: &str) -> u64 {
 /// The escape sequence of a line break in a JSON string.
 pub(super) const BREAK: &str = r"\n";
 
-/// The maximum number of location hints written into one text of joined passages.
+/// The maximum number of location hints (references to earlier copies of lines) written into one text of joined
+/// passages.
 const MAX_REFERENCES: usize = 32;
 
-/// The maximum length of the opening words that a location hint quotes, in bytes.
+/// The maximum length, in bytes, of the opening words by which a location hint (a reference to an earlier copy) names a
+/// passage.
 const MAX_OPENING_BYTES: usize = 40;
 
-/// The minimum length of the opening words that a location hint quotes, in characters.
+/// The minimum length, in characters, of the opening words by which a location hint (a reference to an earlier copy)
+/// names a passage.
 const MIN_OPENING_CHARACTERS: usize = 6;
 
-/// The maximum number of lines whose opening words are tried as a name for a passage.
+/// The maximum number of lines, from a passage's first one on, whose opening words are tried as its name.
 const MAX_OPENINGS: usize = 4;
 
 #[cfg(test)]
@@ -304,8 +309,8 @@ mod tests {
         assert_eq!(all, [r"a\\nb", r#"c\"\\"#, ""]);
     }
 
-    /// Returns true if `pieces` are `all` lines, where a reference stands for consecutive lines that the text named by it
-    /// contains in that order.
+    /// Returns true if `pieces` are `all` lines, where a reference stands for consecutive lines that the text named by
+    /// it contains in that order.
     fn is_all(pieces: &[&str], all: &[&str], shown: &[String]) -> bool {
         let Some((piece, pieces)) = pieces.split_first() else {
             return all.is_empty();

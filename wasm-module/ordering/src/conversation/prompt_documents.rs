@@ -1,4 +1,5 @@
-//! The documents in a request's prompt so far, found by their blocks (documents with their tags) and by their labels.
+//! The documents in a request's prompt so far, found by their blocks (documents' texts with their tags) and by their
+//! labels (the names in tags).
 //!
 //! Documents are the same only if their blocks are: a fingerprint only selects the block to compare with. So no
 //! collision, deliberate or not, can hide a document.
@@ -8,26 +9,29 @@ use crate::body::NumberedBlock;
 use crate::document::Fingerprint;
 use fxhash::FxHashMap;
 
-/// The documents in a request's prompt so far, to which location hints may refer.
+/// The documents in a request's prompt so far, to which location hints (references to an earlier copy) may refer.
 #[derive(Debug, Default)]
 pub(crate) struct PromptDocuments<'a> {
-    /// For each document, the turn in which it first occurs, and its block (the document with its tags).
+    /// For each document, the turn of the chat in which it first occurs, and its block (the document's text with its
+    /// tags).
     blocks: FxHashMap<Fingerprint, (u32, &'a str)>,
-    /// For each label, the document that has it; `None` if several documents have the label.
+    /// For each label (the name or id that the client gives a document), the document that has it; `None` if several
+    /// documents have the label.
     labels: FxHashMap<&'a str, Option<Fingerprint>>,
     /// For each document that its client numbers, by a hash of its block without the number: the turn, the question's
-    /// number and the document's name at its first occurrence, and its block.
+    /// number and the document's number or name at its first occurrence, and the block.
     numbered: FxHashMap<Fingerprint, (u32, u32, String, NumberedBlock<'a>)>,
-    /// For each question and name (number or opening words), the numbered document that the name means there; `None` if
-    /// several documents of the question have the name, as all chunks of an attached file do.
+    /// For each question's number and a name (a document's number or opening words), the numbered document of that
+    /// question with the name; `None` if several documents of the question have it, as all chunks of an attached file
+    /// do.
     names: FxHashMap<(u32, String), Option<NumberedBlock<'a>>>,
-    /// Passages that the client joined without separators (Dify).
+    /// Texts of passages (retrieved texts) that the client joined without separators, as Dify does.
     passages: Passages<'a>,
 }
 
 impl<'a> PromptDocuments<'a> {
-    /// Adds a document that is sent in `turn`; `block` is `None` if location hints of later turns must not refer to the
-    /// document.
+    /// Adds a document that is sent in the chat's turn `turn`; `block` is its text with tags, or `None` if location
+    /// hints of later turns must not refer to the document.
     pub(crate) fn add(
         &mut self,
         turn: u32,
@@ -48,9 +52,9 @@ impl<'a> PromptDocuments<'a> {
             .or_insert(Some(fingerprint));
     }
 
-    /// Adds a document, numbered by its client, that is sent in `turn` with question number `question` of the chat, as
-    /// the document number `place` of the question, counted from 1. It is named by its own number or, without one, by
-    /// `place`.
+    /// Adds a document that its client numbers. It is sent in the chat's turn `turn` with question number `question`,
+    /// as that question's document number `place`, counted from 1. It is named by its own number or, if the block has
+    /// none, by `place`.
     pub(crate) fn add_numbered(
         &mut self,
         turn: u32,
@@ -77,9 +81,9 @@ impl<'a> PromptDocuments<'a> {
         known.or_insert((turn, question, number, block));
     }
 
-    /// Returns a block of passages joined by the client, in which each run of passages that an earlier turn has is
-    /// replaced by a location hint. `refer` makes the hint from a name for these passages. `None` if the block does not
-    /// consist of such passages or would not be shorter.
+    /// Returns the text of a block of passages joined by the client, in which each run of lines that a turn before
+    /// `turn` has is replaced by a location hint. `refer` makes the hint from a name for these lines. `None` if the
+    /// block does not consist of such passages or would not be shorter.
     pub(crate) fn without_known(
         &self,
         turn: u32,
@@ -92,9 +96,9 @@ impl<'a> PromptDocuments<'a> {
         block.with_words(&words)
     }
 
-    /// Returns the number of the earlier question that has the document, and a name that is unique among its documents:
-    /// the document's number, or else its opening words. `None` if no turn before `turn` has the document, or no name
-    /// is unique.
+    /// Returns the number of the earlier question that has the document, and a name that is unique among that
+    /// question's documents: the document's number there, or else its opening words. `None` if no turn before `turn`
+    /// has the document, or no name is unique.
     pub(crate) fn place_of(&self, turn: u32, block: &NumberedBlock<'_>) -> Option<(u32, String)> {
         let (shown, question, number, known) = self.numbered.get(&block.identity())?;
         if *shown >= turn || !known.is(block) {
@@ -108,23 +112,24 @@ impl<'a> PromptDocuments<'a> {
         Some((*question, name))
     }
 
-    /// Returns whether a turn before `turn` has a document with this fingerprint; [`PromptDocuments::holds`] also
-    /// compares the blocks.
+    /// Returns whether a turn before `turn` has a document with this fingerprint. Its text may differ;
+    /// [`PromptDocuments::holds`] compares that too.
     pub(crate) fn may_hold(&self, turn: u32, fingerprint: Fingerprint) -> bool {
         self.blocks
             .get(&fingerprint)
             .is_some_and(|(shown, _)| *shown < turn)
     }
 
-    /// Returns whether a turn before `turn` has a document with this fingerprint and exactly this block.
+    /// Returns whether a turn before `turn` has a document with this fingerprint and exactly this block (text with
+    /// tags).
     pub(crate) fn holds(&self, turn: u32, fingerprint: Fingerprint, block: &str) -> bool {
         self.blocks
             .get(&fingerprint)
             .is_some_and(|(shown, text)| *shown < turn && *text == block)
     }
 
-    /// Returns whether the label belongs to the document with this fingerprint and to no other one in the prompt so
-    /// far.
+    /// Returns whether the label (the name or id that the client gives a document) belongs to the document with this
+    /// fingerprint and to no other one in the prompt so far.
     pub(crate) fn names(&self, label: &str, fingerprint: Fingerprint) -> bool {
         self.labels.get(label) == Some(&Some(fingerprint))
     }

@@ -6,12 +6,12 @@ use crate::document::Fingerprint;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The record of the gateway's changes to one message; by default there are none.
+/// The record of how the gateway changed one message; by default, not at all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SentMessage {
-    /// The arrangement of each group of documents in the message's own texts.
+    /// The arrangement (order and location hints) of each group of documents that are in the message's own texts.
     pub(crate) groups: Box<[Arrangement]>,
-    /// The documents of a `documents` array that were written into the message; `None` if there were none.
+    /// The documents of a `documents` array that the gateway wrote into the message; `None` if there were none.
     pub(crate) written: Option<Written>,
     /// The volatile spans of the system text (texts that change between requests, such as a date) that were moved into
     /// this message, or whose first values it keeps; `None` if there were none.
@@ -19,14 +19,14 @@ pub(crate) struct SentMessage {
 }
 
 /// Volatile spans of the system text (texts that change between requests, such as a date) that every later request of
-/// the chat forwards with the same values. Texts are escaped as in JSON.
+/// the chat forwards in the same way. Texts are escaped as in JSON.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Kept {
     /// The text of the volatile spans (texts that change between requests) that moved into a user message, as written
     /// there.
     pub(crate) moved: Box<str>,
-    /// A hash of each volatile span (a text that changes between requests): of those that moved, then of those whose
-    /// first value is kept in place.
+    /// A hash of each volatile span (a text that changes between requests): first of those that moved, then of those
+    /// that keep their first value in place.
     pub(crate) spans: Box<[u64]>,
     /// For each volatile span (a text that changes between requests) that stays in its place in a system message: its
     /// value in the chat's first request, in order. Later requests forward this value again.
@@ -36,11 +36,11 @@ pub(crate) struct Kept {
 /// The documents of a `documents` array that the gateway wrote into a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Written {
-    /// Fingerprint of the client's `documents` list.
+    /// Fingerprint of the list of documents in the client's `documents` array.
     pub(crate) list: Fingerprint,
     pub(crate) arrangement: Arrangement,
-    /// The text written into the message, if later requests must contain it too; `None` if pinning is off or its limit
-    /// is exceeded.
+    /// The text written into the message, which later requests must repeat; `None` if pinning (repeating documents in
+    /// later requests) is off or its limit of tokens is exceeded.
     pub(crate) pin: Option<Pin>,
 }
 
@@ -48,21 +48,21 @@ pub(crate) struct Written {
 /// written, although the client no longer sends them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pin {
-    /// The text that was inserted into the message, documents and order and location hints, byte for byte.
+    /// The text that was inserted into the message, byte for byte: the documents, order hints and location hints.
     pub(crate) text: Box<str>,
-    /// The JSON with which the text is enclosed in the message's content.
+    /// The JSON with which the text is enclosed in the message's content, such as that of a content part.
     pub(crate) wrap: Wrap,
     /// Estimated tokens of `text`.
     pub(crate) tokens: u32,
     /// The documents in `text`, in the order in which they appear there.
     pub(crate) documents: Box<[Pinned]>,
-    /// The value of [`Arrangement::digest`] for these documents: a hash of them and their order.
+    /// The value of [`Arrangement::digest`] for the documents in `text`: a hash of them and their order.
     pub(crate) digest: u64,
-    /// The value of [`Arrangement::references`] for these documents: a hash of the location hints among them.
+    /// The value of [`Arrangement::references`] for the documents in `text`: a hash of the location hints among them.
     pub(crate) references: u64,
 }
 
-/// A document that later requests repeat in its message, with the ranges of its block and its label in [`Pin::text`].
+/// A document in [`Pin::text`], with the ranges there of its block (the document with its tags) and of its label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pinned {
     pub(crate) fingerprint: Fingerprint,
@@ -77,13 +77,14 @@ impl SentMessage {
         self.written.as_ref()?.pin.as_ref()
     }
 
-    /// Returns the fingerprint of the `documents` list that was written into this message; `None` if none was.
+    /// Returns the fingerprint of the list of documents in a `documents` array that was written into this message;
+    /// `None` if none was.
     pub(crate) fn list(&self) -> Option<Fingerprint> {
         Some(self.written.as_ref()?.list)
     }
 
-    /// Returns a hash of the system text's volatile spans (texts that change between requests) in this record, moved
-    /// ones and first values; 0 if there are none.
+    /// Returns a hash of the system text's volatile spans (texts that change between requests) in this record: those
+    /// that moved into the message and those that keep their first value; 0 if there are none.
     pub(crate) fn kept_hash(&self) -> u64 {
         let kept = self.kept.as_ref();
         kept.map_or(0, |kept| kept_hash(&kept.moved, &kept.frozen))
@@ -116,8 +117,8 @@ impl Pin {
 }
 
 impl Pinned {
-    /// Returns a document that later requests repeat, with the ranges of its block and label; `None` if a range does
-    /// not fit into 32 bits.
+    /// Returns a pinned document with these ranges of its block and label in [`Pin::text`]; `None` if a range does not
+    /// fit into 32 bits.
     pub(crate) fn new(
         fingerprint: Fingerprint,
         tokens: u32,
@@ -154,7 +155,8 @@ pub(crate) fn kept_hash(moved: &str, frozen: &[Box<str>]) -> u64 {
     hash.max(1)
 }
 
-/// Estimated bytes in memory of a [`Kept`] without its texts; also of one of its frozen values without the text.
+/// Estimated bytes in memory of a [`Kept`] without its texts; also of one of the values in [`Kept::frozen`] without its
+/// text.
 const KEPT_BYTES: usize = 32;
 
 /// Estimated bytes in memory of a [`Pinned`].

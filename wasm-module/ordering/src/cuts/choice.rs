@@ -1,5 +1,5 @@
 //! Chooses the positions of a prompt at which cache markers are set: where the expected saving exceeds the cost of
-//! writing, and at most as many as the provider allows, the client's included.
+//! writing to the cache, and at most as many as the provider allows, the client's included.
 //!
 //! ```text
 //!   tokens      0 ─────── h ───── m ──────── L ──────── end          h: what the upstream has cached, read at .1
@@ -9,49 +9,50 @@
 //!
 //! Everything between the cached prefix and the last marker is written once, at 1.25. So the last marker determines the
 //! price, and further ones are free: they are set where the next request that shares a prefix is most likely to stop
-//! sharing. With `p` the probability that a position recurs and T the tokens up to it, markers at m₁ < m₂ < … let the
-//! next such request read Σ (T(mᵢ) − T(mᵢ₋₁)) · p(mᵢ) tokens. Their value is that sum times the saving per token read,
-//! less .25 for each token newly written. The best set for each last marker is found by dynamic programming over
-//! positions.
+//! sharing. With `p` the probability that a later prompt has the same position (the same text up to there) and T the
+//! tokens up to it, markers at m₁ < m₂ < … let the next such request read Σ (T(mᵢ) − T(mᵢ₋₁)) · p(mᵢ) tokens. Their
+//! value is that sum times the saving per token read, less .25 for each token newly written. The best set for each last
+//! marker is found by dynamic programming over positions.
 
 use super::layout::{Layout, MarkTtl, Mode};
 use super::ledger::{Knowledge, Ledger};
 use super::rules::{CacheKind, CacheRules};
 
-/// The cache markers chosen for a prompt, and their expected effect.
+/// The cache markers chosen for a prompt, and the tokens that the upstream is expected to read and write.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Choice {
-    /// The positions (ends of blocks) at which the gateway sets cache markers, by index in [`Layout::positions`], in
-    /// order, each with the marker's lifetime.
+    /// The positions at which the gateway sets cache markers, as indices in [`Layout::positions`], in order, each with
+    /// the marker's lifetime.
     pub(super) markers: Vec<(usize, MarkTtl)>,
-    /// All positions (ends of blocks) with a cache marker, by index in [`Layout::positions`], in order, with the
-    /// markers' lifetimes: the gateway's markers and those in effect without it.
+    /// All positions with a cache marker, as indices in [`Layout::positions`], in order, each with the marker's
+    /// lifetime: the markers that the gateway sets, and those of the client and the provider.
     pub(super) all: Vec<(usize, MarkTtl)>,
-    /// The index in [`Layout::positions`] of the last cached position (end of a block) that the markers let the
-    /// upstream read; `None` if there is none.
+    /// The last position up to which the upstream is believed to read the prompt from its cache, as an index in
+    /// [`Layout::positions`]; `None` if it reads nothing.
     pub(super) read: Option<usize>,
-    /// Estimated tokens of the prompt that the upstream reads from its cache. `written_tokens` are those that it newly
-    /// writes to the cache.
+    /// Estimated number of the prompt's tokens that the upstream reads from its cache. `written_tokens` is the number
+    /// of those that it newly writes to the cache.
     pub(super) read_tokens: u64,
     pub(super) written_tokens: u64,
-    /// True if the gateway's body is to switch off OpenAI's automatic marker.
+    /// True if the forwarded body is to switch off OpenAI's automatic cache marker at the end of the prompt.
     pub(super) is_explicit: bool,
 }
 
-/// A position of the prompt (end of a block) that the upstream has cached, that is marked, or that may be marked.
+/// A position of the prompt (end of a block) that matters for the choice of cache markers: the upstream has the prompt
+/// cached up to it, it has a marker, or the gateway may set one there.
 #[derive(Clone, Copy, Debug)]
 struct Node {
     at: usize,
     step: u32,
     tokens: f64,
     again: f64,
-    /// True if the upstream will keep the prompt up to this position in its cache for at least half a lifetime without
-    /// a new marker.
+    /// True if the upstream will keep the prompt up to this position in its cache for at least half a cache lifetime
+    /// without a new marker.
     is_fresh: bool,
     is_live: bool,
-    /// True if the gateway may set a cache marker at this position (end of a block).
+    /// True if the gateway may set a cache marker at this position.
     is_free: bool,
-    /// True if the client or the provider, not the gateway, sets a cache marker at this position (end of a block).
+    /// True if the client or the provider, not the gateway, sets a cache marker at this position.
     is_clients: bool,
 }
 
@@ -109,8 +110,8 @@ pub(super) fn choose(layout: &Layout, rules: &CacheRules, ledger: &Ledger, now_m
     choice
 }
 
-/// Returns whether the upstream, searching backwards from the marked position (end of a block) `mark`, finds the cached
-/// position `held`, which is at or before it.
+/// Returns whether a cache marker at the position `mark` lets the upstream find the cached prefix that ends at the
+/// position `held`, as it searches backwards. Both are indices in [`Layout::positions`].
 fn reaches(layout: &Layout, rules: &CacheRules, mark: usize, held: usize) -> bool {
     let step = |at: usize| layout.positions.get(at).map_or(0, |position| position.step);
     held <= mark
@@ -161,28 +162,29 @@ fn nodes(
 struct Search<'n> {
     nodes: &'n [Node],
     rules: &'n CacheRules,
-    /// The maximum number of markers that the gateway may set in this prompt, beside the client's and the provider's.
+    /// The maximum number of cache markers that the gateway may set in this prompt, in addition to the client's and the
+    /// provider's.
     most: usize,
-    /// For each of `nodes` (positions considered): the index in `nodes` of the last cached one that a marker there
-    /// would let the upstream read; `None` if there is none.
+    /// For each of `nodes`, the last cached position up to which a marker at that node would let the upstream read the
+    /// prompt, as an index in `nodes`; `None` if there is none.
     found: Vec<Option<usize>>,
-    /// The index in `nodes` (positions considered) of the last cached one that the client's markers let the upstream
-    /// read; `None` if there is none.
+    /// The last cached position up to which the client's markers let the upstream read the prompt, as an index in
+    /// `nodes`; `None` if there is none.
     found_by_client: Option<usize>,
-    /// The index in `nodes` (positions considered) of the last one with a cache marker of the client; `None` if there
-    /// is none.
+    /// The last position with a cache marker of the client or the provider, as an index in `nodes`; `None` if there is
+    /// none.
     clients_last: Option<usize>,
-    /// The index in `nodes` (positions considered) of the last cached one; `None` if none is cached. With it, the index
-    /// of the first node, itself or a later one, at which a marker of the gateway would let the upstream read the
-    /// prompt up to that cached one; `None` if there is no such node.
+    /// The last cached position, as an index in `nodes`, with the first node from there on at which a marker of the
+    /// gateway would let the upstream read the prompt up to that position (`None` if there is no such node). `None` if
+    /// nothing is cached.
     last_held: Option<(usize, Option<usize>)>,
 }
 
-/// The best set of the gateway's cache markers up to and including a node (position considered), for a given number of
-/// markers.
+/// The best set of the gateway's cache markers for which the cache's last boundary is at one position, with a given
+/// number of markers; an element of the result of [`Search::ways`].
 #[derive(Clone, Copy, Debug)]
 struct Step {
-    /// Expected number of tokens that the next request with a shared prefix reads from the cache.
+    /// Expected number of tokens that the next request with a shared prefix will read from the cache.
     read: f64,
     before: Option<(usize, usize)>,
 }
@@ -217,8 +219,8 @@ impl<'n> Search<'n> {
         }
     }
 
-    /// Returns the indices in [`Layout::positions`] at which the gateway should set markers, in order; empty if no
-    /// marker is worth its cost.
+    /// Returns the positions at which the gateway should set markers, as indices in [`Layout::positions`], in order;
+    /// empty if no marker is worth its cost.
     fn best(&self) -> Vec<usize> {
         if self.most == 0 {
             return Vec::new();
@@ -247,8 +249,8 @@ impl<'n> Search<'n> {
         at
     }
 
-    /// Returns the price of the prompt with markers at these nodes and the client's, less that of the same prompt
-    /// without a cache, in prices of an uncached token.
+    /// Returns the price of the prompt with the gateway's markers at these positions (indices in `nodes`) and the
+    /// client's markers, minus that of the same prompt without a cache. The unit is the price of one uncached token.
     fn cost(&self, markers: &[usize]) -> f64 {
         let last = markers.iter().copied().max();
         let written = self.tokens(last.max(self.clients_last));
@@ -261,8 +263,9 @@ impl<'n> Search<'n> {
             .map_or(0.0, |node| node.tokens)
     }
 
-    /// Returns `markers` with one more at the end, which lets the upstream read up to the last cached node (position
-    /// considered). `None` if it can already read up to there, or if no marker of the gateway makes that possible.
+    /// Returns `markers` (the gateway's, as indices in `nodes`) with one more at the end, which lets the upstream read
+    /// the prompt up to the last cached position. `None` if it can already read up to there, or if no marker of the
+    /// gateway makes that possible.
     fn anchored(&self, markers: &[usize]) -> Option<Vec<usize>> {
         let (live, anchor) = self.last_held?;
         if self.read(markers) == Some(live) {
@@ -273,16 +276,16 @@ impl<'n> Search<'n> {
         Some(anchored)
     }
 
-    /// Returns the index of the last cached node (position considered) that the upstream reads with the client's
-    /// markers and these; `None` if there is none.
+    /// Returns the last cached position, as an index in `nodes`, up to which the upstream reads the prompt with the
+    /// client's markers and the gateway's at `markers`; `None` if it reads nothing.
     fn read(&self, markers: &[usize]) -> Option<usize> {
         let found = markers.iter().filter_map(|at| *self.found.get(*at)?);
         found.max().max(self.found_by_client)
     }
 
-    /// Returns, for each node (position considered) and each number of markers, the best set of exactly that many
-    /// markers of the gateway if the cache's last boundary is to be at this node; `None` if there is no such set. A
-    /// node that stays cached or that the client marks is a boundary without a marker of the gateway.
+    /// Returns, for each of `nodes` (positions considered) and each number of the gateway's markers, the best set of
+    /// exactly that many markers for which the cache's last boundary is at this position; `None` if there is no such
+    /// set. A position that stays cached or that the client marks is a boundary without a marker of the gateway.
     fn ways(&self) -> Vec<Vec<Option<Step>>> {
         let mut ways: Vec<Vec<Option<Step>>> = Vec::with_capacity(self.nodes.len());
         for (at, node) in self.nodes.iter().enumerate() {
@@ -318,8 +321,8 @@ impl<'n> Search<'n> {
         ways
     }
 
-    /// Returns the nodes (positions considered), by index and last to first, that get a marker of the gateway in the
-    /// best set with `used` markers and the last boundary at the node `last`.
+    /// Returns the positions that get a marker of the gateway in the best set with `used` markers and the cache's last
+    /// boundary at the position `last`, as indices in `nodes`, last to first. `ways` is the result of [`Search::ways`].
     fn path(&self, ways: &[Vec<Option<Step>>], last: usize, used: usize) -> Vec<usize> {
         let mut markers = Vec::new();
         let mut next = Some((last, used));
@@ -339,6 +342,6 @@ impl<'n> Search<'n> {
     }
 }
 
-/// The maximum number of positions (ends of blocks) considered in one prompt, its last ones; the search is quadratic in
-/// their number.
+/// The maximum number of positions (ends of blocks) of one prompt that are considered for markers, its last ones; the
+/// search is quadratic in their number.
 const MOST_NODES: usize = 96;

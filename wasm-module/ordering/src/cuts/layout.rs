@@ -1,4 +1,5 @@
-//! A prompt as a list of positions at which a provider's cache may have a boundary.
+//! A prompt as a list of positions, which are the points at which a provider's cache may have a boundary (the end of a
+//! cached prefix).
 //!
 //! ```text
 //!   [tool] [tool] │ system │ user: text "Read:" │ <doc a> │ <doc b> │ "Why?" │ assistant … │ user …
@@ -10,7 +11,7 @@
 //! [split](Blocks::Split), of a piece of a text: the text before its documents, each document with the separator before
 //! it, and the rest. Markers and JSON white space do not count towards a position's hash. Where providers allow no
 //! marker (thinking, empty text, an assistant's message, blocks inside a tool's result), or where the client sent the
-//! marker's field as `null`, there is no place for one.
+//! marker's field as `null`, the gateway can set none.
 
 use super::rules::CacheKind;
 use crate::body::scan::{self, Scan};
@@ -19,28 +20,28 @@ use smallvec::SmallVec;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The positions of a prompt at which a provider's cache may have a boundary, in order, and the caching fields of the
-/// body.
+/// The positions of a prompt (ends of blocks) at which a provider's cache may have a boundary, in order, and the
+/// caching fields of the body.
 #[derive(Clone, Debug, Default)]
 pub struct Layout {
     /// The positions (ends of blocks) at which the cache may have a boundary, in the order of the prompt.
     pub positions: Vec<Position>,
-    /// Lifetime of a `cache_control` at the body's top level, which marks the prompt's end (Anthropic's automatic
-    /// mode); `None` if absent.
+    /// Lifetime that a `cache_control` at the body's top level requests for the whole prompt (Anthropic's automatic
+    /// mode); `None` if the body has none.
     pub automatic: Option<MarkTtl>,
     /// The caching mode that OpenAI's `prompt_cache_options` selects in this body.
     pub mode: Mode,
-    /// Hash of what, besides the prompt, decides which cache is used: the model, the client's salt, and the `realm` of
-    /// [`Layout::of`].
+    /// Hash of what decides, apart from the prompt, which cache is used: the model, the client's salt, and the `realm`
+    /// of [`Layout::of`].
     pub(super) scope: u64,
     /// True if the body has a `prompt_cache_key`, even `null`: the gateway must not write a second one.
     pub(super) has_key: bool,
-    /// The prompt's texts that the gateway may divide into several blocks.
+    /// The texts of the prompt that the gateway may divide into several blocks.
     pub(super) texts: Vec<SplitText>,
-    /// True if the prompt has more than [`MAX_MARKED_POSITIONS`] positions (ends of blocks), of which the later ones
-    /// are missing.
+    /// True if the prompt has more than [`MAX_MARKED_POSITIONS`] positions (ends of blocks). The later ones are missing
+    /// here.
     pub(super) is_cut_short: bool,
-    /// Offset in the body just after its opening brace.
+    /// Offset in the body just after its opening brace, at which fields can be inserted.
     pub(super) inside: usize,
 }
 
@@ -56,34 +57,36 @@ pub enum Mode {
     Explicit,
 }
 
-/// The division of a text with documents into positions of the prompt: none, or at the documents' ends.
+/// How texts with documents are divided into positions of the prompt: not at all, or at the documents' ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blocks {
-    /// Each block of the body ends at one position of the prompt.
+    /// Each block of the request body ends at one position of the prompt.
     AsWritten,
     /// Like [`Self::AsWritten`], but a text with documents has several positions: the end of each document, of the text
     /// before the documents and of the text after them.
     Split,
 }
 
-/// One position of a prompt: the end of a block of the body or of a piece of text, where a cache may have a boundary.
+/// A position of a prompt: the end of a block of the body, or of a piece of a text that may become a block. A cache may
+/// have a boundary there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Position {
-    /// Hash of the prompt up to and including what ends at this position, without cache markers.
+    /// Hash of the prompt up to this position, without cache markers.
     pub hash: u64,
-    /// Estimated tokens of the prompt up to and including what ends at this position.
+    /// Estimated tokens of the prompt up to this position.
     pub tokens: u64,
-    /// The kind of block or text that ends here.
+    /// The kind of block or text that ends at this position.
     pub part: Part,
-    /// Number of consecutive documents up to and including what ends at this position; 0 if no document ends here.
+    /// Number of consecutive documents that end here and directly before this position; 0 if no document ends here.
     pub depth: u32,
-    /// Number of steps up to this position, as a provider counts them when it searches backwards for a cached prefix: a
-    /// run of tool calls, or of their results, is one step, any other position another.
+    /// Number of steps from the prompt's beginning to this position, as a provider counts them when it searches
+    /// backwards for a cached prefix: adjacent tool calls count as one step, adjacent results too, and any other
+    /// position is a step of its own.
     pub step: u32,
-    /// Lifetime of the cache marker that the client's body has here; `None` if it has none.
+    /// Lifetime of the cache marker that the client's body has at this position; `None` if it has none.
     pub mark: Option<MarkTtl>,
-    /// True if a message of a user or a tool, or the system text before all messages, ends at this position (end of a
-    /// block).
+    /// True if a message of a user, the last of adjacent tools' results, or the system text before all messages ends at
+    /// this position.
     pub ends_message: bool,
     pub(super) place: Option<MarkPlace>,
 }
@@ -100,19 +103,19 @@ impl Position {
 /// The kind of block or text that ends at a position of the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Part {
-    /// The definition of a tool.
+    /// A tool's definition.
     Tools,
-    /// A block or piece of the system text before all messages.
+    /// A block, or a piece of a text, of the system text before all messages.
     System,
-    /// A block or piece of a message.
+    /// A block, or a piece of a text, of a message.
     Message,
     /// A document in a message or in the system text.
     Document,
-    /// The last block or piece of the prompt, if it belongs to a message and is no document.
+    /// The last block, or piece of a text, of the prompt, if it belongs to a message and is no document.
     Last,
 }
 
-/// The lifetime that a cache marker requests: how long a provider keeps a cached prefix that is not used again.
+/// The lifetime that a cache marker requests: how long a provider keeps the cached prefix if it is not used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MarkTtl {
     /// The default lifetime, requested by a marker without a `ttl` field: 5 minutes, or 30 minutes with OpenAI.
@@ -121,51 +124,50 @@ pub enum MarkTtl {
     Long,
 }
 
-/// Where a cache marker can be written for a position (end of a block), and in which form.
+/// Where and in which form a cache marker for a position can be written into the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MarkPlace {
-    /// The cache marker is the first field of a block, inserted at this offset in the body, after the block's opening
-    /// brace.
+    /// As the first field of a block, inserted at this offset in the body, just after the block's opening brace.
     Field(usize),
-    /// The cache marker is a block of its own, inserted at this offset in the body, where the block of the position
-    /// ends.
+    /// As a block of its own, inserted at this offset in the body, just after the block that ends at the position.
     Behind(usize),
-    /// The cache marker is a field of the block that a piece of a text becomes, given by the text's index in
-    /// [`Layout::texts`] and the piece's index in that text.
+    /// As a field of the block that a piece of a text becomes when the text is divided. The numbers are the text's
+    /// index in [`Layout::texts`] and the piece's index in that text.
     Piece(usize, usize),
 }
 
-/// A text of the prompt that may be divided into several blocks, to set cache markers between them.
+/// A text of the prompt that the gateway may divide into several blocks, to set cache markers between them.
 #[derive(Clone, Debug)]
 pub(super) struct SplitText {
     pub(super) wrap: TextWrap,
     /// Range of the text in the body, quotes included.
     pub(super) raw: Range<usize>,
-    /// Offsets in the body at which one piece of the text ends and the next one begins.
+    /// Offsets in the body at which one piece of the text ends and the next one begins, that is, where the text may be
+    /// divided.
     pub(super) cuts: SmallVec<[usize; 8]>,
-    /// The form of the text blocks into which the text is divided.
+    /// The form of the blocks into which the text is divided.
     pub(super) style: PartStyle,
 }
 
-/// The JSON that encloses a text in the body.
+/// What encloses a text in the body, which decides how the text can be divided into blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TextWrap {
-    /// A block, given by the offsets in the body after its opening brace and before its closing one, and whether its
-    /// `text` field precedes its `type`.
+    /// The text is in a block, given by the offsets in the body after its opening brace and of its closing one, and
+    /// whether its `text` field precedes its `type`.
     Block {
         open: usize,
         close: usize,
         is_text_first: bool,
     },
-    /// No JSON: the text is the whole content of a message.
+    /// The text is the whole content of a message, without a block around it.
     Content,
-    /// No JSON: the text is the whole `input` of a Responses request, its only user message.
+    /// The text is the whole `input` of a Responses request, which stands for its only user message.
     Input,
 }
 
 impl Layout {
-    /// Returns the positions of a body's prompt (ends of blocks) for this kind of cache. `realm` stands for what else
-    /// separates caches, such as the engine: prompts of different realms share no positions.
+    /// Returns the positions (ends of blocks) of the prompt in a parsed body, for this kind of cache. `realm` stands
+    /// for what else separates caches, such as the engine: the same prompt has different hashes in different realms.
     ///
     /// # Errors
     /// Returns [`Skip::NoDocuments`] if the body is not a JSON object.
@@ -249,8 +251,8 @@ impl Layout {
         self.positions.last().map_or(0, |last| last.tokens)
     }
 
-    /// Returns the positions (ends of blocks) with a cache marker in this body, by index in `positions`, in order, with
-    /// the markers' lifetimes. A provider's automatic marker is included.
+    /// Returns the positions at which this body has a cache marker, as indices in `positions`, in order, each with the
+    /// marker's lifetime. The marker that a provider with this kind of cache sets automatically is included.
     #[must_use]
     pub fn marks(&self, kind: CacheKind) -> Vec<(usize, MarkTtl)> {
         let written = self.positions.iter().enumerate();
@@ -276,7 +278,7 @@ impl Layout {
         marks
     }
 
-    /// Returns whether the client controls caching itself, by cache markers or by a caching mode.
+    /// Returns whether the client controls caching itself, by cache markers or by a caching mode in the body.
     #[must_use]
     pub fn is_clients(&self) -> bool {
         self.automatic.is_some()
@@ -288,18 +290,18 @@ impl Layout {
     }
 }
 
-/// The maximum number of positions (ends of blocks) read of one prompt whose texts are to be split; beyond it, the
-/// gateway sets no markers.
+/// The maximum number of positions (ends of blocks) that are read of one prompt if its texts are to be divided; if it
+/// has more, the gateway sets no markers in it.
 pub(super) const MAX_MARKED_POSITIONS: usize = 2_048;
 
-/// The format of the request's body, by the field that has the messages.
+/// The format of the request's body, named by the field that contains the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     /// `messages`: OpenAI chat, Anthropic, Converse.
     Messages,
     /// `input`: OpenAI Responses.
     Responses,
-    /// Another field: no provider has cache markers in this format.
+    /// Another field: no provider supports cache markers in this format.
     Other,
 }
 
@@ -311,17 +313,16 @@ struct Reading<'a> {
     hash: u64,
     bytes: usize,
     step: u32,
-    /// The run of tool calls or of tool results that the position pushed last belongs to: a provider counts such a run
-    /// as one step when it searches backwards for a cached prefix. `None` if that position is a step by itself.
+    /// The kind of the adjacent tool calls or results to which the last position belongs, which count as one step (see
+    /// [`Position::step`]). `None` if that position is a step of its own.
     run: Option<Run>,
     depth: u32,
-    /// Ranges in the body of the current message's documents, sorted.
+    /// Ranges in the body of the documents of the message that is being read, sorted.
     slots: Vec<Range<usize>>,
     layout: Layout,
 }
 
-/// The kind of a sequence of adjacent blocks that a provider counts as one step when it searches backwards for a cached
-/// prefix: tool calls, or their results.
+/// The kind of adjacent blocks that count as one step (see [`Position::step`]): tool calls, or tools' results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Run {
     Calls,
@@ -498,8 +499,9 @@ impl<'a> Reading<'a> {
         self.mark(block.mark);
     }
 
-    /// Adds the positions (ends of pieces) of a text: one for each piece if the text is divided, otherwise one for the
-    /// whole text. `wrap` is the JSON around the text, `None` if no marker is allowed there.
+    /// Adds the positions of a text: one for each piece if the text may be divided, otherwise one for the whole text.
+    /// `raw` is the text in the body, quotes included. `wrap` is what encloses it; `None` if no marker is allowed
+    /// there.
     fn text(&mut self, raw: &'a str, part: Part, wrap: Option<TextWrap>, style: PartStyle) {
         let range = range_in(self.body, raw);
         let inner = range.start + 1..(range.end - 1).max(range.start + 1);
@@ -533,7 +535,7 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// Returns the ranges in the body of a message's documents, sorted.
+/// Returns the ranges in the body that the documents of a message occupy, sorted.
 fn documents_in(message: &Message<'_>) -> Vec<Range<usize>> {
     let slots = message.ordered().flat_map(|group| group.place.slots());
     let mut found: Vec<Range<usize>> = slots.filter(|slot| !slot.is_empty()).cloned().collect();
@@ -541,15 +543,16 @@ fn documents_in(message: &Message<'_>) -> Vec<Range<usize>> {
     found
 }
 
-/// Returns those of `slots` (sorted, disjoint ranges) that lie inside the range `text`.
+/// Returns those of `slots` that lie inside the range `text`; `slots` must be sorted and disjoint.
 fn within<'s>(slots: &'s [Range<usize>], text: &Range<usize>) -> &'s [Range<usize>] {
     let start = slots.partition_point(|slot| slot.start < text.start);
     let end = slots.partition_point(|slot| slot.end <= text.end);
     slots.get(start..end).unwrap_or_default()
 }
 
-/// Divides the text at the range `inner` of the body into pieces at the ends of `documents`. Returns the range of each
-/// piece in the body, with `true` if it ends with a document. No piece is blank, unless the whole text is.
+/// Divides the text at the range `inner` of the body into pieces at the ends of `documents`, which are ranges in the
+/// body. Returns the range of each piece in the body, with true if the piece ends with a document. No piece is blank,
+/// unless the whole text is.
 fn pieces(
     body: &str,
     inner: &Range<usize>,
@@ -576,7 +579,7 @@ fn pieces(
     pieces
 }
 
-/// Returns whether a part of a JSON string has nothing but white space, literal or escaped.
+/// Returns whether a part of a JSON string consists only of white space, literal or escaped.
 fn is_blank(piece: &str) -> bool {
     let mut bytes = piece.bytes();
     while let Some(byte) = bytes.next() {
@@ -591,22 +594,23 @@ fn is_blank(piece: &str) -> bool {
     true
 }
 
-/// A block of a message's content, or a tool's definition, as far as cache markers depend on it.
+/// A block of a message's content, or a tool's definition, with those of its properties on which cache markers depend.
 #[derive(Default)]
 struct Block<'a> {
     kind: Option<&'a str>,
-    /// The JSON of the block's text, quotes included; `None` if it has none.
+    /// The JSON string that is the block's text, quotes included; `None` if the block has no text.
     text: Option<&'a str>,
     mark: Option<MarkTtl>,
-    /// True if a field with a cache marker precedes the block's text.
+    /// True if a field with a cache marker precedes the block's `text` field.
     is_marked_early: bool,
-    /// True if the field for a cache marker is `null` or not an object: the gateway must not write a second one.
+    /// True if the block has a field for a cache marker that is no object, such as `null`: the gateway must not write a
+    /// second one.
     has_void_mark: bool,
-    /// True if the `text` field precedes the `type` field.
+    /// True if the block's `text` field precedes its `type` field.
     is_text_first: bool,
     /// True if the block is a tool whose definition is loaded only once the model has found it (`defer_loading`).
     is_deferred: bool,
-    /// Number of the block's fields other than cache markers, type and text.
+    /// Number of the block's fields other than cache markers, `type` and `text`.
     others: u32,
     /// Number of the block's fields, cache markers included.
     fields: u32,
@@ -672,7 +676,7 @@ impl<'a> Block<'a> {
         block
     }
 
-    /// Returns whether this kind of cache allows a cache marker on the block.
+    /// Returns whether this kind of cache allows a cache marker on the block, and the gateway can write one.
     fn is_markable(&self, kind: CacheKind) -> bool {
         let is_kind = match (kind, self.kind) {
             (CacheKind::Anthropic, Some(name)) => matches!(
@@ -696,8 +700,8 @@ impl<'a> Block<'a> {
         is_kind && !is_empty && !self.has_void_mark
     }
 
-    /// Returns whether the block is a text without other fields than markers and its type, so that the gateway can
-    /// split it.
+    /// Returns whether the block is a text and has no fields other than `type`, `text` and cache markers, so that the
+    /// gateway can divide it.
     fn is_plain_text(&self, kind: CacheKind) -> bool {
         let is_text = match self.kind {
             Some(name) => matches!(name, "text" | "input_text"),
@@ -707,7 +711,7 @@ impl<'a> Block<'a> {
     }
 }
 
-/// Returns the lifetime that a cache marker requests; `None` if its value is not an object.
+/// Returns the lifetime that a cache marker requests; `None` if the marker's value is not an object.
 fn ttl(marker: &str) -> Option<MarkTtl> {
     if !marker.starts_with('{') {
         return None;

@@ -1,5 +1,6 @@
-//! Tracks positions of prompts (block ends at which a cache may have a boundary): the probability that a position of
-//! its class recurs during its cache lifetime, and until when the upstream is believed to have it cached.
+//! Tracks positions of prompts (ends of blocks, identified by the hash of everything before): the probability that a
+//! position recurs in a later prompt during its cache lifetime, and until when the upstream is believed to have the
+//! prompt cached up to it.
 //!
 //! ```text
 //!   position (hash) ── last seen, times seen, cached until         bounded; the least recently seen is forgotten
@@ -9,12 +10,13 @@
 //!   visits   came again here: hits; grew older than this: passes
 //! ```
 //!
-//! Each visit of a position is a trial of its class. It is a hit if the position recurs within its lifetime. Recent
-//! trials had little time so far, so hits are counted by age, and the probability is one minus the product of the
-//! shares that passed each age without a hit (E. Kaplan, P. Meier: Nonparametric estimation from incomplete
-//! observations, 1958). The shares by age are those of all positions of the part. A class scales them by the ratio of
-//! its hits to the expected hits, since most classes are too small to fill every age. So no marker is needed to learn
-//! that one is worth its price, and traffic without sharing is never marked: unknown positions count as improbable.
+//! Each visit of a position (its occurrence in a prompt) is a trial of its class. It is a hit if the position recurs
+//! within its lifetime. Recent trials had little time so far, so hits are counted by age, and the probability is one
+//! minus the product of the shares that passed each age without a hit (E. Kaplan, P. Meier: Nonparametric estimation
+//! from incomplete observations, 1958). The shares by age are those of all positions of the part. A class scales them
+//! by the ratio of its hits to the expected hits, since most classes are too small to fill every age. So no marker is
+//! needed to learn that one is worth its price, and traffic without sharing is never marked: unknown positions count as
+//! improbable.
 
 use super::layout::{Layout, MarkTtl, Part, Position};
 use super::rules::CacheRules;
@@ -22,7 +24,8 @@ use crate::recency::Recency;
 use fxhash::FxHashMap;
 use std::collections::VecDeque;
 
-/// The tracked positions (block ends) in the prompts of one tenant and model, and the statistics of their classes.
+/// The tracked positions (ends of blocks) in the prompts of one tenant and model, and the statistics of classes of
+/// similar positions.
 #[derive(Debug)]
 pub(super) struct Ledger {
     most: u32,
@@ -30,15 +33,15 @@ pub(super) struct Ledger {
     seen: Vec<Seen>,
     recency: Recency,
     classes: FxHashMap<Class, Trials>,
-    /// Visits (occurrences of a position in a prompt) that may still become hits because the position recurs, oldest
-    /// first.
+    /// Recent visits (occurrences of a position in a prompt), oldest first. A visit is a hit if the position recurs
+    /// within its lifetime; older visits are dropped.
     visits: VecDeque<Visit>,
-    /// For each age class, the number of visits (occurrences of a position) at the front of the queue that are older
+    /// For each age class (part of a cache lifetime), the number of visits at the front of the queue that are older
     /// than the end of that class.
     passed: [usize; AGES],
 }
 
-/// A position (end of a block) that occurred in a prompt, with the data of its latest occurrence.
+/// A position (end of a block) that occurred in some prompt, with the data of its latest occurrence.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     hash: u64,
@@ -48,8 +51,8 @@ struct Seen {
     live_until_ms: u64,
 }
 
-/// One occurrence of a position (end of a block) in a prompt, which becomes a hit if the position recurs within its
-/// lifetime.
+/// A visit: one occurrence of a position (end of a block) in a prompt. It is a hit if the position recurs within its
+/// cache lifetime.
 #[derive(Clone, Copy, Debug)]
 struct Visit {
     slot: u32,
@@ -58,8 +61,8 @@ struct Visit {
     times: u32,
 }
 
-/// A class of similar positions (ends of blocks), which share statistics: the same kind of text, number of consecutive
-/// documents and number of occurrences.
+/// A class of similar positions (ends of blocks), which share statistics: those with the same kind of text, the same
+/// number of consecutive documents before them and the same number of occurrences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Class {
     part: Part,
@@ -67,21 +70,22 @@ struct Class {
     times: u8,
 }
 
-/// For each age class, two numbers of visits (occurrences of a position): of those that became hits at that age,
-/// because the position recurred, and of those that passed the age without a hit.
+/// The counts of visits (occurrences of positions) in one class of positions, by age: of those that became hits at that
+/// age, because the position recurred, and of those that passed the age without a hit.
 #[derive(Clone, Copy, Debug, Default)]
 struct Trials {
     hits: [f64; AGES],
     passes: [f64; AGES],
 }
 
-/// The estimates for one position (end of a block) of a prompt: whether it recurs, and whether it is cached.
+/// The estimates for one position (end of a block) of a prompt: how likely it recurs, and until when it is cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Knowledge {
-    /// Estimated probability that a later request has the same prompt up to this position during its cache lifetime.
+    /// Estimated probability that a later request has the same prompt up to this position, during the position's cache
+    /// lifetime.
     pub(super) again: f64,
-    /// Time in milliseconds, on the clock of the requests, until which the upstream is believed to have the prompt
-    /// cached up to this position; 0 if it is not believed to be cached.
+    /// Time in milliseconds, on the clock of [`CutOptions::now_ms`](super::CutOptions::now_ms), until which the
+    /// upstream is believed to have the prompt cached up to this position; 0 if it is not believed to be cached.
     pub(super) live_until_ms: u64,
 }
 
@@ -105,8 +109,9 @@ impl Trials {
         }
     }
 
-    /// Returns, for each age class, the probability that a visit (occurrence of a position) which reaches that age
-    /// becomes a hit in it, smoothed with [`PRIOR_WEIGHT`] visits of probability [`FIRST_GUESS`].
+    /// Returns, for each age class (part of a cache lifetime), the probability that a visit (occurrence of a position)
+    /// which has reached that age becomes a hit in it, smoothed with [`PRIOR_WEIGHT`] visits of probability
+    /// [`FIRST_GUESS`].
     fn hazards(&self) -> [f64; AGES] {
         let mut hazards = [FIRST_GUESS; AGES];
         for ((hazard, hits), passes) in hazards.iter_mut().zip(self.hits).zip(self.passes) {
@@ -115,8 +120,8 @@ impl Trials {
         hazards
     }
 
-    /// Returns the ratio of the hits (recurring positions) of this class to the number that `hazards` (the
-    /// probabilities by age) predict, smoothed with [`RATIO_WEIGHT`] hits.
+    /// Returns the ratio of this class's hits (visits after which the position recurred) to the number that `hazards`,
+    /// the probabilities of a hit by age, predict. It is smoothed with [`RATIO_WEIGHT`] hits.
     fn ratio(&self, hazards: &[f64; AGES]) -> f64 {
         let at_risk = self
             .hits
@@ -143,7 +148,7 @@ impl Class {
         }
     }
 
-    /// Returns the class that counts all positions (ends of blocks) of a [`Part`], whatever the number of documents
+    /// Returns the class that stands for all positions (ends of blocks) of a [`Part`], whatever the number of documents
     /// before them and of their occurrences.
     fn broad(part: Part) -> Self {
         Self {
@@ -171,7 +176,7 @@ impl Ledger {
         self.seen.get(*self.slots.get(&hash)? as usize)
     }
 
-    /// Returns the estimates for each position (end of a block) of a prompt at the time `now_ms`.
+    /// Returns the estimates for each position (end of a block) of a prompt, in order, at the time `now_ms`.
     pub(super) fn of(&self, layout: &Layout, rules: &CacheRules, now_ms: u64) -> Vec<Knowledge> {
         let mut least = 1.0_f64;
         let positions = layout.positions.iter();
@@ -191,8 +196,8 @@ impl Ledger {
             .collect()
     }
 
-    /// Returns the estimated probability that a position (end of a block) which has occurred `times` times recurs
-    /// during its cache lifetime.
+    /// Returns the estimated probability that a position (end of a block) recurs during its cache lifetime, once it has
+    /// occurred `times` times.
     fn again(&self, position: &Position, times: u32) -> f64 {
         let trials = |class| self.classes.get(&class).copied().unwrap_or_default();
         let hazards = trials(Class::broad(position.part)).hazards();
@@ -201,10 +206,9 @@ impl Ledger {
         1.0 - hazards.iter().map(pass).product::<f64>()
     }
 
-    /// Lowers the recorded times of occurrences that are later than `now_ms` to `now_ms`, and the ends of their cache
-    /// lifetimes by as much: a clock that is set back prolongs no lifetime. Takes time proportional to the number of
-    /// these times, since positions (ends of blocks) and visits (their occurrences) are passed from the newest one
-    /// back.
+    /// Makes the records consistent with a clock that was set back to `now_ms`, so that this prolongs no lifetime:
+    /// later times of occurrences become `now_ms`, and the ends of the positions' cache lifetimes are lowered by as
+    /// much. Takes time in proportion to the number of these times.
     pub(super) fn set_back(&mut self, now_ms: u64) {
         for slot in self.recency.iter_newest() {
             match self.seen.get_mut(slot as usize) {
@@ -222,9 +226,9 @@ impl Ledger {
         }
     }
 
-    /// Records a forwarded prompt. `marks` are the cache markers in effect, by index of their position (end of a block)
-    /// in the layout's `positions`. `read` is the index there of the last position that the upstream is believed to
-    /// have read from its cache, `None` if it read nothing.
+    /// Records a forwarded prompt: its positions (ends of blocks) and until when they are cached. `marks` are the cache
+    /// markers in effect and `read` is the last position that the upstream is believed to have read from its cache
+    /// (`None` if it read nothing), both as indices in the layout's `positions`.
     pub(super) fn take(
         &mut self,
         layout: &Layout,
@@ -252,9 +256,9 @@ impl Ledger {
         }
     }
 
-    /// Updates the queued visits (occurrences of positions) for the time `now_ms`: a visit that has reached the end of
-    /// an age class without a hit counts as a pass of it. Drops visits past the last age class, and the oldest ones
-    /// beyond the queue's bound.
+    /// Updates the statistics of queued visits (occurrences of positions) for the time `now_ms`: a visit that has
+    /// reached the end of an age class (part of a cache lifetime) without a hit counts as a pass of it. Drops visits
+    /// past the last age class, and the oldest ones beyond the queue's bound.
     fn age_visits(&mut self, rules: &CacheRules, now_ms: u64) {
         for age in 0..AGES {
             let end = ends_at(age, rules);
@@ -323,8 +327,8 @@ impl Ledger {
         });
     }
 
-    /// Returns the index in `seen` at which a new position (end of a block) with this hash is stored. If the bound is
-    /// reached, evicts the least recently seen position.
+    /// Returns the index in `seen` at which a new position (end of a block) with this hash is to be stored. If the
+    /// maximum number of positions is tracked already, first evicts the one that occurred least recently.
     fn room(&mut self, hash: u64) -> u32 {
         let oldest = self.recency.oldest();
         let slot = match oldest.filter(|_| self.seen.len() >= self.most as usize) {
@@ -352,41 +356,42 @@ impl Ledger {
     }
 }
 
-/// Returns the time after a visit (occurrence of a position) at which an age class ends, in milliseconds.
+/// Returns the time in milliseconds from a visit (occurrence of a position) to the end of the age class (part of a
+/// cache lifetime) with the index `age`.
 fn ends_at(age: usize, rules: &CacheRules) -> u64 {
     rules.ttl_ms >> (AGES - 1).saturating_sub(age)
 }
 
-/// Number of age classes into which a cache lifetime is divided. Each is as long as all earlier ones together; the last
-/// one ends with the lifetime.
+/// Number of age classes into which a cache lifetime is divided. Each class is as long as all earlier ones together;
+/// the last one ends with the lifetime.
 const AGES: usize = 8;
 
-/// Number of trials (occurrences) of a class of positions (ends of blocks) at which all its counts are halved, so that
-/// older trials count less.
+/// Number of visits (occurrences of positions) counted in a [`Class`] at which all counts of the class are halved, so
+/// that older visits count less.
 const WINDOW: f64 = 1_024.0;
 
-/// Weight of [`FIRST_GUESS`] in the estimate, in visits (occurrences of a position).
+/// Weight of [`FIRST_GUESS`] in the estimated probability of a hit, as a number of visits (occurrences of a position).
 const PRIOR_WEIGHT: f64 = 8.0;
 
-/// The probability of a hit at each age that is assumed before any position of the class has occurred: too low for any
-/// marker.
+/// The probability of a hit (that a position recurs) in each age class (part of a cache lifetime) that is assumed
+/// before any position of the class has occurred: too low for any marker.
 const FIRST_GUESS: f64 = 0.01;
 
-/// The ratio of a class's hits to the predicted number that is assumed before any position of the class has occurred.
+/// The ratio of the hits in a [`Class`] (positions that recurred) to the predicted number that is assumed before any
+/// position of the class has occurred.
 const FIRST_RATIO: f64 = 0.25;
 /// Weight of [`FIRST_RATIO`] in the estimated ratio, as a number of hits.
 const RATIO_WEIGHT: f64 = 2.0;
 
 /// The maximum number of consecutive documents that a [`Class`] distinguishes; positions (ends of blocks) after more
-/// count as after this many.
+/// documents count as after this many.
 const MOST_DEPTH: u8 = 24;
 
-/// The maximum number of visits (occurrences of a position) that a [`Class`] distinguishes; more visits count as this
-/// many.
+/// The maximum number of occurrences of a position that a [`Class`] distinguishes; more occurrences count as this many.
 const MOST_TIMES: u8 = 4;
 
-/// The maximum number of visits (occurrences of a position) in the queue of a [`Ledger`], as a multiple of the maximum
-/// number of tracked positions.
+/// The maximum number of visits (occurrences of a position) in the queue of a [`Ledger`], for each position that it may
+/// track.
 const VISITS_EACH: usize = 2;
 
 #[cfg(test)]

@@ -7,10 +7,11 @@
 //!                   ▲                     ▲         ▲                                 markers, four at most
 //! ```
 //!
-//! Anthropic, OpenAI from GPT-5.6 on, and Bedrock match a prompt only up to a boundary that an earlier request marked,
-//! and a boundary is the end of a block. So ordering documents helps there only if each document is a block of its own
-//! and a marker is set where sharing ends. Writing a marker costs money (1.25 or 2 of a token's price, against .1 to
-//! read), so one is set only where later requests are expected to share the prefix before it.
+//! Anthropic, OpenAI from GPT-5.6 on, and Bedrock match a prompt only up to a boundary that an earlier request marked
+//! by a field such as `cache_control`, and a boundary is the end of a block. So ordering documents helps there only if
+//! each document is a block of its own and a marker is set where sharing ends. Writing a marker costs money (1.25 or 2
+//! of a token's price, against .1 to read), so one is set only where later requests are expected to share the prefix
+//! before it.
 //!
 //! - [`rules`]: the requirements and prices of each kind of cache, by model.
 //! - [`layout`]: a body's prompt as positions: the provider's blocks, and which of them may be marked.
@@ -36,8 +37,8 @@ use crate::lru::Lru;
 use crate::tenant::{Tenant, key_of};
 use ledger::Ledger;
 
-/// Sets cache markers in prompts. For each tenant and model, it tracks which positions of prompts (ends of blocks)
-/// recur.
+/// Sets cache markers in prompts, which tell a provider up to where to cache a prompt. For each tenant and model, it
+/// tracks which positions of prompts (ends of blocks) recur in later prompts.
 ///
 /// A tenant's markers depend only on its own requests while at most `tree.max_trees` pairs of tenant and model are in
 /// use. Memory is bounded by that number times [`MAX_POSITIONS`] positions of about 60 bytes each.
@@ -46,10 +47,11 @@ pub struct Cutter {
     ledgers: Lru<String, Ledger>,
 }
 
-/// The maximum number of prompt positions (ends of blocks) tracked for one tenant and model.
+/// The maximum number of positions (ends of blocks) in prompts that are tracked for one tenant and model.
 pub const MAX_POSITIONS: u32 = 32_768;
 
-/// The inputs of [`Cutter::cut`] for a request: its upstream's cache, its tenant, model and engine, and the time.
+/// What [`Cutter::cut`] needs to know about a request apart from its body: the upstream's cache, the tenant, model and
+/// engine, and the time.
 #[derive(Clone, Copy, Debug)]
 pub struct CutOptions<'a> {
     /// The rules and prices of the upstream's cache.
@@ -60,12 +62,12 @@ pub struct CutOptions<'a> {
     pub model: &'a str,
     /// The engine that receives the request.
     pub engine: EngineId,
-    /// Time in milliseconds, on any clock that does not stop. If the clock is set back, recorded times later than this
-    /// one are lowered to it.
+    /// The current time in milliseconds, on any clock that does not stop. If the clock was set back, recorded times
+    /// later than this one are lowered to it.
     pub now_ms: u64,
 }
 
-/// The forwarded body with its cache markers, and their number and expected effect.
+/// The body with its cache markers, as [`Cutter::cut`] returns it, and the markers' number and expected effect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cut {
     /// The body to forward; `None` if the original body is to be forwarded.
@@ -74,26 +76,26 @@ pub struct Cut {
     pub markers: u32,
     /// Number of cache markers in effect that the gateway did not set: the client's, and the provider's automatic one.
     pub client_markers: u32,
-    /// Number of additional blocks that resulted from splitting texts.
+    /// Number of blocks that were added to the prompt by dividing texts.
     pub splits: u32,
-    /// 1 if the prompt has more positions (ends of blocks) than the gateway reads, so that it leaves the body
-    /// unchanged; otherwise 0.
+    /// 1 if the prompt has more positions (ends of blocks) than the gateway reads, so that the body is unchanged;
+    /// otherwise 0.
     pub unread: u32,
     /// Estimated tokens of the prompt's beginning that the upstream is believed to read from its cache.
     pub read_tokens: u64,
-    /// Estimated tokens that the upstream newly writes to its cache, up to the last marker.
+    /// Estimated tokens of the prompt that the upstream is believed to write newly to its cache, up to the last marker.
     pub written_tokens: u64,
 }
 
 impl Cutter {
-    /// Returns a cutter that has seen no prompt of any tenant.
+    /// Returns a cutter that has recorded no prompt of any tenant.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Chooses cache markers for `body`, a chat request that is otherwise ready to forward, and returns the body with
-    /// them.
+    /// them. Records the prompt's positions (ends of blocks) as forwarded.
     ///
     /// The body is not changed if this kind of cache has no markers, or if the prompt is shorter than the minimum that
     /// the provider caches.

@@ -1,7 +1,7 @@
 //! The requirements and prices of each kind of cache, as Anthropic, OpenAI and Bedrock publish them in November 2026.
 
 crate::named! {
-    /// The kind of an upstream's cache, which says how it matches a prompt with earlier ones.
+    /// The kind of an upstream's cache: up to where it can match a prompt with earlier ones.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub enum CacheKind {
         /// Caches any shared prefix: vLLM's dense models, SGLang, llama.cpp, Gemini, OpenAI before GPT-5.6. The gateway
@@ -14,7 +14,8 @@ crate::named! {
         OpenAi = "openai",
         /// Caches prefixes up to boundaries marked by a `cachePoint` block: Bedrock Converse.
         Bedrock = "bedrock",
-        /// Caches whole units of a fixed number of tokens: DeepSeek, vLLM's hybrid models. The gateway sets no markers.
+        /// Caches prefixes of whole units, each of a fixed number of tokens: DeepSeek, vLLM's hybrid models. The
+        /// gateway sets no markers.
         Units = "units",
     }
 }
@@ -26,8 +27,8 @@ impl CacheKind {
         matches!(self, Self::Anthropic | Self::OpenAi | Self::Bedrock)
     }
 
-    /// Returns the published rules of this kind of cache for a model, found by parts of its name. Routers write dots in
-    /// versions (`claude-opus-4.5`), where Anthropic has hyphens.
+    /// Returns the published rules of this kind of cache for a model, found by parts of the model's name. Routers write
+    /// dots in versions (`claude-opus-4.5`), where Anthropic has hyphens.
     #[must_use]
     pub fn rules(self, model: &str) -> CacheRules {
         let model = model.replace('.', "-");
@@ -88,15 +89,16 @@ impl CacheKind {
 pub struct CacheRules {
     /// The kind of the upstream's cache.
     pub kind: CacheKind,
-    /// The minimum number of tokens before a cache boundary; providers do not cache a shorter prefix, and return no
+    /// The minimum number of prompt tokens before a cache boundary; a provider caches no shorter prefix, and returns no
     /// error.
     pub minimum_tokens: u32,
-    /// The maximum number of cache markers in a request, including the client's.
+    /// The maximum number of cache markers in one request, including the client's.
     pub markers: u32,
-    /// Number of positions (ends of blocks), as the provider counts them, at which it searches for a cached prefix,
-    /// from a marker's own position backwards. With 1, only the marker's own.
+    /// Number of steps (see [`Position::step`](super::Position::step)) at which the provider searches for a cached
+    /// prefix, from a marker's own position backwards. With 1, it searches only at the marker's own position.
     pub look_back: u32,
-    /// Number of tokens in a unit of the cache; 1 if it stores prefixes of any length.
+    /// Number of tokens in a unit of the cache, of which a cached prefix has a whole number; 1 if prefixes of any
+    /// length are cached.
     pub unit_tokens: u32,
     /// Price of a token written to the cache, relative to an uncached one.
     pub write: f64,
@@ -104,7 +106,7 @@ pub struct CacheRules {
     pub write_long: f64,
     /// Price of a token read from the cache, relative to an uncached one.
     pub read: f64,
-    /// Default time for which the provider keeps a cached prefix that is not used again, in milliseconds.
+    /// Default time, in milliseconds, for which the provider keeps a cached prefix that is not used again.
     pub ttl_ms: u64,
     /// The longer time, in milliseconds, for which a marker may request to keep a prefix that is not used again.
     pub long_ttl_ms: u64,
@@ -116,11 +118,11 @@ pub const MAX_MARKERS: u32 = 4;
 
 const MINUTE_MS: u64 = 60_000;
 
-/// The minimum number of tokens before a cache boundary for models whose names [`MINIMA`] does not list.
+/// The minimum number of prompt tokens before a cache boundary for models whose names [`MINIMA`] does not list.
 const DEFAULT_MINIMUM: u32 = 1_024;
 
-/// The minimum number of tokens before a cache boundary, by parts of Anthropic's model names; the first entry that
-/// matches applies.
+/// The minimum number of prompt tokens before a cache boundary, by parts of Anthropic's model names; the first entry
+/// with a part that occurs in the name applies.
 const MINIMA: &[(&[&str], u32)] = &[
     (
         &["mythos-preview", "opus-4-7", "haiku-3-5", "3-5-haiku"],
@@ -133,7 +135,8 @@ const MINIMA: &[(&[&str], u32)] = &[
     ),
 ];
 
-/// Prices of tokens read from the cache, relative to uncached ones, by parts of Anthropic's model names.
+/// Prices of a token read from the cache, relative to an uncached one, by parts of Anthropic's model names; the first
+/// entry with a part that occurs in the name applies.
 const READS: &[(&[&str], f64)] = &[
     (&["opus-5-5", "sonnet-5-5"], 0.05),
     (&["fable-5-1", "mythos-5-1"], 0.025),

@@ -1,4 +1,4 @@
-//! Turns chosen cache markers into edits of the body, which split texts into blocks where necessary.
+//! Turns chosen cache markers into edits of the body, which divide texts into blocks where necessary.
 //!
 //! ```text
 //!   "content":"Read: <doc a><doc b> Why?"
@@ -90,11 +90,12 @@ pub(super) fn write(
     cut
 }
 
-/// The pieces of a text at which a cache marker is set, by index, with the markers' lifetimes; at most four.
+/// The pieces of a text that get a cache marker, as indices of pieces, each with the marker's lifetime; at most four.
 type TextMarks = SmallVec<[(usize, MarkTtl); 1]>;
 
-/// Appends to `edits` those that split a text into blocks: one for each of its first `kept` pieces, and one for the
-/// rest if there is any. `marks` are the pieces with a cache marker, by index. Returns the number of blocks added.
+/// Appends edits to `edits` that divide a text into blocks: one block for each of its first `kept` pieces, and one for
+/// the rest of the text if there is any. `marks` are the indices of the pieces that get a cache marker, each with the
+/// marker's lifetime. Returns by how much the number of blocks grows.
 fn write_text(
     text: &SplitText,
     kept: usize,
@@ -164,7 +165,7 @@ fn write_text(
     u32::try_from(cuts.len()).unwrap_or(u32::MAX)
 }
 
-/// Returns a cache marker as the first field of a block, with the comma after it.
+/// Returns a cache marker in the form of a block's first field, with the comma after it.
 fn field(kind: CacheKind, ttl: MarkTtl) -> String {
     let (name, words, long) = match kind {
         CacheKind::OpenAi => ("prompt_cache_breakpoint", r#""mode":"explicit""#, "12h"),
@@ -176,7 +177,7 @@ fn field(kind: CacheKind, ttl: MarkTtl) -> String {
     }
 }
 
-/// Returns a cache marker as a block of its own, as Bedrock has it.
+/// Returns a cache marker in the form of a block of its own, for Bedrock.
 fn point(ttl: MarkTtl) -> &'static str {
     match ttl {
         MarkTtl::Default => r#"{"cachePoint":{"type":"default"}}"#,
@@ -185,8 +186,8 @@ fn point(ttl: MarkTtl) -> &'static str {
 }
 
 /// Returns the `prompt_cache_key` for a prompt, by which OpenAI routes requests with a common prefix to one cache: a
-/// hash of the prompt's shortest prefix that can be cached. Prompts that could share a prefix get the same key, since
-/// prompts with different keys share nothing.
+/// hash of the shortest prefix of the prompt that can be cached. So prompts that could share a prefix get the same key;
+/// prompts with different keys share no cache.
 fn key(layout: &Layout, rules: &CacheRules) -> String {
     let shortest = (layout.positions.iter())
         .find(|position| position.tokens >= u64::from(rules.minimum_tokens));

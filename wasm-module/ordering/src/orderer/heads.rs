@@ -22,8 +22,8 @@ struct Entry {
 
 impl HeadKeep {
     /// Returns what was learnt from the heads (tools, system text) of a tenant's and model's prompts; creates an empty
-    /// state if there is none. When full, this replaces the least recently used state of the tenants that have the
-    /// most.
+    /// state if there is none. If `tree.max_trees` states are stored, this first removes the least recently used state
+    /// of those tenants that have the most states.
     pub(super) fn of(
         &mut self,
         config: &Config,

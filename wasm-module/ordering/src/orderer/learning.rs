@@ -1,5 +1,5 @@
-//! Applies what others report: requests that other orderers forwarded, events of an engine's feed of cache events, and
-//! cached tokens in responses.
+//! Applies what others report: requests that other instances of [`Orderer`] (other workers) forwarded, events of an
+//! engine's feed of cache events, and cached tokens in responses.
 
 use super::Orderer;
 use crate::conversation::memory::Path;
@@ -11,11 +11,11 @@ use crate::tenant::Tenant;
 use crate::tree::ResidencyEvent;
 
 impl Orderer {
-    /// Applies an update from another orderer or from a feed of cache events, as if this orderer had forwarded the
-    /// request or read the feed.
+    /// Applies an update from another orderer (another worker or gateway) or from an engine's feed of cache events, as
+    /// if this orderer had forwarded the request or read the feed.
     ///
-    /// Recorded messages of a chat are not changed. A continuation of a message that is not recorded is ignored. A
-    /// [`RemoteRecord`] only adds sequences of documents to knowledge trees.
+    /// Messages of chats that are recorded already are not changed. Messages that continue one that is not recorded are
+    /// ignored. A [`RemoteRecord`] only adds sequences of documents to knowledge trees.
     ///
     /// [`RemoteRecord`]: crate::RemoteRecord
     pub fn learn(&mut self, update: &PeerUpdate) {
@@ -70,12 +70,12 @@ impl Orderer {
         }
     }
 
-    /// Applies an event of an engine's feed of cache events to the knowledge trees.
+    /// Applies an event of an engine's feed of cache events to the knowledge trees of that engine.
     ///
     /// A feed identifies a tenant by its key and the model by the engine's name for it. Requests without a model name
-    /// have a state with an empty model, which every event concerns.
+    /// have a state with an empty model name, to which the events of all models are applied.
     ///
-    /// A cleared cache without a model name concerns every model.
+    /// If the engine reports a cleared cache without a model name, that is applied to the states of all models.
     ///
     /// Documents stored without a tenant's key may belong to any tenant, so states of named tenants without a key
     /// ignore them.

@@ -32,8 +32,8 @@ use crate::standalone::{self, StandaloneDocument, StandaloneOrder};
 use crate::tenant::Tenant;
 use crate::tree::ViewedNode;
 
-/// Orders the documents of requests. For every tenant and model it holds a policy, a memory of chats and a knowledge
-/// tree (documents believed to be cached) for each engine.
+/// Orders the documents of requests. For every pair of tenant and model it has a policy, a memory of chats and a
+/// knowledge tree (documents believed to be cached) for each engine.
 ///
 /// A tenant's decisions depend only on its own requests while at most `tree.max_trees` pairs of tenant and model are in
 /// use. Beyond that, states are evicted, so decisions also depend on how many other tenants there are. Memory is
@@ -42,20 +42,21 @@ use crate::tree::ViewedNode;
 pub struct Orderer {
     config: Config,
     tenants: TenantStore,
-    /// The state learnt from the heads of prompts (tools, system text), by tenant and model, to make later ones begin
-    /// alike.
+    /// What was learnt from the heads of prompts (tools, system text), by tenant and model, so that the heads of later
+    /// prompts can be made alike.
     heads: HeadKeep,
-    /// Questions that clients sent without contexts (retrieved documents), of all tenants, as a filter of hashes.
+    /// Hashes of recent questions that clients of any tenant sent without contexts (retrieved documents), as a Bloom
+    /// filter, which may wrongly contain further questions.
     bare: BareQuestions,
     /// The report on the prompt's head (tools, system text) of the last request; see [`Orderer::last_head`].
     head: HeadReport,
-    /// Number of requests so far, including those learnt from other orderers. Last uses of the states of tenants and
-    /// models are recorded by this count, for eviction.
+    /// Number of requests so far, including those learnt from other orderers. The last use of each tenant's and model's
+    /// state is recorded as such a number, for eviction.
     now: u64,
 }
 
 impl Orderer {
-    /// Returns an orderer that has no state of any tenant.
+    /// Returns an orderer without any recorded state: no knowledge trees, chats or policies of any tenant.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
@@ -70,11 +71,12 @@ impl Orderer {
 
     /// Orders the documents of `body`, a chat request of `tenant`, for a gateway with one engine.
     ///
-    /// Recorded messages of a chat are replayed: their documents are arranged as when they were first forwarded.
+    /// Messages of a chat that are recorded are forwarded as before: their documents get the same order and location
+    /// hints.
     ///
     /// # Errors
     /// Returns [`Skip`], the reason why the original body must be forwarded. Nothing is recorded then, except with
-    /// [`Skip::NoDocuments`]: the chat's continuation, and what was learnt from its head (tools, system text).
+    /// [`Skip::NoDocuments`]: the chat's new messages, and what was learnt from the prompt's head (tools, system text).
     pub fn rewrite(&mut self, tenant: Tenant<'_>, body: &[u8]) -> Result<Rewrite, Skip> {
         self.rewrite_on(&RewriteOptions::default(), tenant, body)
     }
@@ -96,7 +98,7 @@ impl Orderer {
     }
 
     /// Like [`Orderer::rewrite_on`], for a body that was already parsed with this orderer's configuration. May
-    /// recompute the hashes in `parsed`.
+    /// recompute the hashes of messages in `parsed`.
     ///
     /// # Errors
     /// Returns [`Skip::NoDocuments`] if the body has no documents and its head (tools, system text) is not changed.
@@ -194,8 +196,9 @@ impl Orderer {
         rewrite
     }
 
-    /// Returns the chat's arm of an experiment (`None` outside one), and whether the changes to the prompt's head
-    /// (tools, system text) are applied. If they are, recomputes the hashes in `parsed` without the removed bytes.
+    /// Returns the chat's arm of an experiment (`None` outside one), and whether the changes in `decision` to the
+    /// prompt's head (tools, system text) are applied. If they are, recomputes the hashes in `parsed` without the
+    /// removed bytes.
     fn settle(
         &self,
         options: &RewriteOptions<'_>,
@@ -221,8 +224,9 @@ impl Orderer {
         (arm, applies)
     }
 
-    /// Rewrites `parsed`, with the changes to the prompt's head (tools, system text) if they apply; offsets in
-    /// `decision` are offsets in that body. Returns [`Skip::NoDocuments`] if there is nothing to order or change.
+    /// Rewrites `parsed`. The last argument has the experiment's arm, and whether the changes in `decision` to the
+    /// prompt's head (tools, system text) apply; offsets in `decision` are offsets in this body. Returns
+    /// [`Skip::NoDocuments`] if there is nothing to order or change.
     fn rewrite_as(
         &mut self,
         options: &RewriteOptions<'_>,
@@ -257,8 +261,8 @@ impl Orderer {
         Ok(rewrite)
     }
 
-    /// Returns the plan for rebuilding the body with contexts (retrieved documents) of earlier turns; `None` in a dry
-    /// run, or if the configuration enables no such change.
+    /// Returns the plan for rebuilding the body with the contexts (retrieved documents) that the client sent in earlier
+    /// turns of the chat and omits now; `None` in a dry run, or if the configuration enables no such change.
     fn plan<'a>(
         &self,
         options: &RewriteOptions<'_>,
@@ -278,15 +282,15 @@ impl Orderer {
         )
     }
 
-    /// Returns the report on the prompt's head (tools, system text) of the last request: its changes, or in mode
-    /// `report` those that would be made. It is set even if the request was skipped.
+    /// Returns the report on the prompt's head (tools, system text) of the last request: the changes made or, in the
+    /// mode `report` of the configuration, those that would have been made. It is set even if the request was skipped.
     #[must_use]
     pub fn last_head(&self) -> &HeadReport {
         &self.head
     }
 
-    /// Decides the changes to the head of a request's prompt (tools, system text). A request with neither tools nor a
-    /// leading system message creates no state.
+    /// Decides how to change the head of a request's prompt (tools, system text), and learns from it. A request with
+    /// neither tools nor a leading system message creates no state and gets no changes.
     fn decide<'a>(&mut self, tenant: Tenant<'_>, parsed: &Parsed<'a>) -> Decision<'a> {
         let config = &self.config.head;
         let opens = (parsed.messages.first()).is_some_and(|first| first.role == Role::System);
@@ -298,7 +302,8 @@ impl Orderer {
     }
 
     /// Orders documents without a body, for a caller that writes its own prompts. The caller must send them in the
-    /// returned order after the text `before`. For chats, location hints and bodies use [`Orderer::rewrite`].
+    /// returned order after the text `before`. Requests that are chats, or need location hints, must be ordered by
+    /// [`Orderer::rewrite`] instead.
     ///
     /// # Errors
     /// Returns [`Skip::TooManyDocuments`], [`Skip::LongModelName`] or [`Skip::NoDocuments`]; nothing is recorded then.
@@ -321,8 +326,8 @@ impl Orderer {
         ))
     }
 
-    /// Returns the `limit` most recently used nodes of the knowledge tree of a tenant and model for the first engine,
-    /// as [`view`](crate::tree::KnowledgeTree::view) does; empty if there is no tree.
+    /// Returns the `limit` most recently used nodes of the first engine's knowledge tree of a tenant and model, as
+    /// [`view`](crate::tree::KnowledgeTree::view) does; empty if there is no tree.
     #[must_use]
     pub fn view(&self, tenant: Tenant<'_>, model: &str, limit: usize) -> Vec<ViewedNode> {
         let state = self.tenants.any(tenant, model);
@@ -335,27 +340,27 @@ impl Orderer {
         &self.config
     }
 
-    /// Drops all state of all tenants. Call it after the engine restarts with an empty cache.
+    /// Drops the state of all tenants and models. Call it after the engine restarts with an empty cache.
     pub fn clear(&mut self) {
         self.tenants = TenantStore::default();
         self.heads = HeadKeep::default();
         self.bare = BareQuestions::default();
     }
 
-    /// Returns the number of pairs of tenant and model that have state; each pair has one knowledge tree for each
+    /// Returns the number of pairs of tenant and model that have state. Each pair has one knowledge tree for each
     /// engine.
     #[must_use]
     pub fn trees(&self) -> usize {
         self.tenants.len()
     }
 
-    /// Returns the number of nodes in all knowledge trees, of all tenants, models and engines.
+    /// Returns the number of nodes in the knowledge trees of all tenants, models and engines together.
     #[must_use]
     pub fn nodes(&self) -> usize {
         self.tenants.iter().map(|state| state.trees.nodes()).sum()
     }
 
-    /// Returns how much is recorded of chats' messages, over all tenants and models.
+    /// Returns how many messages of chats are recorded and how much memory they take, over all tenants and models.
     #[must_use]
     pub fn remembered(&self) -> Remembered {
         let memories = || self.tenants.iter().map(|state| &state.memory);

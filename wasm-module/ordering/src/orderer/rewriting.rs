@@ -31,19 +31,19 @@ use crate::tenant::Tenant;
 use crate::trees::Trees;
 use smallvec::SmallVec;
 
-/// One request while it is being rewritten.
+/// One request while it is being rewritten, with everything about it that does not change.
 pub(super) struct Rewriting<'r> {
     pub(super) config: &'r Config,
     pub(super) options: &'r RewriteOptions<'r>,
     pub(super) tenant: Tenant<'r>,
     pub(super) parsed: &'r Parsed<'r>,
-    /// The changes to the prompt's head (tools, system text); `None` if none are made.
+    /// The changes to make to the prompt's head (tools, system text); `None` if none are made.
     pub(super) head: Option<&'r Decision<'r>>,
     pub(super) arm: Option<Arm>,
 }
 
-/// In a dry run, the report and the documents that would have been forwarded if the order were applied; otherwise
-/// `None`.
+/// In a dry run, the report on the documents and the runs of documents that would have been forwarded if the computed
+/// order were applied; otherwise `None`.
 type DryRunResult = Option<(Report, Vec<SentRun>)>;
 
 impl<'r> Rewriting<'r> {
@@ -59,8 +59,8 @@ impl<'r> Rewriting<'r> {
         }
     }
 
-    /// Arranges the request's documents for the engine with the lowest cost, writes the body, and records the request
-    /// in `state`.
+    /// Arranges the request's documents for each engine on offer, chooses the engine with the lowest cost, writes the
+    /// body, and records the request in `state`.
     ///
     /// # Errors
     /// Returns [`Skip::NoDocuments`] if the request has neither documents nor other changes; the chat is recorded
@@ -148,7 +148,8 @@ impl<'r> Rewriting<'r> {
         })
     }
 
-    /// Returns the recorded messages of the request's chat; empty if its documents keep the client's order.
+    /// Returns which of the request's messages are recorded as forwarded before; empty if the documents keep the
+    /// client's order, as in a dry run or an experiment's control arm.
     fn recall(&self, memory: &Memory) -> Path {
         if self.keeps_client_order() {
             // The client's order must not depend on how earlier turns were forwarded.
@@ -176,8 +177,8 @@ impl<'r> Rewriting<'r> {
         memory.find(chains, written, moving)
     }
 
-    /// Returns the engines to choose from; for a chat that continues, only the engine of its earlier turns if that is
-    /// offered.
+    /// Returns the engines to choose from. For a chat that continues, that is only the engine that received its earlier
+    /// turns, if it is among the engines on offer.
     fn choices(&self, memory: &Memory, path: &Path) -> SmallVec<[EngineCandidate; 4]> {
         // Sending the same messages again does not continue a chat.
         let last = self.parsed.messages.len().saturating_sub(1);
@@ -185,7 +186,8 @@ impl<'r> Rewriting<'r> {
         engines::choices(self.options.choices, memory.engine(path, last))
     }
 
-    /// Returns the request with its documents arranged for this engine.
+    /// Returns the request with its documents arranged (ordered, with hints) for this engine, by the engine's knowledge
+    /// tree. `path` lists the recorded messages of the request, and `mode` is the kind of order.
     fn send<'a>(
         &'a self,
         trees: &mut Trees,
@@ -204,8 +206,8 @@ impl<'r> Rewriting<'r> {
         request::arrange(config, parsed, head, tree, policy, memory, path, mode)
     }
 
-    /// Returns the engine with the lowest cost (on a tie the first) and the request with its documents arranged for
-    /// this engine; `None` if there are no choices.
+    /// Returns the engine with the lowest cost (on a tie the first of `choices`) and the request with its documents
+    /// arranged for it; `None` if `choices` is empty.
     fn choose<'a>(
         &self,
         choices: &[EngineCandidate],
@@ -230,8 +232,8 @@ impl<'r> Rewriting<'r> {
         best.map(|(_, engine, sent)| (engine, sent))
     }
 
-    /// Returns the body with the edits and, if it has documents or edits, the gateway's salt; `None` if the original
-    /// body is forwarded.
+    /// Returns the body with the edits applied and, if it has documents or edits, with the gateway's salt; `None` if
+    /// nothing changes, so that the original body is forwarded.
     fn write<'e>(&'e self, mut edits: Vec<Edit<'e>>) -> Option<Vec<u8>> {
         let text = self.parsed.text;
         if self.parsed.has_groups() || !edits.is_empty() {
@@ -241,8 +243,8 @@ impl<'r> Rewriting<'r> {
         (!edits.is_empty()).then(|| edit::apply(text, edits))
     }
 
-    /// Records the messages that this request adds to its chat, in the memory. Returns them for other orderers, with
-    /// the message that they follow; `None` if there are none.
+    /// Records the messages that this request adds to its chat, in `memory`. Returns those of them that fit into an
+    /// update for other orderers, with the recorded message that they follow; `None` if there are none.
     fn remember(
         &self,
         memory: &mut Memory,
@@ -265,7 +267,7 @@ impl<'r> Rewriting<'r> {
         chat
     }
 
-    /// Returns whether documents keep the client's order: in a dry run, and in an experiment's control arm.
+    /// Returns whether documents keep the client's order: in a dry run, and for a chat in an experiment's control arm.
     fn keeps_client_order(&self) -> bool {
         matches!(self.options.trial, Trial::DryRun) || self.arm == Some(Arm::Control)
     }

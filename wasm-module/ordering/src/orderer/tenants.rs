@@ -26,26 +26,27 @@ pub(super) struct TenantStore {
 
 /// The state of one tenant and model: knowledge trees, policy and memory of chats.
 pub(super) struct TenantState {
-    /// The tenant's name; empty if tenants are not distinguished.
+    /// The tenant's name; empty if the gateway does not distinguish tenants.
     pub(super) tenant: Box<str>,
     pub(super) key: TenantKey,
     pub(super) model: Box<str>,
     pub(super) trees: Trees,
     pub(super) policy: Box<dyn Policy>,
-    /// A simulated cache of prompts in their clients' order, to measure what ordering saves.
+    /// A simulated cache of the same prompts with documents in their clients' order, to measure what ordering saves.
     pub(super) client_order: ClientOrder,
     pub(super) memory: Memory,
-    /// Messages forwarded with contexts (retrieved documents) that their clients omit later.
+    /// Messages that were forwarded with contexts (retrieved documents), which their clients omit in later turns.
     pub(super) contexts: ContextMemory,
     last_used: u64,
-    /// True if a request through this process used the state. If not, its tenant and model are known only from an
-    /// engine's feed of cache events or another gateway, and the state holds only documents in trees.
+    /// True if a request through this process used the state. If not, the state was created by an engine's feed of
+    /// cache events or another gateway's update, and has only documents in knowledge trees.
     is_own: bool,
 }
 
 impl TenantStore {
-    /// Returns the state of a tenant and model for a request at time `now`; creates it if there is none. When the store
-    /// is full, this evicts another state, if possible one that no request through this process has used.
+    /// Returns the state of a tenant and model for a request, and sets its last use to `now`; creates it if there is
+    /// none. When the store is full, this evicts another state, if possible one that no request through this process
+    /// has used.
     pub(super) fn of(
         &mut self,
         config: &Config,
@@ -69,7 +70,7 @@ impl TenantStore {
 
     /// Returns the state of a tenant and model for an update from an engine's feed of cache events or another gateway;
     /// creates it if there is none. When the store is full, this evicts only a state that no request through this
-    /// process has used, since the others hold chats' documents; `None` if there is no such state.
+    /// process has used, since the others hold chats' documents. Returns `None` if the store is full of such others.
     pub(super) fn heard(
         &mut self,
         config: &Config,
@@ -90,24 +91,24 @@ impl TenantStore {
         Some(state)
     }
 
-    /// Returns the state of a tenant and model without marking it as used; `None` if no request through this process
-    /// has used one.
+    /// Returns the state of a tenant and model without changing its last use; `None` if there is none that a request
+    /// through this process has used.
     pub(super) fn get(&self, tenant: Tenant<'_>, model: &str) -> Option<&TenantState> {
         self.any(tenant, model).filter(|state| state.is_own)
     }
 
-    /// Returns what [`TenantStore::get`] returns, mutable.
+    /// Like [`TenantStore::get`], but returns a mutable state.
     pub(super) fn get_mut(&mut self, tenant: Tenant<'_>, model: &str) -> Option<&mut TenantState> {
         self.any_mut(tenant, model).filter(|state| state.is_own)
     }
 
-    /// Returns the state of a tenant and model, even if only an engine's feed of cache events or another gateway has
-    /// used it; `None` if there is none.
+    /// Returns the state of a tenant and model without changing its last use, even if only an engine's feed of cache
+    /// events or another gateway's update created it; `None` if there is none.
     pub(super) fn any(&self, tenant: Tenant<'_>, model: &str) -> Option<&TenantState> {
         self.all.get(&key_of(tenant, model))
     }
 
-    /// Returns what [`TenantStore::any`] returns, mutable.
+    /// Like [`TenantStore::any`], but returns a mutable state.
     pub(super) fn any_mut(&mut self, tenant: Tenant<'_>, model: &str) -> Option<&mut TenantState> {
         self.all.get_mut(&key_of(tenant, model))
     }
@@ -128,8 +129,8 @@ impl TenantStore {
         self.all.len() >= config.max_trees as usize
     }
 
-    /// Returns the key of the least recently updated of the states that only an engine's feed of cache events or
-    /// another gateway has used; `None` if there is none.
+    /// Returns the key of the least recently updated state among those that no request through this process has used;
+    /// `None` if there is none. Such states were created by an engine's feed of cache events or another gateway.
     fn oldest_foreign(&self) -> Option<String> {
         let heard = self.all.iter().filter(|(_, state)| !state.is_own);
         let oldest = heard.min_by_key(|(_, state)| state.last_used);
@@ -138,7 +139,7 @@ impl TenantStore {
 
     /// Returns the key of the state to evict for a new one of `tenant`: the least recently used state of the tenant
     /// that has the most states. Counting the new state, `tenant` itself gives one up unless another tenant still has
-    /// more. So each of n tenants in use keeps its share, an n-th of `tree.max_trees`, however many models another one
+    /// more. So each of n tenants in use keeps an n-th of `tree.max_trees` states, however many models another tenant
     /// names. O(states), once for each new state.
     fn eviction_candidate(&self, tenant: &str) -> Option<String> {
         let mut counts: FxHashMap<&str, u32> = FxHashMap::default();
@@ -178,7 +179,7 @@ impl TenantState {
     }
 
     /// Records a message that was sent with contexts (retrieved documents). If the same text may also have been sent
-    /// without contexts, the message is contested: its contexts are restored in no chat.
+    /// without contexts, the message is marked as ambiguous: its contexts are not restored in any chat.
     pub(super) fn record_contexts(&mut self, bare: &BareQuestions, message: ContextMessage) {
         let key = message.key;
         let owner = hash_of(self.tenant(), &self.model);
@@ -195,7 +196,8 @@ impl TenantState {
         }
     }
 
-    /// Records documents that another orderer forwarded, in the order sent and in their clients' order.
+    /// Records documents that another orderer (another worker or gateway) forwarded, in the order sent and in their
+    /// clients' order.
     pub(super) fn learn(&mut self, engine: EngineId, runs: &[SentRun]) {
         for run in runs {
             if let Some(order) = &run.order {
@@ -205,8 +207,8 @@ impl TenantState {
         self.take(engine, runs);
     }
 
-    /// Records forwarded documents: the engine's knowledge tree holds them from now on, and the policy learns their
-    /// order.
+    /// Records forwarded documents: adds them to the engine's knowledge tree, as cached from now on, and lets the
+    /// policy learn their order.
     pub(super) fn take(&mut self, engine: EngineId, runs: &[SentRun]) {
         for run in runs {
             if let Some(order) = &run.order {
@@ -228,8 +230,8 @@ impl TenantState {
         self.policy.evicted(tree.take_evicted());
     }
 
-    /// Applies a change of an engine's cache to that engine's tree, as the feed of cache events reports it or as a
-    /// response's cached tokens show it.
+    /// Applies a change of an engine's cache to that engine's knowledge tree, as the engine's feed of cache events
+    /// reports it or as the cached tokens in a response show it.
     pub(super) fn apply(&mut self, engine: EngineId, event: ResidencyEvent<'_>) {
         let tree = self.trees.of(engine);
         tree.apply(event);
@@ -237,7 +239,7 @@ impl TenantState {
     }
 }
 
-/// Returns a 128-bit hash of a tenant and model.
+/// Returns a 128-bit hash of a tenant's name and key and of a model's name.
 pub(super) fn hash_of(tenant: Tenant<'_>, model: &str) -> u128 {
     xxhash_rust::xxh3::xxh3_128(key_of(tenant, model).as_bytes())
 }

@@ -6,9 +6,9 @@
 //!   prompt   <|user|>…<doc id="a">…</doc>…  the same blocks behind one another: their ends
 //! ```
 //!
-//! Nothing here is trusted: a fingerprint without a block, or a block that is not in the prompt, ends its run. The
-//! documents found before that still form a path. So a gateway with another configuration, or a proxy that rewrites
-//! bodies, costs boundaries in the cache and nothing else.
+//! The header is not trusted: a fingerprint without a document in the body, or a document that is not in the prompt,
+//! ends its run of adjacent documents. The documents found before that still form a path. So a gateway with another
+//! configuration, or a proxy that rewrites bodies, costs boundaries in the cache and nothing else.
 
 use super::{Run, SentPath};
 use crate::body::{self, FoundDocument, Skip, Source};
@@ -26,7 +26,8 @@ use std::ops::Range;
 #[derive(Clone)]
 pub struct Locator(Config);
 
-/// A run of adjacent documents in a prompt, as far as its documents were found.
+/// Adjacent documents of a request, as they were found in a prompt: all of them, or those before the first one not
+/// found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Located {
     /// Hash of the prompt before the first of these documents, as the gateway sent it in the header.
@@ -47,8 +48,9 @@ impl Locator {
         Self(config)
     }
 
-    /// Returns where the documents of `path` end in `prompt`, which was rendered from `body`. Runs of which no document
-    /// was found are left out. O(bytes of body and prompt): the search ends after `MAX_PASSES` passes over the prompt.
+    /// Returns where the documents of `path` end in `prompt`, which was rendered from `body`, for each run of adjacent
+    /// documents. Runs of which no document was found are left out. O(bytes of body and prompt): the search reads the
+    /// prompt at most `MAX_PASSES` times.
     ///
     /// # Errors
     /// Returns [`Skip`] if a gateway would not have parsed the body.
@@ -65,28 +67,30 @@ impl Locator {
     }
 }
 
-/// The maximum number of passes over a prompt in search of the documents of one request. If every document is found,
-/// one pass suffices, and one more for each run of adjacent documents that the template puts before the messages.
+/// The maximum number of times that a prompt is read in search of the documents of one request. If every document is
+/// found, once suffices, and once more for each run of adjacent documents that the chat template puts before the
+/// messages.
 const MAX_PASSES: usize = 8;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PromptPart {
-    /// The part where the chat template puts the documents of a `documents` array.
+    /// The part of the prompt in which the chat template puts the documents of a `documents` array.
     Front,
     Message,
 }
 
 struct Search<'a, 'p> {
-    /// The documents found in the body, in the order of the prompt, those of a `documents` array first.
+    /// The documents found in the body, in the order in which they should be in the prompt: those of a `documents`
+    /// array first.
     blocks: Vec<(PromptPart, &'p FoundDocument<'a>)>,
-    /// Indices in `blocks` of the documents with each fingerprint, in ascending order.
+    /// For each fingerprint, the indices in `blocks` of the documents that may have it, in ascending order.
     known: FxHashMap<Fingerprint, SmallVec<[usize; 1]>>,
     prompt: &'p str,
-    /// Index in `blocks` after the document found last.
+    /// Index in `blocks` after that of the document located last.
     next: usize,
-    /// Offset in the prompt after the last document found in a message.
+    /// Offset in the prompt of the end of the last document located in a message.
     message_at: usize,
-    /// Number of bytes of the prompt that may still be searched.
+    /// Number of bytes of the prompt that may still be searched (some of them repeatedly).
     left: usize,
 }
 
@@ -143,8 +147,8 @@ impl<'a, 'p> Search<'a, 'p> {
         located
     }
 
-    /// Returns the first document with this fingerprint at or after index `next` in `blocks`, with its index there and
-    /// the part of the prompt that it is in; `None` if there is none.
+    /// Returns the first document with this fingerprint among `blocks`, from index `next` on: its index, the part of
+    /// the prompt that it is in, and the document. `None` if there is none.
     fn block(
         &self,
         fingerprint: Fingerprint,
@@ -156,8 +160,8 @@ impl<'a, 'p> Search<'a, 'p> {
         Some((index, *place, *found))
     }
 
-    /// Returns the range of the text `block` in the prompt at or after offset `at`; `None` if the text is absent, or if
-    /// the prompt has more bytes from there on than may still be searched.
+    /// Returns the range of the text `block` in the prompt, searched from offset `at` on; `None` if the text is absent
+    /// there, or if more bytes follow than may still be searched. Counts the searched bytes.
     fn find(&mut self, block: &str, at: usize) -> Option<Range<usize>> {
         let rest = self.prompt.get(at..)?;
         if rest.len() > self.left {
@@ -172,8 +176,8 @@ impl<'a, 'p> Search<'a, 'p> {
     }
 }
 
-/// Iterates over the fingerprints that the gateway may have for this document: of its block (the document with its
-/// tags), and of the element of a `documents` array from which that may have been rendered.
+/// Iterates over the fingerprints that the gateway may have for this document: that of its text with tags and, if the
+/// text may have been rendered from an element of a `documents` array, that of the element.
 fn fingerprints(found: &FoundDocument<'_>) -> impl Iterator<Item = Fingerprint> {
     let parts = match found.source {
         Source::Whole(whole) => body::render::parts_of_block(whole),
@@ -186,7 +190,8 @@ fn fingerprints(found: &FoundDocument<'_>) -> impl Iterator<Item = Fingerprint> 
     std::iter::once(found.fingerprint).chain(parts)
 }
 
-/// Returns the text of the document as a chat template prints it; `None` for a document that is yet to be rendered.
+/// Returns the text of the document as a chat template prints it; `None` for a document that the gateway has yet to
+/// render.
 fn plain<'a>(found: &FoundDocument<'a>) -> Option<Cow<'a, str>> {
     match found.source {
         Source::Whole(whole) if whole.starts_with(['{', '"']) => body::element_text(whole),

@@ -1,4 +1,4 @@
-//! The documents of a request in the order chosen, as one header for the engine.
+//! The documents of a request in the order in which they were forwarded, as the value of one header for the engine.
 //!
 //! ```text
 //!   1;9f3c61d2a0b4e587=0a1b2c3d4e5f6071,77de…;51c0…=e3a9…
@@ -22,23 +22,23 @@ use crate::document::Fingerprint;
 use crate::hexadecimal;
 use crate::tree::Scope;
 
-/// The documents of one forwarded request in the order of the prompt, as fingerprints in runs of adjacent ones.
+/// The documents of one forwarded request in the order of the prompt, as fingerprints, in runs of adjacent documents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SentPath {
-    /// The runs of adjacent documents; each has at least one document.
+    /// The runs of adjacent documents in the order of the prompt; each run has at least one document.
     pub runs: Vec<Run>,
 }
 
-/// A run of documents that follow each other in a prompt.
+/// A run of adjacent documents, which follow each other in a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Hash of the prompt before the first of these documents, under which the knowledge tree has these documents.
+    /// Hash of the prompt before the first of these documents.
     pub scope: Scope,
-    /// The fingerprints of the documents, in the order sent.
+    /// The fingerprints of the documents, in the order in which they were sent.
     pub documents: Vec<Fingerprint>,
 }
 
-/// The reason why the header with a request's documents cannot be parsed.
+/// The reason why a header with a request's documents cannot be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadPath {
     /// The header does not begin with the version of its format, `1;`.
@@ -50,7 +50,7 @@ pub enum BadPath {
         /// Offset of the scope (hash of the prompt before documents) or the fingerprint in the header.
         at: usize,
     },
-    /// A scope (hash of the prompt before documents) is not followed by `=` and documents.
+    /// A scope (hash of the prompt before documents) is not followed by `=` and the fingerprints of documents.
     #[error("the path has a scope without documents at byte {at}")]
     Empty {
         /// Offset in the header of the scope (hash of a prompt) that no documents follow.
@@ -64,10 +64,11 @@ pub enum BadPath {
     },
 }
 
-/// Number of hexadecimal digits of a scope (hash of the prompt before documents) or a fingerprint in the header.
+/// Number of hexadecimal digits of a hash in the header: a scope (hash of the prompt before documents) or a
+/// fingerprint.
 const DIGITS: usize = 16;
 
-/// The maximum length in bytes of the header with a request's documents: 239 documents that follow the same prompt.
+/// The maximum length in bytes of the header with one request's documents: 239 documents in one run of adjacent ones.
 /// Proxies and servers accept headers of 8 KiB or more.
 pub const MAX_PATH_BYTES: usize = 4096;
 
@@ -80,8 +81,8 @@ impl SentPath {
         self.runs.is_empty()
     }
 
-    /// Returns the value of the header for the engine; `None` without documents. It is truncated to [`MAX_PATH_BYTES`]
-    /// after a whole document, since the beginning of the list is valid too.
+    /// Returns the value of the header that names the documents to the engine; `None` if there are none. It is
+    /// truncated to [`MAX_PATH_BYTES`] after a whole document, since the beginning of the list is valid too.
     #[must_use]
     pub fn to_header(&self) -> Option<String> {
         let hashes = self.runs.iter().map(|run| 1 + run.documents.len());

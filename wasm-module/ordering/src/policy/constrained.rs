@@ -1,27 +1,29 @@
 //! Wraps another policy: places the retriever's best documents as configured and lets that policy order the others. A
-//! match shorter than a block of the engine's cache counts as none (blocks have 528 to 8,320 tokens for hybrid models).
+//! match (the documents at the beginning of an order that are believed to be cached) with fewer tokens than a block of
+//! the engine's cache counts as none. Blocks have 528 to 8,320 tokens for hybrid models.
 
 use super::stability::RankStability;
 use super::{Order, Place, Placement, Policy, SentDocuments, Start, match_of, ranks};
 use crate::document::{Candidate, Fingerprint};
 use crate::tree::{Bounds, KnowledgeTree};
 
-/// A policy that places the favoured documents (the retriever's best) and lets another policy order the others. If
-/// favoured documents come first, the other policy's documents are matched after them. If the match is shorter than a
-/// block of the engine's cache, the other policy is called again with an empty tree.
+/// A policy that places the favoured documents (the retriever's best) and lets another policy order the others, after
+/// those favoured ones that come first. If the resulting order begins with fewer cached tokens than a block of the
+/// engine's cache has, the other policy is called again as if nothing were cached.
 pub(super) struct Constrained {
     policy: Box<dyn Policy>,
     placement: Placement,
-    /// For [`Place::Auto`], measures whether documents should stay in the client's order; `None` for any other place.
+    /// For [`Place::Auto`], measures whether documents should stay in rank order; `None` for any other place.
     stability: Option<RankStability>,
     block_tokens: u64,
-    /// A knowledge tree without nodes, in which nothing matches.
+    /// A knowledge tree without nodes, for ordering as if nothing were cached.
     empty: KnowledgeTree,
 }
 
 impl Constrained {
-    /// Returns `policy` with the constraints; `policy` itself if no document is favoured and a match of any length
-    /// counts. `block_tokens` is the size of a block of the engine's cache.
+    /// Returns `policy` wrapped so that favoured documents (the retriever's best) are placed as `placement` says, and
+    /// that an order must begin with at least `block_tokens` cached tokens (a block of the engine's cache) for these to
+    /// count. Returns `policy` itself if no document is favoured and any number of tokens counts.
     pub(super) fn of(
         policy: Box<dyn Policy>,
         placement: Placement,
@@ -51,7 +53,8 @@ impl Constrained {
 }
 
 /// Returns an order of all candidates: the favoured documents (the retriever's best) in their places, and the others as
-/// `policy` orders them after the favoured documents that come first.
+/// `policy` orders them, given the favoured documents that precede them. If the candidates are not in rank order,
+/// `policy` orders all.
 fn placed(
     policy: &mut dyn Policy,
     placement: Placement,
@@ -96,7 +99,8 @@ impl Policy for Constrained {
         placed(policy, placement, candidates, start.in_empty(&self.empty))
     }
 
-    /// Passes all documents to the inner policy: those favoured in one request are ordered by it in others.
+    /// Passes all documents to the wrapped policy, favoured ones (the retriever's best) too, since documents that are
+    /// favoured in one request are ordered by that policy in others.
     fn remember(&mut self, ranked: &[Fingerprint], order: &[u16]) {
         if let Some(stability) = &mut self.stability {
             stability.observe(ranked, self.placement.documents);

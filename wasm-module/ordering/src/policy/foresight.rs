@@ -1,8 +1,8 @@
 //! The default policy: after the heaviest sequence of documents that is cached, the other documents are ordered for
 //! later requests to match.
 //!
-//! After the match, the sequence (path) is new to the engine, so its order is free, and later requests can match its
-//! beginning. Recent requests serve as the sample of later ones.
+//! After these documents (the match), the sequence (path) is new to the engine, so its order is free, and later
+//! requests can match its beginning. Recent requests serve as the sample of later ones.
 //!
 //! ```text
 //!   request {a b c d e}, resident path [c]  recent requests with c: {c a b} {c a x} {c b a} {c e y}
@@ -21,8 +21,9 @@
 //! The kind of traffic is measured ([`Skew`]): under skew, the same documents are frequent in the older and in the
 //! newer half of the window, while differences by chance are not the same in both halves.
 //!
-//! The cost is the postings of the candidates in the window, then each recent request that contains the path, once for
-//! every step that it shares. The bench `policies` has times and reuse.
+//! It takes time in proportion to the occurrences of the candidates in the window of recent requests, then to the
+//! recent requests that contain the path, once for every document that they share. The bench `policies` has times and
+//! reuse.
 //!
 //! This is the default policy: it reuses a tenth to two thirds more than `longest` where topics recur, and as much
 //! elsewhere, for two more microseconds (`benches/results/ordering.md`). It learns from the requests of all workers.
@@ -35,16 +36,16 @@ use crate::sort::sort_by_key;
 use smallvec::SmallVec;
 
 /// The policy `foresight`: first the sequence of documents with the most cached tokens, then the documents that later
-/// requests will likely share. It learns from requests, not from the cache, so its state stays valid across scopes
-/// (hashes of the prompt before documents) and after an engine's restart.
+/// requests will likely share. It learns from requests, not from the cache, so what it learnt is valid whatever
+/// precedes the documents in the prompt, and after an engine's restart.
 pub(super) struct Foresight {
     window: Window,
     skew: Skew,
     allowed: Displacement,
 }
 
-/// The number of recent requests that count in even traffic (documents of a topic are requested alike): combinations of
-/// documents in older ones are assumed to be evicted. From 20 to 300, reuse differs by less than 1 %.
+/// In even traffic (documents of a topic are requested alike), only this number of latest requests counts: combinations
+/// of documents in older ones are assumed to be evicted. From 20 to 300, reuse differs by less than 1 %.
 const EVEN_AGE: u16 = 100;
 
 impl Foresight {
@@ -112,16 +113,17 @@ impl Policy for Foresight {
     }
 }
 
-/// A candidate document that is not in the order built so far.
+/// A candidate document that is not yet in the order that is being built.
 struct Open {
     fingerprint: Fingerprint,
     tokens: u32,
     rank: u16,
-    /// The index of the candidate's bit in [`Shared::mask`].
+    /// The index of the bit that stands for this candidate in [`Shared::mask`].
     bit: u32,
 }
 
-/// Returns the best-ranked [`MAX_DOCUMENTS`] candidates whose ranks are not in `path`, the order built so far.
+/// Returns the best-ranked candidates that are not in `path` (the ranks of the order built so far), at most
+/// [`MAX_DOCUMENTS`].
 fn open_candidates(candidates: &[Candidate<'_>], path: &Order) -> SmallVec<[Open; 16]> {
     let mut placed: SmallVec<[u16; 16]> = path.clone();
     sort_by_key(&mut placed, |rank| *rank);
@@ -139,9 +141,10 @@ fn open_candidates(candidates: &[Candidate<'_>], path: &Order) -> SmallVec<[Open
         .collect()
 }
 
-/// A recent request that has all documents of the order built so far.
+/// A recent request that has all documents of the order built so far, and at least one other candidate.
 struct Evidence {
-    /// A bit for each candidate that is not yet in the order, set if the recent request has this document.
+    /// A bit for each candidate that is not yet in the order (see [`Open::bit`]), set if the recent request has this
+    /// document.
     mask: u64,
     /// Estimated tokens of the candidates whose bits are set in `mask`.
     tokens: u64,
@@ -160,8 +163,8 @@ impl Evidence {
         }
     }
 
-    /// Takes the candidate `next`, which was added to the order, out of this request's candidates. Returns whether the
-    /// request has it and at least one more candidate that is not yet in the order.
+    /// Removes the candidate `next`, which was added to the order, from this request's mask and tokens. Returns whether
+    /// the request has `next` and at least one more candidate that is not yet in the order.
     fn follow(&mut self, next: &Open) -> bool {
         let held = self.mask >> next.bit & 1 == 1;
         self.mask &= !(1 << next.bit);
@@ -170,8 +173,9 @@ impl Evidence {
     }
 }
 
-/// Returns a score for each candidate, by its bit, from the recent requests that have it. In even traffic, the score is
-/// the number of these requests; under skew, each counts with the tokens of all candidates that it has.
+/// Returns a score for each candidate, at the index of its bit, from the recent requests that have it. In even traffic,
+/// the score is the number of these requests; if `skewed`, the sum of the tokens of all candidates that each of them
+/// has.
 fn scores(recent: &[Evidence], skewed: bool) -> [u64; MAX_DOCUMENTS] {
     let mut scores = [0_u64; MAX_DOCUMENTS];
     for evidence in recent {
@@ -193,14 +197,15 @@ fn bits(mut mask: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Measures whether frequently requested documents stay frequent: the correlation between documents' counts in the
-/// newer and in the older half of the window of recent requests, summed over requests with exponential decay.
+/// Measures whether traffic is skewed, that is, whether frequently requested documents stay frequent, by the
+/// correlation between documents' counts in the newer and in the older half of the window of recent requests, summed
+/// over requests with exponential decay.
 ///
 /// Within one half, bursts alone make counts differ, but they do not make the halves agree. The measure is taken where
 /// requests are recorded rather than ordered, so that other workers' requests count equally.
 struct Skew {
-    /// Sum of the products of the deviations of documents' counts from their mean in the newer and in the older half;
-    /// the next two fields are the sums of the squares in each half.
+    /// Sum of the products of the deviations of documents' counts from their mean in the newer and in the older half of
+    /// the window. `newer_newer` and `older_older` are the sums of the squares in each half.
     newer_older: f64,
     newer_newer: f64,
     older_older: f64,
@@ -210,15 +215,17 @@ struct Skew {
 /// recent requests.
 type Counts = SmallVec<[[u32; 2]; 16]>;
 
-/// The factor by which the weight of earlier requests shrinks with each new one; after 1,000 requests, half is left.
+/// The factor by which the weight of earlier requests in [`Skew`] shrinks with each new one; after 1,000 requests, half
+/// is left.
 const DECAY: f64 = 0.9993;
 
-/// The correlation of counts above which traffic is skewed (some documents are requested far more than others). It is
-/// 0.0 on bursty traces and 0.4 to 0.7 on XQuAD, Zipf topics and conversations.
+/// The correlation (see [`Skew`]) above which traffic counts as skewed: some documents are requested far more than
+/// others. The correlation is 0.0 on bursty traces and 0.4 to 0.7 on XQuAD, Zipf topics and conversations.
 const SKEWED: f64 = 0.1;
 
 impl Default for Skew {
-    /// Returns the initial state, in which traffic counts as skewed: the sums give a correlation of 0.2.
+    /// Returns the initial state, in which traffic counts as skewed: the sums give a correlation of 0.2, above
+    /// [`SKEWED`].
     fn default() -> Self {
         Self {
             newer_older: 10.0,

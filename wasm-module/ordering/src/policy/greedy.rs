@@ -1,11 +1,12 @@
-//! RAGCache++ Algorithm 1: in the knowledge tree, steps to the best-ranked candidate among the children until there is
-//! none.
+//! RAGCache++ Algorithm 1: in the knowledge tree (the sequences of documents believed to be cached), steps from node to
+//! node, always to the child with the best-ranked candidate, until no child is a candidate.
 
 use super::{Order, Policy, Start, followed_by_rank};
 use crate::document::Candidate;
 
-/// The policy `greedy` (RAGCache++ Algorithm 1). It takes at most O(k²) look-ups of children in the knowledge tree for
-/// k candidates and does not look ahead: a well-ranked document without children hides a longer cached sequence.
+/// The policy `greedy` (RAGCache++ Algorithm 1): follows the best-ranked candidate that is believed to be cached after
+/// the documents before it. It takes at most O(k²) look-ups in the knowledge tree for k candidates and does not look
+/// ahead: a well-ranked document with nothing cached after it hides a longer cached sequence.
 pub(super) struct Greedy;
 
 impl Policy for Greedy {

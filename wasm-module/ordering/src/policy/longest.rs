@@ -1,5 +1,5 @@
 //! Finds the sequence of candidates with the most cached tokens (the heaviest path) exactly, by walking the knowledge
-//! tree instead of trying permutations.
+//! tree (the sequences of documents believed to be cached) instead of trying permutations.
 //!
 //! Only paths on which every document is a candidate are walked, and there are few of those. The walk is still bounded:
 //! after [`MAX_VISITS`] nodes it takes the best path found so far. It starts with the best-ranked branches, so even
@@ -11,21 +11,21 @@ use crate::sort::sort_by_key;
 use crate::tree::{KnowledgeTree, NodeId};
 use smallvec::SmallVec;
 
-/// The policy `longest`: first the sequence of candidates with the most cached tokens; on a tie the one whose documents
-/// rank best, from the first on. The other documents follow in rank order.
+/// The policy `longest`: first the sequence of candidates with the most cached tokens; on a tie, the sequence whose
+/// documents rank best, from its first document on. The other documents follow in rank order.
 pub(super) struct Longest;
 
-/// The maximum number of tree nodes walked for one request, in 50 to 80 µs natively. In the bench `policies`, four
-/// times as many change no result.
+/// The maximum number of nodes of the knowledge tree walked for one request, which takes 50 to 80 µs natively. In the
+/// bench `policies`, four times as many change no result.
 pub(super) const MAX_VISITS: u32 = 2048;
 
-/// A node of the knowledge tree that is to be walked. The documents up to it are the walk's current path, truncated to
-/// `depth` documents, followed by the candidate with this `rank`.
+/// A node of the knowledge tree that is still to be walked. The sequence of documents up to it is the first `depth`
+/// documents of the walk's current path, followed by the candidate with this `rank`.
 struct Visit {
     node: NodeId,
     rank: u16,
     depth: u16,
-    /// Estimated tokens of the documents from the start up to and including this node's.
+    /// Estimated tokens of the documents from the start of the walk up to and including this node's document.
     tokens: u64,
 }
 
@@ -36,8 +36,8 @@ impl Policy for Longest {
     }
 }
 
-/// Returns the ranks of the sequence of candidates from `start` on with the most cached tokens, among those that move
-/// no document farther than `allowed`; empty if nothing is cached.
+/// Returns the ranks of the sequence of candidates with the most cached tokens, if it is sent from `start` on, among
+/// those that move no document farther than `allowed`. Empty if no candidate is cached there.
 pub(super) fn heaviest_path(
     candidates: &[Candidate<'_>],
     start: Start<'_>,
@@ -82,8 +82,8 @@ pub(super) fn heaviest_path(
     best
 }
 
-/// Pushes those children of `node` whose documents are candidates, the best-ranked one last, so that it is walked
-/// first. `depth` and `tokens` are those of the path to `node`.
+/// Pushes those children of `node` whose documents are candidates onto `stack`, the best-ranked one last, so that it is
+/// walked first. `depth` and `tokens` are the numbers of documents and of their tokens up to `node`.
 fn push_children(
     stack: &mut SmallVec<[Visit; 32]>,
     lookup: &Lookup,

@@ -21,20 +21,22 @@ use crate::sort::sort_by_key;
 use crate::tree::{KnowledgeTree, NodeId, Scope};
 use smallvec::SmallVec;
 
-/// Ranks of documents (indices in the slice of candidates), in the order in which the documents are to be sent.
+/// An order in which to send documents, as a list of their ranks (indices in the slice of candidates).
 pub type Order = SmallVec<[u16; 16]>;
 
-/// A rule that orders documents, with its learnt state; one value for each tenant and model.
+/// A rule that orders a request's documents, with what it has learnt; each pair of tenant and model has its own
+/// instance.
 ///
-/// The order is a permutation of `0..candidates.len()`. A policy is deterministic: the same calls and the same tree
-/// give the same orders, on every platform.
+/// An order is a permutation of `0..candidates.len()`. A policy is deterministic: the same calls and the same tree give
+/// the same orders, on every platform.
 pub trait Policy: Send {
-    /// Returns the order in which to send `candidates`, which are distinct and in rank order (at most
-    /// [`MAX_CANDIDATES`]). `start` is where in the prompt, and so in the knowledge tree, they begin.
+    /// Returns the order in which to send `candidates`, which are distinct, at most [`MAX_CANDIDATES`], and in rank
+    /// order: the client's order, normally best first. `start` is the point in the prompt where they begin, as a node
+    /// of the knowledge tree.
     fn order(&mut self, candidates: &[Candidate<'_>], start: Start<'_>) -> Order;
 
-    /// Learns that the documents `ranked`, in rank order, were sent in `order`. Policies that use only the tree do
-    /// nothing.
+    /// Learns that the documents `ranked`, in rank order, were sent in `order`. Policies that use only the knowledge
+    /// tree do nothing.
     fn remember(&mut self, ranked: &[Fingerprint], order: &[u16]) {
         let _ = (ranked, order);
     }
@@ -44,37 +46,37 @@ pub trait Policy: Send {
         self.remember(documents, order);
     }
 
-    /// Learns the documents of one forwarded request: those that follow each other at the prompt's beginning, then
-    /// those of the chat's later turns. Policies that learn only orders ignore it.
+    /// Learns the documents of one forwarded request, in runs of adjacent documents: first the run at the prompt's
+    /// beginning, then those of the chat's later turns. Policies that learn only from [`Policy::remember`] ignore it.
     fn sent(&mut self, runs: &[SentDocuments<'_>]) {
         let _ = runs;
     }
 
-    /// Returns how favoured documents (the retriever's best) are placed now. [`Place::Auto`] is returned as `Last`, or
-    /// as `First` with all documents.
+    /// Returns how favoured documents (the retriever's best) are placed at present. [`Place::Auto`] is returned as
+    /// `Last`, or as `First` with all documents while these stay in rank order.
     fn placement(&self) -> Placement {
         Placement::FREE
     }
 
-    /// Learns that documents with this number of tokens were removed from the knowledge tree.
+    /// Learns that documents with this many tokens in all were removed from the knowledge tree.
     fn evicted(&mut self, tokens: u64) {
         let _ = tokens;
     }
 }
 
-/// Where documents begin in a prompt of a tenant and model, as a node of the knowledge tree.
+/// The point in a prompt at which documents begin, as a node of the knowledge tree of the tenant and model.
 #[derive(Clone, Copy)]
 pub struct Start<'t> {
     tree: &'t KnowledgeTree,
     scope: Scope,
-    /// The node of the tree after which the documents follow; `None` if no document after this prompt is believed to be
-    /// cached.
+    /// The node of the knowledge tree after which the documents follow; `None` if no document is believed to be cached
+    /// after the prompt before them.
     node: Option<NodeId>,
     is_ranked: bool,
 }
 
 impl<'t> Start<'t> {
-    /// Returns the start directly after the prompt that `scope` hashes.
+    /// Returns the [`Start`] of documents that directly follow the prompt text whose hash is `scope`.
     #[must_use]
     pub fn behind(tree: &'t KnowledgeTree, scope: Scope) -> Self {
         Self {
@@ -85,7 +87,8 @@ impl<'t> Start<'t> {
         }
     }
 
-    /// Returns the same start for documents that the client did not send best first, so that none is favoured.
+    /// Returns the same start, for documents that the client did not send in rank order, so that none of them is
+    /// favoured (kept in a fixed place).
     #[must_use]
     pub fn unranked(self) -> Self {
         Self {
@@ -98,7 +101,7 @@ impl<'t> Start<'t> {
         self.is_ranked
     }
 
-    /// Returns the start for the documents after `document`, given that `document` is the first one sent from this
+    /// Returns the [`Start`] of the documents that follow `document`, if `document` is the first one sent from this
     /// start on.
     fn after(self, document: DocumentId) -> Self {
         Self {
@@ -107,7 +110,7 @@ impl<'t> Start<'t> {
         }
     }
 
-    /// Returns the same start in `tree`, which must be empty: nothing matches there.
+    /// Returns the same start in `tree`, which must be empty, so that no document counts as cached.
     fn in_empty<'e>(self, tree: &'e KnowledgeTree) -> Start<'e> {
         Start {
             tree,
@@ -123,18 +126,18 @@ impl<'t> Start<'t> {
 pub struct SentDocuments<'a> {
     /// Hash of the prompt before the first of these documents.
     pub scope: Scope,
-    /// The fingerprints of the documents in the order sent, with their estimated tokens.
+    /// The fingerprints of the documents in the order sent, each with its estimated tokens.
     pub documents: &'a [(Fingerprint, u32)],
-    /// For each of `documents`, its rank in the client's order; `None` if no policy ordered this run for this request,
-    /// as in a chat's earlier messages, which are arranged as they were first forwarded.
+    /// For each of `documents`, its rank in the client's order. `None` if no policy ordered these documents for this
+    /// request, as in a chat's earlier messages, whose documents stay in the order in which they were first forwarded.
     pub order: Option<&'a [u16]>,
 }
 
-/// The maximum number of documents that a policy orders at once; their ranks fit into 12 bits.
+/// The maximum number of documents that a policy orders at once, for one request; their ranks fit into 12 bits.
 pub const MAX_CANDIDATES: u32 = 4096;
 
 crate::named! {
-    /// The policies, by their names in the configuration.
+    /// The ordering policies, with their names in the configuration.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum PolicyKind {
         /// Keeps the retriever's order of the documents.
@@ -143,13 +146,14 @@ crate::named! {
         Random = "random",
         /// Sorts documents by the ids that clients give them.
         Sorted = "sorted",
-        /// Puts the documents first that were most recently used in the knowledge tree.
+        /// Puts first the documents that were most recently used in the knowledge tree (those believed to be cached).
         Recency = "recency",
-        /// Follows the best-ranked child in the knowledge tree, document by document (RAGCache++ Algorithm 1).
+        /// Follows the knowledge tree (documents believed to be cached) from one document to the next, always to the
+        /// best-ranked candidate (RAGCache++ Algorithm 1).
         Greedy = "greedy",
-        /// Orders documents as in the most similar earlier request (RAGBoost's context index).
+        /// Orders documents as the most similar earlier request was ordered (RAGBoost's context index).
         ContextIndex = "context-index",
-        /// Puts the sequence of documents with the most cached tokens first, found exactly.
+        /// Puts the sequence of documents with the most cached tokens first, found by an exact search.
         Longest = "longest",
         /// Puts the sequence of documents with the most cached tokens first, then those that later requests will likely
         /// share.
@@ -169,10 +173,12 @@ pub struct PolicyOptions {
     pub max_displacement: Option<u16>,
     /// The maximum number of contexts (document sets of requests) that `context-index` keeps for a tenant and model.
     pub max_contexts: u32,
-    /// True if `context-index` removes contexts whose documents the engine evicted, as RAGBoost does.
+    /// True if `context-index` removes contexts (document sets of requests) whose documents the engine evicted, as
+    /// RAGBoost does.
     pub forget_evicted: bool,
-    /// Number of tokens in a block of the engine's cache: `greedy`, `longest` and `foresight` count a match shorter
-    /// than a block as none. With 1, any match counts.
+    /// Number of tokens in a block of the engine's cache: if the documents at the beginning of an order that are
+    /// believed to be cached have fewer tokens, `greedy`, `longest` and `foresight` count none as cached. With 1, any
+    /// number counts.
     pub block_tokens: u32,
     /// The number of favoured documents (the retriever's best) and where they are placed, for every policy except
     /// `retrieval`, which moves no document.
@@ -180,15 +186,15 @@ pub struct PolicyOptions {
 }
 
 impl PolicyOptions {
-    /// Returns `policy` constrained by the placement of favoured documents (the retriever's best), without a minimum
-    /// length of a match.
+    /// Returns `policy` wrapped so that favoured documents (the retriever's best) are placed as configured. The others
+    /// may be matched with any number of cached tokens.
     pub(crate) fn place(&self, policy: Box<dyn Policy>) -> Box<dyn Policy> {
         constrained::Constrained::of(policy, self.placement, 1)
     }
 }
 
 impl PolicyKind {
-    /// Returns a new policy of this kind with these options and without learnt state.
+    /// Returns a new policy of this kind with these options, which has learnt nothing yet.
     #[must_use]
     pub fn build(self, options: &PolicyOptions) -> Box<dyn Policy> {
         let placed = |policy| options.place(policy);
@@ -210,16 +216,16 @@ impl PolicyKind {
     }
 }
 
-/// The maximum number of positions by which a document may be moved from its rank; unlimited if `None`.
+/// The maximum number of positions by which a policy may move a document up or down from its rank; unlimited if `None`.
 #[derive(Clone, Copy, Debug)]
 struct Displacement(Option<u16>);
 
 impl Displacement {
     const ANY: Self = Self(None);
 
-    /// Returns whether the document with this rank may come next after the ranks in `path`, which were chosen by this
-    /// rule. It may not if that moves it farther than allowed, or if another document must come next because it would
-    /// otherwise be moved too far down. At least one remaining document always may come next.
+    /// Returns whether the document with this rank may be the next one in an order that begins with `path`, whose ranks
+    /// were chosen by this rule too. It may not if that moves it farther than allowed, or if another document must come
+    /// next because it would otherwise be moved too far down. At least one of the remaining documents always may.
     fn next(self, path: &[u16], rank: u16) -> bool {
         let Self(Some(most)) = self else { return true };
         let (rank, place, most) = (usize::from(rank), path.len(), usize::from(most));
@@ -230,17 +236,17 @@ impl Displacement {
     }
 }
 
-/// The documents at the beginning of an order that are believed to be cached.
+/// How much of an order is believed to be cached: the documents at its beginning, up to the first that is not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Match {
-    /// Number of documents believed to be cached.
+    /// Number of documents at the order's beginning that are believed to be cached.
     pub documents: u32,
-    /// Estimated tokens of the documents believed to be cached.
+    /// Estimated tokens of the documents at the order's beginning that are believed to be cached.
     pub tokens: u64,
 }
 
-/// Returns the number and tokens of the documents at the beginning of `order` that are believed to be cached, if they
-/// are sent from `start` on.
+/// Returns the number and the tokens of the documents at the beginning of `order` that are believed to be cached, if
+/// they are sent from `start` on.
 #[must_use]
 pub fn match_of(candidates: &[Candidate<'_>], order: &Order, start: Start<'_>) -> Match {
     let mut found = Match::default();
@@ -265,13 +271,13 @@ pub fn fingerprints(candidates: &[Candidate<'_>]) -> SmallVec<[Fingerprint; 16]>
     fingerprints.collect()
 }
 
-/// Returns the order in which every document keeps its rank, `0..count`.
+/// Returns the order of `count` documents in which each keeps its rank: `0..count`.
 fn ranks(count: usize) -> Order {
     (0..u16::try_from(count).unwrap_or(u16::MAX)).collect()
 }
 
-/// Returns the order that begins with the ranks `head`, followed by the other candidates in rank order (RAGCache++
-/// Algorithm 1, line 12).
+/// Returns the order of `count` candidates that begins with the ranks in `head`, followed by the other ranks in
+/// ascending order (RAGCache++ Algorithm 1, line 12).
 fn followed_by_rank(head: Order, count: usize) -> Order {
     let mut order = head;
     let mut placed: SmallVec<[bool; 32]> = SmallVec::from_elem(false, count);
@@ -289,7 +295,7 @@ fn followed_by_rank(head: Order, count: usize) -> Order {
     order
 }
 
-/// The candidates' ranks, found by document id.
+/// An index that finds a candidate's rank by its document id.
 struct Lookup {
     /// Pairs of a candidate's document id and its rank, sorted.
     ranks: SmallVec<[(DocumentId, u16); 32]>,
@@ -305,8 +311,8 @@ impl Lookup {
         Self { ranks }
     }
 
-    /// Calls `found` with the rank and the child node for every child of `node` whose document is a candidate, in no
-    /// particular order.
+    /// Calls `found`, in no particular order, for every child of `node` whose document is a candidate, with the
+    /// candidate's rank and the child node.
     fn matching_children(
         &self,
         tree: &KnowledgeTree,

@@ -10,19 +10,19 @@ crate::named! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
     #[serde(rename_all = "lowercase")]
     pub enum Place {
-        /// No document is favoured: the policy orders all of them.
+        /// No document is favoured: the policy orders all documents.
         Free = "free",
-        /// The favoured documents (the retriever's best) follow all others, the best one last: next to a question that
-        /// follows the documents.
+        /// The favoured documents (the retriever's best) follow all others, the best one last: next to the question, if
+        /// it follows the documents.
         Last = "last",
         /// The favoured documents (the retriever's best) precede all others, the best one first.
         First = "first",
-        /// The favoured documents alternate between both ends: the best one last, the second best first, the third best
-        /// second to last, and so on.
+        /// The favoured documents (the retriever's best) alternate between both ends of the order: the best one last,
+        /// the second best first, the third best second to last, and so on.
         Ends = "ends",
-        /// Like `Last`, but all documents stay in rank order in two cases: if rank order matches cached tokens, and at
-        /// least as many as the order of `Last`; or while recent requests of the tenant and model share more documents
-        /// in rank order.
+        /// Like `Last`, but all documents stay in rank order in two cases: if at least as many cached tokens match in
+        /// rank order as in the order of `Last`, and some do; or while recent requests of the tenant and model share
+        /// more documents in rank order.
         Auto = "auto",
     }
 }
@@ -32,7 +32,7 @@ crate::named! {
 pub struct Placement {
     /// Where the favoured documents (the retriever's best) are placed.
     pub place: Place,
-    /// Number of the retriever's best documents that are favoured.
+    /// Number of documents that are favoured, the retriever's best ones.
     pub documents: u16,
 }
 
@@ -46,8 +46,8 @@ impl Placement {
     /// The placement in which all documents are favoured and so stay in rank order.
     pub(super) const RANKS: Self = Self::of(Place::First, u16::MAX);
 
-    /// The placements that analysis tools compare, from the one that leaves a policy the most freedom to the one with
-    /// the least.
+    /// The placements that analysis tools compare, from the one that leaves the most documents to the policy to the one
+    /// that leaves the fewest.
     pub const COMPARED: [Self; 9] = [
         Self::FREE,
         Self::of(Place::Last, 1),
@@ -64,14 +64,14 @@ impl Placement {
         Self { place, documents }
     }
 
-    /// Returns whether the placement favours no document.
+    /// Returns whether the placement favours no document, so that the policy orders all documents.
     #[must_use]
     pub fn is_free(self) -> bool {
         self.place == Place::Free || self.documents == 0
     }
 
-    /// Divides `count` documents into favoured ones (the best) and the others, which a policy orders; [`Place::Auto`]
-    /// counts as `Last`.
+    /// Divides `count` documents, given by rank, into favoured ones (the best) and the others, which a policy orders;
+    /// [`Place::Auto`] counts as `Last`.
     #[must_use]
     pub fn split(self, count: usize) -> Split {
         let count = u16::try_from(count).unwrap_or(u16::MAX);
@@ -95,22 +95,22 @@ impl Placement {
     }
 }
 
-/// The documents of a request, divided into favoured ones (the retriever's best) and the others, which a policy orders.
-/// Documents are given by rank.
+/// The documents of one request, given by rank and divided into favoured ones (the retriever's best) and the others,
+/// which a policy orders.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Split {
     /// The ranks of the favoured documents (the retriever's best) that precede the others, in the order sent.
     pub leading: Order,
-    /// Number of favoured documents, which is the rank of the best one that is not favoured: a policy orders the ranks
-    /// `shared..count`.
+    /// Number of favoured documents. It is also the rank of the best document that is not favoured: a policy orders the
+    /// documents from this rank on.
     pub shared: u16,
     /// The ranks of the favoured documents (the retriever's best) that follow the others, in the order sent.
     pub trailing: Order,
 }
 
 impl Split {
-    /// Returns the order of all documents, given the policy's order of those that are not favoured. In `shared`, 0 is
-    /// the best of these.
+    /// Returns the order of all documents, given `shared`, the policy's order of those that are not favoured, in which
+    /// 0 stands for the best of them.
     #[must_use]
     pub fn with(self, shared: &[u16]) -> Order {
         let mut order = self.leading;

@@ -1,10 +1,11 @@
-//! A random order: a baseline for ordering without any knowledge.
+//! A random order of documents: a baseline for ordering without any knowledge of the cache.
 
 use super::{Order, Policy, Start, ranks};
 use crate::document::Candidate;
 use crate::random::Random as Numbers;
 
-/// The policy `random`: every order of the documents is equally likely, and the seed determines the sequence of orders.
+/// The policy `random`: every order of the documents is equally likely; the configured seed determines the sequence of
+/// orders.
 pub(super) struct Random(Numbers);
 
 impl Random {

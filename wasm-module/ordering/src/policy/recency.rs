@@ -5,8 +5,8 @@ use crate::document::Candidate;
 use crate::sort::sort_by_key;
 use std::cmp::Reverse;
 
-/// The policy `recency`: sorts documents by last use in the knowledge tree, then by rank; those not in the tree come
-/// last.
+/// The policy `recency`: sorts documents by their last use in the knowledge tree (the documents believed to be cached),
+/// the most recent first, then by rank; documents that are not in the tree come last.
 pub(super) struct Recency;
 
 impl Policy for Recency {

@@ -1,4 +1,4 @@
-//! One order for all requests, independent of the cache (RAGCache++'s baseline `APC+Sorted`).
+//! One order of documents for all requests, independent of the cache (RAGCache++'s baseline `APC+Sorted`).
 //!
 //! Matches are many but short: any document that sorts early and is not cached ends the match (section 4.3).
 

@@ -1,5 +1,5 @@
-//! Measures whether requests share more documents in rank order than with their best documents last, for
-//! [`Place::Auto`](super::Place::Auto).
+//! Measures whether requests share more documents at the beginning if all are sent in rank order than if the best ones
+//! are sent last, for [`Place::Auto`](super::Place::Auto).
 //!
 //! ```text
 //!   request 1 2 3 4 5, an earlier one 1 2 3 6 7        shared in rank order: 3, with the best document last: 2
@@ -15,37 +15,39 @@ use crate::document::Fingerprint;
 use smallvec::SmallVec;
 use std::iter::once;
 
-/// Measures whether recent requests would have shared more documents if all were sent in rank order than if the
-/// favoured ones (the retriever's best) were sent last.
+/// Measures whether recent requests would have shared more documents with earlier ones if all documents were sent in
+/// rank order than if the favoured ones (the retriever's best) were sent last.
 pub(super) struct RankStability {
     /// Recent requests, each as fingerprints: one for all its favoured documents (the retriever's best) together, and
     /// one for each other document.
     recent: Window,
-    /// Recent requests, each as the fingerprints of all its beginnings in rank order.
+    /// Recent requests, each as the fingerprints of all its beginnings: its first document in rank order, its first
+    /// two, and so on.
     beginnings: Window,
-    /// Number of documents that each request shares with a recent one if both are in rank order, summed with
-    /// exponential decay.
+    /// Number of documents that each request shares with a recent one if both are sent in rank order, summed over
+    /// requests with exponential decay.
     ranked: f64,
-    /// Number of documents that each request shares with a recent one if both have their favoured documents (the
-    /// retriever's best) last, summed with exponential decay.
+    /// Number of documents that each request shares with a recent one if both are sent with their favoured documents
+    /// (the retriever's best) last, summed over requests with exponential decay.
     last: f64,
     is_stable: bool,
 }
 
-/// Number of recent requests with which a request is compared.
+/// Number of recent requests with which each request is compared.
 const RECENT: u16 = 128;
 
-/// The factor by which the weight of earlier requests shrinks with each new one; after 70 requests, half is left.
+/// The factor by which the weight of earlier requests in the sums shrinks with each new one; after 70 requests, half is
+/// left.
 const DECAY: f64 = 0.99;
 
-/// If the ratio of [`RankStability::ranked`] to [`RankStability::last`] reaches this number, documents stay in rank
-/// order; when it falls below the next constant, they no longer do.
+/// Documents begin to stay in rank order when [`RankStability::ranked`] exceeds this number times
+/// ([`RankStability::last`] + 1), and stay until it no longer exceeds [`UNSTABLE`] times that sum.
 const STABLE: f64 = 1.0;
 const UNSTABLE: f64 = 0.95;
 
 impl Default for RankStability {
-    /// Returns the initial state: documents do not stay in rank order. It is as if earlier requests had shared 20
-    /// documents with the favoured ones (the retriever's best) last, and none in rank order.
+    /// Returns the initial state, in which documents do not stay in rank order. It is as if earlier requests had shared
+    /// 20 documents when the favoured ones (the retriever's best) are sent last, and none in rank order.
     fn default() -> Self {
         Self {
             recent: Window::new(RECENT),
@@ -58,8 +60,8 @@ impl Default for RankStability {
 }
 
 impl RankStability {
-    /// Adds one request, given its documents in rank order, of which the first `favoured` ones are favoured, and
-    /// updates the measure.
+    /// Adds one request to the sums and updates the result. `ranked` are its documents in rank order, of which the
+    /// first `favoured` ones are the favoured documents.
     pub(super) fn observe(&mut self, ranked: &[Fingerprint], favoured: u16) {
         let favoured = usize::from(favoured).min(ranked.len());
         let mut hash = 1;
@@ -93,7 +95,7 @@ impl RankStability {
         self.is_stable = self.ranked > (self.last + 1.0) * least;
     }
 
-    /// Returns whether all documents of a request should stay in rank order.
+    /// Returns whether requests' documents should stay in rank order at present.
     pub(super) fn is_stable(&self) -> bool {
         self.is_stable
     }

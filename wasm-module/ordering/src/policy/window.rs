@@ -1,19 +1,21 @@
-//! The document sets of the most recent requests, indexed by document.
+//! The documents of the most recent requests of a tenant and model, indexed by document.
 //!
 //! ```text
 //!   slots    0: {a b c}   1: {b d}   2: {a b}        a ring buffer: the next request replaces the oldest one
 //!   postings a: 0 2       b: 0 1 2   c: 0   d: 1     oldest first
 //! ```
 //!
-//! A query names some documents, and only requests that share one of them are visited: the cost is the sum of the
-//! documents' postings. The window has no access to trees, scopes or orders.
+//! A query names some documents, and only requests that share one of them are visited: it takes time in proportion to
+//! the number of occurrences of its documents in the window. The window has no access to knowledge trees, hashes of
+//! prompts, or orders.
 
 use crate::document::Fingerprint;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 
-/// The maximum number of documents stored for one request, from the first on: the number of bits of a mask.
+/// The maximum number of documents stored for one request, from its first document on: the number of bits of
+/// [`Shared::mask`].
 pub(super) const MAX_DOCUMENTS: usize = 64;
 
 /// The documents of the most recent requests, with an index from each document to the requests that have it.
@@ -21,13 +23,13 @@ pub(super) const MAX_DOCUMENTS: usize = 64;
 pub(super) struct Window {
     slots: Vec<SmallVec<[Fingerprint; 8]>>,
     postings: FxHashMap<Fingerprint, VecDeque<u16>>,
-    /// The index in `slots`, a ring buffer, at which the next request is stored.
+    /// The index in `slots`, a ring buffer, at which the next request will be stored.
     next: u16,
     size: u16,
-    /// For each stored request, by its index in `slots`, the intermediate result of the current query; blank between
-    /// queries.
+    /// For each stored request, by its index in `slots`, what the current call of [`Window::sharing`] has counted so
+    /// far; zero between calls.
     marks: Vec<Mark>,
-    /// The indices in `slots` of the requests whose intermediate result is not blank.
+    /// The indices in `slots` of the requests whose entry in `marks` is not zero.
     marked: Vec<u16>,
 }
 
@@ -37,17 +39,17 @@ struct Mark {
     shared: u64,
 }
 
-/// A recent request, as the documents that it has in common with a query.
+/// A stored request that [`Window::sharing`] found, as the documents that it has in common with the arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shared {
-    /// Bit `i` is set if the request has the document `optional[i]` of the query; at least one bit is set.
+    /// Bit `i` is set if the request has the document `optional[i]` of [`Window::sharing`]; at least one bit is set.
     pub(super) mask: u64,
     /// Age of the request, counted in requests; the latest one has age 1.
     pub(super) age: u16,
 }
 
 impl Window {
-    /// Returns an empty window for the latest `size` requests, at least 1.
+    /// Returns an empty window that stores the latest `size` requests, at least 1.
     pub(super) fn new(size: u16) -> Self {
         Self {
             slots: Vec::new(),
@@ -59,7 +61,8 @@ impl Window {
         }
     }
 
-    /// Adds a request, given its distinct documents; replaces the oldest request if the window is full.
+    /// Adds a request, given its distinct documents, of which the first [`MAX_DOCUMENTS`] are stored. If the window is
+    /// full, the oldest request is dropped.
     pub(super) fn push(&mut self, documents: impl Iterator<Item = Fingerprint>) {
         let documents: SmallVec<[Fingerprint; 8]> = documents.take(MAX_DOCUMENTS).collect();
         for &document in &documents {
@@ -86,19 +89,20 @@ impl Window {
         self.next = (self.next + 1) % self.size;
     }
 
-    /// Returns the number of documents stored for the request of this age, where 1 is the latest; 0 if there is none.
+    /// Returns the number of documents stored for the request of this age, where the latest request has age 1; 0 if
+    /// there is no such request.
     pub(super) fn documents(&self, age: u16) -> usize {
         let slot = (self.next + self.size - age % self.size) % self.size;
         self.slots.get(usize::from(slot)).map_or(0, SmallVec::len)
     }
 
-    /// Returns the number of requests stored in the window.
+    /// Returns the number of requests stored in the window at present.
     pub(super) fn len(&self) -> u16 {
         u16::try_from(self.slots.len()).unwrap_or(u16::MAX)
     }
 
-    /// Returns the number of stored requests that have a document: among the `newer` latest ones, and among all earlier
-    /// ones.
+    /// Returns how many stored requests have `document`: first among the `newer` latest requests, then among all
+    /// earlier ones.
     pub(super) fn counts(&self, document: Fingerprint, newer: u16) -> [u32; 2] {
         let Some(slots) = self.postings.get(&document) else {
             return [0; 2];
@@ -157,8 +161,8 @@ impl Window {
     }
 }
 
-/// Returns the age of the request at index `slot` of a ring buffer of `size` requests, where the one before `next` has
-/// age 1.
+/// Returns the age of the request at index `slot` of a ring buffer of `size` requests; the request stored last, just
+/// before index `next`, has age 1.
 fn age(slot: u16, next: u16, size: u16) -> u16 {
     if slot < next {
         next - slot

@@ -1,5 +1,6 @@
-//! Decides how to forward the documents of one group (ordered together) when no arrangement is recorded: which ones
-//! location hints replace, the order of the others, and whether an order hint follows.
+//! Decides how to forward the documents of one group (documents of a message that are ordered together) if no
+//! arrangement of them is recorded: which ones are replaced by location hints (references to an earlier copy), the
+//! order of the others, and whether an order hint (a sentence with the retriever's ranking) follows.
 //!
 //! A document that a location hint replaces (a reference) keeps its rank; the policy orders only the others, in the
 //! positions that are left (RAGBoost's layout). So a hint may precede documents. That costs no sharing between chats,
@@ -15,22 +16,24 @@ use crate::policy::{Order, Start};
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 
-/// The form in which one group of documents is forwarded: their arrangement, the order to learn from, and the order
-/// hint.
+/// How one group of documents (documents that are ordered together) is forwarded: their arrangement (order and location
+/// hints), the order from which policies learn, and the order hint.
 pub(super) struct Decision {
     pub(super) arrangement: Arrangement,
-    /// The order, as ranks, of the documents that no location hint replaces: the policy's, or the client's if that is
-    /// kept. Policies that learn from requests learn orders of both kinds. `None` if the recorded arrangement was used
-    /// again, or if no document was left to order.
+    /// The order, as ranks, of the documents that no location hint replaces: the policy's, or the client's order if
+    /// that is kept. Policies learn from both. `None` if the recorded arrangement was used again, or if no document was
+    /// left to order.
     pub(super) order: Option<Order>,
-    /// The order hint, with the retriever's ranking; `None` if the documents need none or cannot have one.
+    /// The order hint, a sentence with the retriever's ranking; `None` if no document moved, or if hints are off or not
+    /// possible for these documents.
     pub(super) hint: Option<OrderHint>,
 }
 
 impl<'a> Request<'_, 'a> {
-    /// Returns the decision to forward a group as in the recorded arrangement (order and location hints). If a location
-    /// hint replaced a document and its label now belongs to another document too, as after an array was written into
-    /// an earlier message, the document itself is sent.
+    /// Returns the decision to forward a group (documents that are ordered together) as in the recorded arrangement
+    /// `known` (order and location hints). If it has a location hint whose label now belongs to another document too,
+    /// as after an array was written into an earlier message, the document itself is sent instead. `listed` are the
+    /// group's distinct documents, `turn` is the chat's turn.
     pub(super) fn again(
         &self,
         known: &Arrangement,
@@ -60,8 +63,8 @@ impl<'a> Request<'_, 'a> {
     }
 
     /// Returns whether a recorded arrangement (order and location hints) has exactly the client's documents, and its
-    /// location hints refer only to documents in turns before `turn`. True unless hashes collided; a collision must not
-    /// lose a document.
+    /// location hints refer only to documents in turns before `turn`. That is so unless hashes collided; a collision
+    /// must not lose a document.
     pub(super) fn is_possible(
         &self,
         known: &Arrangement,
@@ -80,8 +83,8 @@ impl<'a> Request<'_, 'a> {
             })
     }
 
-    /// Decides how to forward the documents of a group in `turn`, for which no arrangement (order and location hints)
-    /// is recorded.
+    /// Decides how to forward the documents of a group (those ordered together) in the chat's turn `turn`, for which no
+    /// arrangement (order and location hints) is recorded. `listed` are the group's distinct documents.
     pub(super) fn decide(
         &mut self,
         group: &Group<'a>,
@@ -163,7 +166,8 @@ impl<'a> Request<'_, 'a> {
         }
     }
 
-    /// Returns for each distinct document, in the client's order, whether a location hint is sent in its place.
+    /// Returns, for each of the distinct documents of a group (documents that are ordered together) in the client's
+    /// order, whether a location hint (a reference to an earlier copy) is sent in its place.
     fn references(
         &self,
         group: &Group<'a>,
@@ -216,10 +220,10 @@ impl<'a> Request<'_, 'a> {
         references
     }
 
-    /// Returns the block that replaces a document which its client numbers, if an earlier turn has the document's text
-    /// under any number: the document's current number, and a location hint. If the document consists of passages
-    /// joined by the client, only the passages that an earlier turn has are replaced. `None` if nothing is replaced,
-    /// because no earlier turn has the text, or has no safe and unique name for it.
+    /// Returns the text to send in place of a document which its client numbers, if an earlier turn than `turn` has the
+    /// same text under any number: the document's current number, and a location hint. If the document consists of
+    /// passages joined by the client, only the passages that an earlier turn has are replaced. `None` if nothing is
+    /// replaced, because no earlier turn has the text, or has no safe and unique name for it.
     pub(super) fn reference_by_number(
         &self,
         found: &FoundDocument<'a>,
@@ -236,8 +240,8 @@ impl<'a> Request<'_, 'a> {
         block.with_words(&words)
     }
 
-    /// Returns the order hint (the retriever's ranking) for a group in this arrangement; `None` if hints are off or the
-    /// labels do not allow one.
+    /// Returns the order hint (a sentence with the retriever's ranking) for a group (documents that are ordered
+    /// together) in this arrangement; `None` if hints are off, or if the documents' labels or format do not allow one.
     fn order_hint(
         &self,
         group: &Group<'a>,

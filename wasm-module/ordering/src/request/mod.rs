@@ -1,8 +1,9 @@
 //! Arranges one request: turns the messages and documents of its body into the edits that make the forwarded body.
 //!
-//! Messages are handled in the order of the prompt. The documents of a message that was forwarded before are arranged
-//! as then; those of any other message are decided now ([`decide`]), given the prompt before it. This module records
-//! nothing: it returns the records to its caller. In the knowledge tree it only interns documents (assigns ids).
+//! Messages are handled in the order of the prompt. The documents of a message that was forwarded before get the same
+//! order and location hints (references to earlier copies) as then; how to forward those of any other message is
+//! decided now ([`decide`]), given the prompt before it. This module records nothing: it returns the records to its
+//! caller. In the knowledge tree (the documents believed to be cached) it only assigns ids to documents.
 
 mod decide;
 mod report;
@@ -29,7 +30,7 @@ use crate::sort::sort_by_key;
 use crate::tree::{KnowledgeTree, Scope};
 use smallvec::SmallVec;
 
-/// The kind of order that a request's documents get, and its purpose.
+/// The kind of order that the documents of a request get, and its purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OrderingMode {
     /// The policy's order, to be forwarded.
@@ -41,36 +42,39 @@ pub(crate) enum OrderingMode {
     Trial,
 }
 
-/// Runs of adjacent documents in their client's order, each with the hash of the prompt before it and the documents'
-/// estimated tokens.
+/// Runs of adjacent documents, each in the client's order and with the hash of the prompt before the run. Each document
+/// has its estimated tokens.
 pub(crate) type ClientRuns = Vec<(Scope, SmallVec<[(Fingerprint, u32); 16]>)>;
 
-/// A request whose documents are arranged for one engine, before its edits are applied and its records recorded.
+/// A request with its documents arranged (ordered, with hints) for one engine. The edits are not applied to the body
+/// yet, and nothing is recorded yet.
 pub(crate) struct ArrangedRequest<'a> {
     /// The replacements of parts of the body; empty if the original body is forwarded.
     pub(crate) edits: Vec<Edit<'a>>,
     pub(crate) report: Report,
-    /// The forwarded documents, as the knowledge tree and the policy record them.
+    /// The forwarded documents as runs of adjacent ones, from which the knowledge tree and the policy learn.
     pub(crate) runs: Vec<SentRun>,
-    /// The documents of `runs` in their client's order.
+    /// The same documents as in `runs`, each run in the client's order.
     pub(crate) clients: ClientRuns,
-    /// The messages to record, which follow those recorded before; without pinning, only those with documents or with
-    /// text moved from the system text, and the last one.
+    /// The messages to record, after those of the chat that were recorded before. Without pinning, only messages with
+    /// documents or with text moved from the system text are recorded, and the last one.
     pub(crate) added: Vec<AddedMessage>,
 }
 
 /// Volatile spans (texts that change between requests) of the system text that are written into messages.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HeadWords<'a> {
-    /// The volatile spans (texts that change between requests) in whose place their first value in the chat is written.
+    /// The volatile spans (texts that change between requests) that stay in place, but with the value that they had in
+    /// the chat's first request.
     pub(crate) frozen: &'a [Frozen<'a>],
     /// The volatile spans (texts that change between requests) that move into the newest user message; `None` if none
     /// do.
     pub(crate) moved: Option<&'a Moved>,
 }
 
-/// Returns a parsed request with its documents arranged; `path` has its messages that were recorded before. Of the
-/// shared state, changes only `tree`, by assigning ids to documents.
+/// Returns a parsed request with its documents arranged (ordered, with hints). `path` lists those of its messages that
+/// were recorded before, `head` the changes to the system text. Of the shared state, changes only `tree`, by assigning
+/// ids to documents.
 #[allow(
     clippy::too_many_arguments,
     reason = "one call, from the one place that has all of them"
@@ -153,35 +157,37 @@ struct Request<'r, 'a> {
     /// The body of the request, as text.
     text: &'a str,
     head: HeadWords<'a>,
-    /// The values that this request has for the system text's volatile spans (texts that change between requests) that
-    /// keep their first value.
+    /// The values that this request forwards for those volatile spans of the system text (texts that change between
+    /// requests) that keep their first value.
     frozen: Box<[Box<str>]>,
     mode: OrderingMode,
     tree: &'r mut KnowledgeTree,
     policy: &'r mut dyn Policy,
-    /// Number of user messages up to the message that is being arranged.
+    /// Number of user messages up to and including the message that is being arranged.
     question: u32,
-    /// The turn of the request's last message. If it is the first turn (0), nothing is collected for location hints.
+    /// The turn of the chat to which the request's last message belongs. If it is the first turn (0), no location hints
+    /// are possible.
     last_turn: u32,
     /// Estimated tokens of the documents pinned (repeated at later turns) in the messages recorded before.
     pinned_tokens: u64,
     shown: PromptDocuments<'a>,
     outputs: Outputs<'a>,
-    /// True if the message that is being arranged follows all recorded ones: it was not forwarded before.
+    /// True if the message that is being arranged follows all recorded ones, so that it was not forwarded before.
     is_new: bool,
-    /// Hash of all changes to the client's messages so far; 0 if there are none.
+    /// Hash of all changes to the client's messages so far, since they change the prompt before later documents; 0 if
+    /// there are none.
     sent: u64,
     edits: Vec<Edit<'a>>,
     report: Report,
-    /// The runs of adjacent documents arranged so far.
+    /// The runs of adjacent documents arranged so far, in the order of the prompt.
     runs: Vec<SentRun>,
     clients: ClientRuns,
 }
 
 impl<'a> Request<'_, 'a> {
-    /// Arranges a message, or replays it if its record `known` is given, with the documents of an array (`written`) and
-    /// the volatile spans of the system text (`moving`, texts that change between requests) to write into it. Returns
-    /// the message's record.
+    /// Arranges the documents of a message (order and hints), or repeats the arrangement in the message's record
+    /// `known`. Also writes into it `written`, the documents of an array, and `moving`, volatile spans of the system
+    /// text (texts that change between requests). Returns the message's new record.
     fn message(
         &mut self,
         message: &Message<'a>,
@@ -247,9 +253,9 @@ impl<'a> Request<'_, 'a> {
         turn
     }
 
-    /// Writes the first values of the system text's volatile spans (texts that change between requests) that keep them,
-    /// as recorded with the chat's first message that has them. Without such a record, this request's own values are
-    /// the first.
+    /// Writes the first values of those volatile spans of the system text (texts that change between requests) that
+    /// keep them, as recorded with the chat's first message that has such values. Without a record, this request's own
+    /// values are the first.
     fn freeze(&mut self, memory: &'a Memory, path: &Path) {
         let spans = self.head.frozen;
         if spans.is_empty() {
@@ -271,7 +277,8 @@ impl<'a> Request<'_, 'a> {
     }
 
     /// Writes the documents of a `documents` array into a message, followed by `words`, the text that moves from the
-    /// system text. The arrangement is replayed if `known` has it. Returns the record of what was written.
+    /// system text. If `known` is given, its arrangement (order and location hints) is repeated. Returns the record of
+    /// what was written.
     fn write(
         &mut self,
         group: &Group<'a>,
@@ -298,8 +305,9 @@ impl<'a> Request<'_, 'a> {
         }
     }
 
-    /// Writes the documents that were pinned in an earlier message into it again, though the client no longer sends
-    /// them, and records them. `entry` and `scope` say where in the message, `turn` is the message's turn.
+    /// Writes the documents of `pin` into a message again, since an earlier request wrote them there and the client
+    /// does not send them, and records them. `entry` is where in the message, `scope` the hash of the prompt before,
+    /// and `turn` the message's turn of the chat.
     fn pin(&mut self, pin: &'a Pin, is_hinted: bool, (entry, scope): (Entry, Scope), turn: u32) {
         self.edits.push(Edit::insert(entry.at, &*pin.text));
         let path = pin.documents.iter();
@@ -326,9 +334,9 @@ impl<'a> Request<'_, 'a> {
         self.then(pin.digest);
     }
 
-    /// Arranges the documents of a group, followed by `words`, the text that moves from the system text; replays the
-    /// arrangement `known` if it is valid. Returns the arrangement, the distinct documents and, if the gateway renders
-    /// them, the rendering.
+    /// Arranges the documents of a group (those ordered together), followed by `words`, the text that moves from the
+    /// system text. Repeats the recorded arrangement `known` (order and location hints) if it is valid. Returns the
+    /// arrangement, the distinct documents and, if the gateway renders them, the rendering.
     fn group(
         &mut self,
         group: &Group<'a>,
@@ -429,9 +437,9 @@ impl<'a> Request<'_, 'a> {
         (arrangement, listed, rendering)
     }
 
-    /// Arranges a tool's whole result: location hints replace lines that earlier turns' results have. A result that an
-    /// earlier request forwarded in full stays in full. That is so if the record `known` says so, or if its message was
-    /// forwarded before and has no such record.
+    /// Arranges a tool's whole result: location hints replace lines that results of earlier turns have. A result that
+    /// an earlier request forwarded in full stays in full: if its record `known` says so, or if its message was
+    /// forwarded before and the result has no record.
     fn output(
         &mut self,
         group: &Group<'a>,
@@ -468,9 +476,9 @@ impl<'a> Request<'_, 'a> {
         arrangement
     }
 
-    /// Returns the order hint and `words`, the text that moves from the system text, as written after the documents of
-    /// a group. The text gets an element of its own, so that it belongs neither to a document nor to the question that
-    /// follows.
+    /// Returns the order hint (a sentence with the retriever's ranking) and `words`, the text that moves from the
+    /// system text, in the form in which they are written after the documents of a group. The text gets an element of
+    /// its own, so that it belongs neither to a document nor to the question that follows.
     fn behind(&self, group: &Group<'_>, hint: Option<String>, words: &str) -> String {
         let mut all = hint.map_or_else(String::new, |hint| hint + r"\n");
         for piece in [MOVED_OPEN, words, MOVED_CLOSE] {
@@ -488,7 +496,8 @@ impl<'a> Request<'_, 'a> {
         all
     }
 
-    /// Returns what is sent in each range of the body that the group's documents fill: a document or a location hint.
+    /// Returns what is sent in the places of the documents of a group (those ordered together), in order: a document or
+    /// a location hint each.
     fn sent_of<'g>(
         &mut self,
         group: &'g Group<'a>,
@@ -517,9 +526,10 @@ impl<'a> Request<'_, 'a> {
             .collect()
     }
 
-    /// Adds a run of adjacent documents to the records, in the order sent and in the client's order. The run begins at
-    /// byte `at` of the body, `scope` is the hash of the prompt before it, and `references` is a hash of the location
-    /// hints among its documents. `order` is the policy's order; `None` if no policy ordered the run.
+    /// Adds a run of adjacent documents to `runs`, `clients` and the report of this request. `at` is the offset in the
+    /// body at which the run begins, `scope` the hash of the prompt before it, and `references` a hash of the location
+    /// hints among its documents. The pair has the documents in the order sent, then in the client's order. `order` is
+    /// the policy's order; `None` if no policy ordered the run for this request.
     fn walk(
         &mut self,
         at: usize,
@@ -560,39 +570,41 @@ impl<'a> Request<'_, 'a> {
         });
     }
 
-    /// Returns whether the group is forwarded byte for byte, with its repeated documents.
+    /// Returns whether the documents of the group (those ordered together) are forwarded byte for byte in the client's
+    /// order, repeated ones included.
     fn keeps_places(&self, group: &Group<'_>) -> bool {
         self.mode == OrderingMode::ClientOrder && !group.is_rendered()
     }
 
-    /// Returns the index in the group of the first document that the recorded run leaves out: one that repeats an
-    /// earlier document and is sent anyway, since a run may have a document only once. `u16::MAX` if there is none.
+    /// Returns the index in the group (documents that are ordered together) of the first document that is not part of
+    /// the recorded run: the first one that repeats an earlier document and is sent anyway, since a run may have a
+    /// document only once. `u16::MAX` if there is none.
     fn end_of_path(&self, group: &Group<'_>, listed: &DistinctDocuments) -> u16 {
         let repeat = listed.repeats.first().filter(|_| self.keeps_places(group));
         repeat.copied().unwrap_or(u16::MAX)
     }
 
-    /// Extends the hash of the changes to the client's messages so far by `digest`.
+    /// Adds `digest`, the hash of a change to the client's messages, to the hash of all changes so far (`sent`).
     fn then(&mut self, digest: u64) {
         self.sent = narrowed(Scope(digest), self.sent).0;
     }
 }
 
 /// The tag, escaped as in a JSON string, that opens text moved from the system text to a place after the documents;
-/// the next constant closes it.
+/// [`MOVED_CLOSE`] closes it.
 const MOVED_OPEN: &str = r"<context>\n";
 const MOVED_CLOSE: &str = r"\n</context>";
 
-/// Returns `words`, text that moves from the system text, as inserted before a message's text: in a content part of its
-/// own, or followed by a blank line.
+/// Returns `words`, text that moves from the system text, in the form to insert before a message's text: in a content
+/// part of its own, or followed by a blank line.
 fn before_text(wrap: Wrap, words: &str) -> String {
     let [open, close] = render::wrapping(wrap);
     let end = if wrap == Wrap::None { r"\n\n" } else { close };
     [open, words, end].concat()
 }
 
-/// Returns the record by which later requests repeat the documents of a `documents` array that was rendered; `None` if
-/// an offset exceeds 32 bits.
+/// Returns the record by which later requests of the chat repeat the documents of a `documents` array as this request
+/// rendered them; `None` if an offset does not fit into 32 bits.
 fn pin_of(
     group: &Group<'_>,
     listed: &DistinctDocuments,

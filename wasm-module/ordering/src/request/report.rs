@@ -1,38 +1,40 @@
 //! The report on the documents of one request.
 
-/// The changes to one request's documents, and the number of documents that are believed to be in the engine's cache.
+/// What was changed about the documents of one request, and how many of them are believed to be in the engine's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
     /// Name of the policy that ordered the documents.
     pub policy: &'static str,
     /// Number of documents found in the body.
     pub documents: u32,
-    /// Number of documents, at the beginning of each run of adjacent ones, whose KV state the engine is believed to
-    /// have cached.
+    /// Number of documents that the engine is believed to have cached: in each run of adjacent documents, those at its
+    /// beginning.
     pub matched: u32,
     /// Number of documents that are sent at another position than in the client's list.
     pub moved: u32,
-    /// Number of repeated documents that were dropped because an earlier document of their group is the same byte for
-    /// byte.
+    /// Number of documents that were dropped because an earlier document in the same list of the client's is the same
+    /// byte for byte.
     pub dropped: u32,
-    /// Number of documents and tools' results of which location hints replace a part or all, since an earlier turn has
-    /// the text.
+    /// Number of documents and tools' results of which a part or all was replaced by location hints (references to the
+    /// same text in an earlier turn).
     pub deduplicated: u32,
-    /// Number of documents of earlier requests that were pinned, that is, written into their message again.
+    /// Number of documents that were pinned: the client did not send them again, and the gateway repeated them in the
+    /// message in which an earlier request of the chat sent them.
     pub pinned: u32,
-    /// Number of messages whose documents were arranged as when an earlier request forwarded them.
+    /// Number of messages whose documents got the same order and location hints as when an earlier request forwarded
+    /// them.
     pub replayed: u32,
-    /// True if an order hint (the retriever's ranking) was written after documents.
+    /// True if at least one order hint (a sentence with the retriever's ranking) was written after documents.
     pub hinted: bool,
-    /// True if an order hint names documents by their positions instead of labels, because a label could be read as
-    /// more than a name in a hint.
+    /// True if at least one order hint names documents by their positions instead of labels, because a label could be
+    /// read as more than a name.
     pub numbered: bool,
-    /// Estimated tokens of the documents sent, including those repeated from earlier requests.
+    /// Estimated tokens of the documents sent, pinned ones of earlier requests included.
     pub document_tokens: u64,
     /// Estimated tokens of the documents that `matched` counts.
     pub matched_tokens: u64,
-    /// Estimated tokens of the documents that would have been cached if every request had been sent in its client's
-    /// order.
+    /// Estimated tokens of this request's documents that would have been cached if every request had been sent in its
+    /// client's order.
     pub client_matched_tokens: u64,
     /// Estimated tokens of the whole forwarded body.
     pub estimated_tokens: u64,

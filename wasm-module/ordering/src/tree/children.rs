@@ -1,19 +1,19 @@
-//! The children of a node of the knowledge tree, by document.
+//! The children of a node of the knowledge tree, found by document.
 
 use super::NodeId;
 use crate::document::DocumentId;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 
-/// The children of a node of the knowledge tree: a list, or a map if they are many. Most nodes have one or two, the
-/// root of a scope (hash of the prompt before documents) thousands.
+/// The children of a node of the knowledge tree, by their documents: a list, or a map if there are many. Most nodes
+/// have one or two; the root of a scope (the node for a prompt before documents) has thousands.
 #[derive(Debug)]
 pub(super) enum Children {
     Few(SmallVec<[(DocumentId, NodeId); 2]>),
     Many(Box<FxHashMap<DocumentId, NodeId>>),
 }
 
-/// The maximum number of children that are kept in a list: up to this number, a scan is faster than hashing.
+/// The maximum number of children that are stored as a list: up to this number, a scan is faster than hashing.
 const FEW: usize = 12;
 
 impl Default for Children {

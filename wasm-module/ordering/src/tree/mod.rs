@@ -26,11 +26,12 @@ use children::Children;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 
-/// Hash of the prompt before documents. Documents of different scopes share no KV state.
+/// Hash of the prompt's text before documents. Documents behind different scopes share no KV state in the engine's
+/// cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Scope(pub u64);
 
-/// Identifies a node of a [`KnowledgeTree`]. Valid until the tree changes.
+/// Identifies a node of a [`KnowledgeTree`]. Valid until nodes are added to the tree or removed from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NodeId(u32);
 
@@ -38,25 +39,26 @@ pub struct NodeId(u32);
 /// leaves are evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// The maximum number of nodes, roots of scopes (hashes of the prompt before documents) included; at least 1.
+    /// The maximum number of nodes, including the root node of each scope (hash of the prompt before documents); at
+    /// least 1.
     pub max_nodes: u32,
-    /// The maximum number of estimated tokens of all nodes' documents: the engine's KV capacity. With `None`, only
-    /// `max_nodes` limits the tree.
+    /// The maximum of the sum of all nodes' estimated tokens: the engine's KV capacity. With `None`, only `max_nodes`
+    /// limits the tree.
     pub max_tokens: Option<u64>,
 }
 
-/// A trie over the sequences of documents that an engine is believed to have cached, for each hash of the prompt before
-/// them; see the [module documentation](self).
+/// A trie over the sequences of documents that an engine is believed to have cached. Each hash of the prompt before
+/// documents has a root of its own; see the [module documentation](self).
 #[derive(Debug)]
 pub struct KnowledgeTree {
     bounds: Bounds,
     catalog: Catalog,
     scopes: FxHashMap<Scope, NodeId>,
     nodes: Slots<Node>,
-    /// Sum of the estimated tokens of all nodes.
+    /// Sum of the estimated tokens of all nodes' documents.
     tokens: u64,
     recency: Recency,
-    /// Number of insertions so far; it serves as the tree's clock.
+    /// Number of insertions of paths so far; it serves as the tree's clock.
     now: u64,
     /// Estimated tokens of the nodes removed since the last call of [`KnowledgeTree::take_evicted`].
     evicted: u64,
@@ -70,12 +72,12 @@ struct Node {
     tokens: u32,
 }
 
-/// The edge to a node of the tree from its parent.
+/// What leads to a node of the tree from its parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Edge {
-    /// No document: the node is the root of this scope (hash of the prompt before documents).
+    /// The node has no parent and no document: it is the root for this hash of the prompt before documents.
     Scope(Scope),
-    /// The document that the node adds to the sequence of its parent.
+    /// The document that the node adds to the documents of its ancestors.
     Document(DocumentId),
 }
 
@@ -95,13 +97,13 @@ impl KnowledgeTree {
         }
     }
 
-    /// Returns the id in this tree of the document with this fingerprint, if necessary a new one; valid until the next
-    /// [`KnowledgeTree::insert`].
+    /// Returns the id in this tree of the document with this fingerprint, which is assigned if there is none; valid
+    /// until the next [`KnowledgeTree::insert`].
     pub fn intern(&mut self, fingerprint: Fingerprint) -> DocumentId {
         self.catalog.intern(fingerprint)
     }
 
-    /// Frees the ids of those of the documents that were interned but are in no node of the tree.
+    /// Frees the ids of those of `documents` that were interned (have an id) but are in no node of the tree.
     pub(crate) fn discard<'a>(
         &mut self,
         documents: impl IntoIterator<Item = &'a (Fingerprint, u32)>,
@@ -113,15 +115,15 @@ impl KnowledgeTree {
         }
     }
 
-    /// Returns the number of the insertion that last used the document, counted from 1; 0 if no node holds the
-    /// document.
+    /// Returns the number, counted from 1, of the insertion that last used the document; 0 if no node of the tree has
+    /// the document.
     #[must_use]
     pub fn last_used(&self, id: DocumentId) -> u64 {
         self.catalog.last_used(id)
     }
 
-    /// Returns the root node of `scope`; `None` if the tree has no documents of that scope (hash of the prompt before
-    /// documents).
+    /// Returns the root node for `scope`, the hash of the prompt before documents; `None` if no document is believed to
+    /// be cached after that prompt.
     #[must_use]
     pub fn root(&self, scope: Scope) -> Option<NodeId> {
         self.scopes.get(&scope).copied()
@@ -146,7 +148,7 @@ impl KnowledgeTree {
             .flat_map(|node| node.children.iter())
     }
 
-    /// Returns the number of nodes of the tree, including the roots of scopes (hashes of the prompt before documents).
+    /// Returns the number of nodes in the tree, including the root of each scope (hash of the prompt before documents).
     #[must_use]
     pub fn len(&self) -> usize {
         self.nodes.len()
@@ -164,10 +166,10 @@ impl KnowledgeTree {
         self.tokens
     }
 
-    /// Records that the engine was sent `path` (distinct documents with their tokens), preceded in the same prompt by
-    /// text with the hash `scope`: the path's nodes become the most recently used ones, and missing ones are created.
-    /// Then evicts down to the bounds; a path longer than the bounds loses its last documents. O(path length +
-    /// evictions).
+    /// Records that the engine was sent `path` (distinct documents with their tokens) after prompt text with the hash
+    /// `scope`. The path's nodes become the most recently used ones, and missing ones are created. Then evicts the
+    /// least recently used leaves beyond the tree's bounds; a path longer than the bounds loses its last documents.
+    /// O(path length + evictions).
     pub fn insert(&mut self, scope: Scope, path: impl IntoIterator<Item = (DocumentId, u32)>) {
         self.now += 1;
         let mut nodes: SmallVec<[NodeId; 32]> = SmallVec::new();
@@ -190,7 +192,7 @@ impl KnowledgeTree {
         self.evict();
     }
 
-    /// Removes all nodes of the tree; their tokens count as evicted.
+    /// Removes all nodes of the tree; their tokens count as evicted (see [`KnowledgeTree::take_evicted`]).
     pub fn clear(&mut self) {
         *self = Self {
             now: self.now,
@@ -199,8 +201,8 @@ impl KnowledgeTree {
         };
     }
 
-    /// Returns the estimated tokens of the nodes removed since the last call, for whatever reason, and resets the
-    /// count.
+    /// Returns the estimated tokens of the nodes removed since the last call, for whatever reason, and sets the count
+    /// to 0.
     pub fn take_evicted(&mut self) -> u64 {
         std::mem::take(&mut self.evicted)
     }
@@ -245,7 +247,7 @@ impl KnowledgeTree {
         id
     }
 
-    /// Removes a node that has no children, from its parent and from the list by last use.
+    /// Removes a node that has no children from the tree; its tokens count as evicted.
     fn remove_leaf(&mut self, id: NodeId) {
         self.recency.remove(id.0);
         let Some(node) = self.node_mut(id) else {
@@ -277,8 +279,8 @@ impl KnowledgeTree {
         self.nodes.get_mut(id.0)
     }
 
-    /// Checks that the parts of the tree agree (nodes, list by last use, counts). Returns a description of the
-    /// first inconsistency.
+    /// Checks that the tree's parts (nodes, list by last use, counts) agree with each other. Returns a description of
+    /// the first inconsistency.
     #[cfg(test)]
     fn check(&self) -> Result<(), String> {
         let mut seen = 0_usize;

@@ -1,47 +1,46 @@
-//! Applies the engine's events to the knowledge tree, so that it matches the engine's cache.
+//! Applies events of the engine's cache to the knowledge tree, so that the tree matches the cache.
 //!
-//! An insertion is an assumption, made when a request is forwarded. A feed of the engine's cache (`Stored`, `Removed`,
-//! `Cleared`) and the `cached_tokens` of its responses (`Reported`) confirm or correct it. KV state depends on
-//! everything before it, so removing a node removes everything below it. Events identify documents by fingerprint,
-//! since ids may change with any insertion.
+//! Inserting a request's documents into the tree is an assumption, made when the request is forwarded. A feed of the
+//! engine's cache (`Stored`, `Removed`, `Cleared`) and the `cached_tokens` of its responses (`Reported`) confirm or
+//! correct it. KV state depends on everything before it, so removing a node removes everything below it. Events
+//! identify documents by fingerprint, since ids may change with any insertion.
 
 use super::{KnowledgeTree, NodeId, Scope};
 use crate::document::Fingerprint;
 use smallvec::SmallVec;
 
 /// An event in an engine's cache, to be applied to the knowledge tree. It may name documents that are not in the tree:
-/// they are ignored or, if stored, added.
+/// these are added if the event says that they are stored, and ignored otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResidencyEvent<'a> {
-    /// The engine has cached the KV state of this path, a sequence of documents with their tokens.
+    /// The engine has cached the KV state of this sequence of documents.
     Stored {
         /// Hash of the prompt before the documents.
         scope: Scope,
         /// The documents with their tokens, from the first one after `scope` on.
         path: &'a [(Fingerprint, u32)],
     },
-    /// The engine evicted the last document of this path, a sequence of documents, and so everything after it.
+    /// The engine evicted the last document of this sequence of documents, and so everything after it.
     Removed {
         /// Hash of the prompt before the documents.
         scope: Scope,
-        /// The documents, from the first one after `scope` on; empty to remove all documents of this scope (hash of the
-        /// prompt before documents).
+        /// The documents, from the first one after `scope` on; if empty, all documents after `scope` were evicted.
         path: &'a [Fingerprint],
     },
     /// The engine's cache has become empty.
     Cleared,
-    /// The engine responded to a request that was sent with the documents `path`.
+    /// The engine responded to a request with the documents `path`, and reported how many tokens it found cached.
     ///
     /// The engine has computed all tokens that were not cached, so these documents themselves are resident now. But if
-    /// it had fewer tokens cached than expected, other branches below the first missing node were not resident either:
-    /// they are removed. This includes branches that later requests have added there: the tree may then lack resident
-    /// nodes, but keeps none there that are not resident.
+    /// it had fewer tokens cached than expected, the nodes from the first missing document on were not resident, and
+    /// nor were other branches below them: these branches are removed. Later requests may have added some of them
+    /// since, so the tree may then lack resident nodes there, but has none that are not resident.
     Reported {
         /// Hash of the prompt before the documents.
         scope: Scope,
-        /// The documents, in the order in which they were sent.
+        /// The documents of the request, in the order in which they were sent.
         path: &'a [Fingerprint],
-        /// Estimated document tokens that were expected to be cached when the request was sent.
+        /// Estimated document tokens that were expected to be cached when the request was forwarded.
         expected_tokens: u64,
         /// Estimated document tokens that were cached, derived from the response.
         cached_tokens: u64,
@@ -72,7 +71,8 @@ impl KnowledgeTree {
         }
     }
 
-    /// Applies [`ResidencyEvent::Stored`]: the engine has cached the documents of `path` after `scope`.
+    /// Applies [`ResidencyEvent::Stored`]: records that the engine has cached the documents of `path`, which follow the
+    /// prompt with the hash `scope`.
     pub(crate) fn hold(&mut self, scope: Scope, path: &[(Fingerprint, u32)]) {
         let path: SmallVec<[_; 16]> = (path.iter())
             .map(|&(document, tokens)| (self.intern(document), tokens))
@@ -80,8 +80,8 @@ impl KnowledgeTree {
         self.insert(scope, path);
     }
 
-    /// Applies [`ResidencyEvent::Reported`]: removes the branches that leave `path` below nodes that were expected to
-    /// be cached and were not.
+    /// Applies [`ResidencyEvent::Reported`]: follows `path` as far as `expected` tokens, and at each of its nodes
+    /// beyond `cached` tokens removes all children that are not on `path`.
     fn correct(&mut self, scope: Scope, path: &[Fingerprint], expected: u64, cached: u64) {
         let Some(mut at) = self.root(scope) else {
             return;
@@ -115,7 +115,7 @@ impl KnowledgeTree {
         self.child(node, self.catalog.find(document)?)
     }
 
-    /// Removes the node `top` and everything below it, leaves first.
+    /// Removes the node `top` and all its descendants from the tree, leaves first.
     fn remove_subtree(&mut self, top: NodeId) {
         let mut found = vec![top];
         let mut at = 0;

@@ -1,4 +1,4 @@
-//! The most recently used part of the knowledge tree as a list, for drawing it.
+//! The most recently used nodes of the knowledge tree as a list, from which the tree can be drawn.
 
 use super::{Edge, KnowledgeTree, NodeId, Scope};
 use crate::document::Fingerprint;
@@ -7,16 +7,16 @@ use fxhash::FxHashMap;
 /// A node of the knowledge tree, in the list that [`KnowledgeTree::view`] returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ViewedNode {
-    /// Index of the parent in the list, where it precedes this node; `None` for the root of a scope (hash of the prompt
-    /// before documents).
+    /// Index in the list of this node's parent, which precedes this node; `None` for the root of a scope (hash of the
+    /// prompt before documents).
     pub parent: Option<u32>,
-    /// The edge to the node from its parent: a document, or for a root a scope (hash of the prompt before documents).
+    /// What leads to the node from its parent: a document, or for a root the hash of the prompt before documents.
     pub edge: ViewedEdge,
     /// Estimated tokens of the node's document; 0 for the root of a scope (hash of the prompt before documents).
     pub tokens: u32,
 }
 
-/// The edge to a [`ViewedNode`] from its parent.
+/// What leads to a [`ViewedNode`] from its parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ViewedEdge {
     /// The node is the root of this scope, a hash of the prompt before documents.

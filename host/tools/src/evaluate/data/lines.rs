@@ -58,7 +58,8 @@ enum RawDocument {
     },
 }
 
-/// Returns the questions of `text`, each with at most its first `documents` documents; `None` for all documents.
+/// Returns the questions in `text`, lines of JSON. Each turn keeps at most its first `documents` documents; `None` for
+/// all.
 pub(super) fn read(text: &[u8], documents: Option<usize>) -> Result<Data> {
     let mut known = Known::default();
     let mut data = Data::default();
@@ -114,8 +115,8 @@ fn turn(raw: RawTurn, documents: usize, known: &mut Known) -> Result<Turn> {
     })
 }
 
-/// Returns the index of the only document that contains one of the answers, ignoring case; `None` if several do, or
-/// none.
+/// Returns the index of the only document that contains one of the answers, ignoring case; `None` if several documents
+/// do, or none does.
 fn holder(documents: &[Arc<Document>], answers: &[String]) -> Option<usize> {
     let lower: Vec<_> = answers.iter().map(|answer| answer.to_lowercase()).collect();
     let mut holding = (0..documents.len()).filter(|&at| {

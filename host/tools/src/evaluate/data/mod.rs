@@ -5,8 +5,8 @@
 //!   FILE.jsonl ── lines ── documents as they were retrieved ────────┴──▶ cases, each of one turn or several
 //! ```
 //!
-//! `examples/datasets.py` converts other published data sets to such lines. This module does not depend on arms or
-//! requests.
+//! `examples/datasets.py` converts other published data sets to such lines. This module does not depend on how
+//! questions are asked.
 
 mod lines;
 mod squad;
@@ -17,63 +17,64 @@ use fxhash::FxHashSet;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A retrieved document.
+/// A retrieved document, as the data file gives it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Document {
-    /// The document's name in hints.
+    /// The document's name in order hints (sentences with the retriever's ranking) and location hints (references to an
+    /// earlier copy).
     pub(super) id: String,
-    /// The document's title; may be empty.
+    /// The document's title; empty if it has none.
     pub(super) title: String,
     pub(super) text: String,
 }
 
-/// A question with its retrieved documents.
+/// A question with its retrieved documents; one turn of a chat.
 #[derive(Clone, Debug)]
 pub(super) struct Turn {
     pub(super) question: String,
-    /// The documents, best first.
+    /// The documents, in the retriever's order, best first.
     pub(super) documents: Vec<Arc<Document>>,
-    /// The right answers; if empty, the turn is asked but not scored.
+    /// The right answers; if it is empty, the turn is asked but not scored.
     pub(super) answers: Vec<String>,
-    /// Index of the document with the answer, if known.
+    /// Index in `documents` of the only document that contains the answer; `None` if it is not known.
     pub(super) answer_document: Option<usize>,
-    /// The choices, if the answer is a letter; empty if it is in words.
+    /// The texts among which the model chooses, if the right answer is a letter; empty if it is in words.
     pub(super) choices: Vec<String>,
 }
 
-/// A chat, which is asked as a whole under every arm.
+/// A question, or a chat of several turns, which is asked as a whole under every arm.
 #[derive(Clone, Debug)]
 pub(super) struct Case {
-    /// The case's unique id.
+    /// The case's id, unique in the file.
     pub(super) id: String,
-    /// The turns, at least one; at least one has an answer, and one has documents.
+    /// The case's turns, at least one. At least one of them has a right answer, and at least one has documents.
     pub(super) turns: Vec<Turn>,
 }
 
-/// The questions of a file.
+/// The questions of a data file, as [`read`] returns them.
 #[derive(Debug, Default)]
 pub(super) struct Data {
-    /// The cases, in the order of asking.
+    /// The questions and chats to ask, in the order in which they are asked.
     pub(super) cases: Vec<Case>,
-    /// Number of questions left out because they have no answer.
+    /// Number of the file's questions that were left out because they have no answer.
     pub(super) without_answers: usize,
-    /// Hash of the file's bytes.
+    /// Hash of the data file's bytes.
     pub(super) fingerprint: u64,
 }
 
 foreword_ordering::named! {
-    /// A format of files with questions.
+    /// A format of data files, which contain questions.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(super) enum Format {
-        /// SQuAD's JSON: paragraphs with questions and answers.
+        /// SQuAD's JSON: paragraphs, each with questions and answers.
         Squad = "squad",
-        /// Lines of JSON, each a question or a chat with its documents.
+        /// Lines of JSON, each with a question or a chat and its documents.
         Lines = "lines",
     }
 }
 
 impl Format {
-    /// Returns the format for a file's extension.
+    /// Returns the format for the file name's extension; an error that names `--format` if there is none.
     fn of(path: &Path) -> Result<Self> {
         match path.extension().and_then(|ending| ending.to_str()) {
             Some("json") => Ok(Self::Squad),
@@ -86,39 +87,40 @@ impl Format {
     }
 }
 
-/// Options for reading a file of questions.
+/// How to read a file of questions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reading {
-    /// The file's format; `None` to choose by its extension.
+    /// The file's format; `None` to choose it by the file name's extension.
     pub(super) format: Option<Format>,
-    /// Maximum number of documents per question; `None` for the format's default.
+    /// Maximum number of documents of one question; `None` for the format's default: 10 for SQuAD, all for lines.
     pub(super) documents: Option<usize>,
-    /// Maximum number of questions; the first ones are kept. `None` for all.
+    /// Maximum number of questions and chats read from the file, the first ones (of SQuAD's, after shuffling). `None`
+    /// for all.
     pub(super) questions: Option<usize>,
     pub(super) seed: u64,
 }
 
 impl Case {
-    /// Returns whether the position arms apply: each turn with right answers has at least three documents, and it is
-    /// known which of them contains the answer.
+    /// Returns whether the case can be asked under the arms that put the answer's document in a given position: each
+    /// turn with right answers has at least three documents, and it is known which of them contains the answer.
     pub(super) fn has_positions(&self) -> bool {
         let mut scored = self.turns.iter().filter(|turn| !turn.answers.is_empty());
         scored.all(|turn| turn.answer_document.is_some() && turn.documents.len() >= 3)
     }
 }
 
-/// Returns the letter of choice `at`, A for 0; `None` beyond 26 choices.
+/// Returns the letter for the choice with the index `at`: A for 0; `None` for indices from 26 on.
 pub(super) fn letter(at: usize) -> Option<char> {
     (at < 26).then(|| char::from(b'A' + at as u8))
 }
 
-/// Iterates over the lines that are not blank, with their numbers, from 1.
+/// Iterates over the lines of `text` that are not blank, with their line numbers, from 1.
 fn lines_of(text: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let lines = (1..).zip(text.split(|&byte| byte == b'\n'));
     lines.filter(|(_, line)| !line.trim_ascii().is_empty())
 }
 
-/// Returns the bytes of a file, or an error if it has more than [`MAX_BYTES`].
+/// Returns the bytes of a file. Returns an error if the file cannot be read or has more than [`MAX_BYTES`].
 fn bytes_of(path: &Path) -> Result<Vec<u8>> {
     let failed = || format!("cannot read {}", path.display());
     let bytes = std::fs::metadata(path).with_context(failed)?.len();
@@ -131,7 +133,10 @@ fn bytes_of(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).with_context(failed)
 }
 
-/// Reads the questions of a file, in the format of `reading` or else of the file's extension.
+/// Reads the questions of the file at `path`.
+///
+/// # Errors
+/// Returns an error if the file is invalid, contains no question with an answer, or uses an id twice.
 pub(super) fn read(path: &Path, reading: Reading) -> Result<Data> {
     let failed = || format!("cannot read {}", path.display());
     let format = reading.format.map_or_else(|| Format::of(path), Ok)?;
@@ -161,10 +166,10 @@ pub(super) fn read(path: &Path, reading: Reading) -> Result<Data> {
     Ok(data)
 }
 
-/// Default number of paragraphs per question of a SQuAD file.
+/// Default number of paragraphs that a question of a SQuAD file is asked with.
 const SQUAD_DOCUMENTS: usize = 10;
 
-/// Maximum number of bytes of a file, which is read into memory.
+/// Maximum size in bytes of a data file, which is read into memory.
 const MAX_BYTES: u64 = 1 << 30;
 
 #[cfg(test)]

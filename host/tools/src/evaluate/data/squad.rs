@@ -43,7 +43,8 @@ struct Answer {
     text: String,
 }
 
-/// Returns the questions of `json`, each with `documents` documents.
+/// Returns the questions of a file in SQuAD's JSON, shuffled by `seed`. The documents of each are the best `documents`
+/// paragraphs of the file by BM25, its own paragraph among them.
 pub(super) fn read(json: &[u8], documents: usize, seed: u64) -> Result<Data> {
     let file: File = serde_json::from_slice(json)?;
     let mut paragraphs: Vec<Arc<Document>> = Vec::new();

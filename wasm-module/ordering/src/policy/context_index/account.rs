@@ -22,8 +22,8 @@ use smallvec::SmallVec;
 use std::hash::{Hash, Hasher};
 
 impl ContextIndex {
-    /// Records a forwarded request: the context (document set) of the chat's first turn, and the documents of its later
-    /// turns.
+    /// Records a forwarded request, given as runs of adjacent documents: the context (document set) of the chat's first
+    /// turn, and the tokens of documents that its later turns add.
     pub(super) fn record(&mut self, runs: &[SentDocuments<'_>]) {
         let Some((opening, later)) = runs.split_first() else {
             return;
@@ -38,9 +38,10 @@ impl ContextIndex {
         }
     }
 
-    /// Adds a context (document set) that was forwarded in the order `sent`, or marks it as the most recently used one
-    /// if it is recorded; `key` identifies it. A new context is inserted where the search for `ranked`, the same
-    /// documents in rank order, ends in the tree. Returns the context's leaf. O(documents).
+    /// Adds a context (document set) that was forwarded in the order `sent`, or makes it the most recently used one if
+    /// it is recorded already. `key` identifies the context. A new context is inserted where the search for `ranked`,
+    /// the same documents in rank order, ends in the tree. Beyond the maximum number of contexts, the least recently
+    /// used ones are removed. Returns the context's leaf. O(documents).
     pub(super) fn add(
         &mut self,
         key: u64,
@@ -96,8 +97,9 @@ impl ContextIndex {
         leaf
     }
 
-    /// Removes `tokens` from the least recently used contexts (document sets); contexts left without tokens are
-    /// removed. O(contexts removed, times their documents).
+    /// Records that `tokens` tokens of documents were evicted from the engine's cache: subtracts them from the least
+    /// recently used contexts (document sets), and removes contexts left without tokens. O(contexts removed, times
+    /// their documents).
     pub(super) fn evict(&mut self, mut tokens: u64) {
         while tokens > 0 {
             let remnant = self
@@ -111,8 +113,8 @@ impl ContextIndex {
         }
     }
 
-    /// Removes up to `tokens` from a leaf of the tree. If that empties the leaf, removes it and continues with its
-    /// parent if that is a leaf now. Returns the number of tokens still to remove.
+    /// Subtracts up to `tokens` from the cached tokens of `node`, a leaf of the tree. If that leaves none, removes the
+    /// leaf and continues with its parent if that has no children now. Returns the number of tokens still to subtract.
     fn shrink(&mut self, node: NodeId, mut tokens: u64) -> u64 {
         let mut at = node;
         loop {
@@ -142,7 +144,7 @@ impl ContextIndex {
         }
     }
 
-    /// Removes a node without children, and returns the id of its parent.
+    /// Removes a node without children, with what the index has recorded about it, and returns the id of its parent.
     fn remove_leaf_node(&mut self, node: NodeId) -> NodeId {
         let Some(kind) = self.tree.node(node).map(|node| node.kind) else {
             return ROOT;
@@ -163,7 +165,7 @@ impl ContextIndex {
         self.tree.remove(node)
     }
 
-    /// Records that the engine has all of a node's documents cached again; `sent` gives the documents' tokens.
+    /// Records that all documents that `node` adds are in the engine's cache again; `sent` gives the documents' tokens.
     fn refill(&mut self, node: NodeId, sent: &[(Fingerprint, u32)]) {
         if let Some(node) = self.tree.node_mut(node) {
             let tokens = tokens_of(sent, &node.added);
@@ -180,7 +182,8 @@ impl ContextIndex {
 }
 
 impl SentDocuments<'_> {
-    /// Returns the documents with their tokens in the client's order, or in the order sent if no policy decided that.
+    /// Returns the documents with their tokens in the client's order, or in the order sent if no policy ordered them
+    /// for this request.
     fn ranked(&self) -> SmallVec<[(Fingerprint, u32); 16]> {
         let mut ranked: SmallVec<[(Fingerprint, u32); 16]> =
             self.documents.iter().copied().collect();
@@ -193,7 +196,8 @@ impl SentDocuments<'_> {
     }
 }
 
-/// Returns the key of a context: a hash of its scope (the prompt before it) and of its documents in the order sent.
+/// Returns the key of a context (document set): a hash of the prompt before it (`scope`) and of its documents in the
+/// order sent.
 fn key_of(scope: Scope, sent: &[(Fingerprint, u32)]) -> u64 {
     let mut hasher = fxhash::FxHasher::default();
     scope.0.hash(&mut hasher);
@@ -203,7 +207,7 @@ fn key_of(scope: Scope, sent: &[(Fingerprint, u32)]) -> u64 {
     hasher.finish()
 }
 
-/// Returns the sum of the tokens of those documents of `request` that are in `held`.
+/// Returns the sum of the tokens of those documents of `request` that are also in `held`.
 fn tokens_of(request: &[(Fingerprint, u32)], held: &[Fingerprint]) -> u64 {
     let shared = (request.iter()).filter(|(document, _)| held.contains(document));
     shared.map(tokens).sum()

@@ -1,5 +1,6 @@
-//! Builds a context index in one pass: the nearest two clusters merge into one with their common documents, until no
-//! two have any in common (RAGBoost section 4.1).
+//! Builds a context index from many contexts (document sets of requests) in one pass. Each context begins as a cluster;
+//! the nearest two clusters merge into one with their common documents, until no two have any in common (RAGBoost
+//! section 4.1).
 //!
 //! Only clusters with a common document can be near, and an inverted index finds those. A heap holds each cluster with
 //! its nearest neighbour at the time of entry; if that neighbour has merged when the entry is popped, a new one is
@@ -15,19 +16,21 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 struct Cluster {
-    /// The documents that all contexts (document sets of requests) of the cluster have, in the order of its first
-    /// context.
+    /// The documents that all contexts (document sets of requests) of the cluster have, in the order of the cluster's
+    /// first context.
     documents: Vec<Fingerprint>,
-    /// The clusters that were merged into this one; empty for a cluster of a single context (document set of a
-    /// request).
+    /// The indices of the clusters that were merged into this one; empty for a cluster of a single context (document
+    /// set of a request).
     parts: Vec<u32>,
     is_merged: bool,
 }
 
-/// A cluster of contexts (document sets of requests) and its nearest neighbour, ordered by distance, then by age.
+/// A cluster of contexts (document sets of requests) and its nearest neighbour, sorted by their distance, then by the
+/// clusters' age.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Pair {
-    /// The distance of the two as the bits of an `f64`; since it is not negative, the bits sort like the number.
+    /// The distance of `cluster` and `other` as the bits of an `f64`; since it is not negative, the bits sort like the
+    /// number.
     distance: u64,
     cluster: u32,
     other: u32,
@@ -36,11 +39,12 @@ struct Pair {
 #[derive(Default)]
 struct Clusters {
     all: Vec<Cluster>,
-    /// For each document, the clusters that have it and the document's position in each. Merged clusters are removed
-    /// lazily.
+    /// For each document, the indices of the clusters that have it, each with the document's position there. Clusters
+    /// that were merged into others are removed only when a search meets them.
     postings: FxHashMap<Fingerprint, Vec<(u32, u32)>>,
-    /// For each cluster, the number of documents shared with the cluster for which a neighbour is being searched, and
-    /// the sum of their differences in position; zero between searches.
+    /// For each cluster, by its index, while another cluster's nearest neighbour is being searched: the number of
+    /// documents that the two share, and the sum of the differences of these documents' positions. Zero between
+    /// searches.
     shares: Vec<(u32, u32)>,
     heap: BinaryHeap<Reverse<Pair>>,
 }
@@ -91,7 +95,8 @@ impl Clusters {
             .is_some_and(|cluster| !cluster.is_merged)
     }
 
-    /// Pushes `cluster` with its nearest neighbour onto the heap, unless no other cluster has a common document.
+    /// Pushes `cluster` with its nearest neighbour onto the heap; does nothing if no other cluster has a document in
+    /// common with it.
     fn pair(&mut self, cluster: u32) {
         let Self {
             all,
@@ -174,7 +179,7 @@ impl Clusters {
     }
 
     /// Attaches the remaining clusters to the root of `index`, with the clusters merged into them below; returns the
-    /// leaf of each of the first `contexts` clusters.
+    /// leaf of each of the first `contexts` clusters, which are the contexts (document sets of requests).
     fn attach_all(self, index: &mut ContextIndex, contexts: usize) -> Vec<NodeId> {
         let mut leaves = vec![ROOT; contexts];
         let mut stack: Vec<(u32, NodeId)> = (0..count(self.all.len()))

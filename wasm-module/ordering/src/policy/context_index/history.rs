@@ -1,8 +1,8 @@
-//! The contexts of a log in the configuration: for each context one string, with the fingerprints of its documents,
-//! best first, as 16 hexadecimal digits each.
+//! The history in a context index's configuration: contexts (document sets of requests) from a log. Each is one string
+//! with the fingerprints of its documents, best first, as 16 hexadecimal digits each.
 //!
-//! A fingerprint is a hash of a document's block, so a history holds no text. It records which documents occur
-//! together, independent of the prompt before them: it serves every tenant, model and scope.
+//! A fingerprint is a hash of a document's rendered text, so a history contains no text. It records which documents
+//! occur together, independent of the prompt before them: it serves every tenant, model and prompt.
 
 use super::ContextIndex;
 use crate::document::Fingerprint;
@@ -15,15 +15,16 @@ use std::sync::Arc;
 /// 1 MB of configuration, and half a second to read in a VM.
 pub const MAX_CONTEXTS: usize = 4096;
 
-/// Returns contexts (the documents of requests, best first) as strings for the configuration, one for each.
+/// Returns contexts (the documents of one request each, best first) as strings for the configuration, one string for
+/// each context.
 #[must_use]
 pub fn write(contexts: &[Vec<Fingerprint>]) -> Vec<String> {
     let text = |context: &Vec<Fingerprint>| context.iter().map(|d| hash(d.0)).collect();
     contexts.iter().map(text).collect()
 }
 
-/// Builds an index of contexts (document sets of requests) from the configuration's strings, one for each context;
-/// `None` if there are none.
+/// Builds a context index from the configuration's strings, one for each context (document set of a request); `None` if
+/// there are no strings.
 ///
 /// # Errors
 /// Returns the problem as text: there are too many contexts, or one is not a list of distinct fingerprints.
@@ -63,7 +64,7 @@ fn context(text: &str) -> Result<Vec<Fingerprint>, String> {
     documents.collect()
 }
 
-/// Number of hexadecimal digits of a document's fingerprint.
+/// Number of hexadecimal digits of one document's fingerprint.
 const DIGITS: usize = 16;
 
 #[cfg(test)]

@@ -8,11 +8,12 @@
 //! ```
 //!
 //! The tree is built at once by clustering ([`ContextIndex::build`]), or grows with every request. The search for a
-//! request descends from the root of its scope to the child at the least distance (equation 1), as long as that child
-//! has only documents of the request; the request becomes a leaf there. If it shares more documents with a child, a new
-//! inner node is inserted above both. Children are found by document, so a step takes time for each child that shares a
-//! document with the request, not for every child. A request that shares nothing with recorded contexts is ordered by
-//! the history, an index built from a log ([`ContextIndex::with_history`]).
+//! request descends from the root of its scope (the hash of the prompt before the documents) to the child at the least
+//! distance (equation 1), as long as that child has only documents of the request; the request becomes a leaf there. If
+//! it shares more documents with a child, a new inner node is inserted above both. Children are found by document, so a
+//! step takes time for each child that shares a document with the request, not for every child. A request that shares
+//! nothing with recorded contexts is ordered by the history, an index built from a log
+//! ([`ContextIndex::with_history`]).
 //!
 //! With `forget_evicted`, `account` removes contexts that the engine evicted. By default a context stays until newer
 //! ones replace it: in a small cache, a removed context returns in another order, which halves the reuse.
@@ -45,29 +46,31 @@ use tree::{ContextTree, ROOT};
 #[derive(Debug)]
 pub struct ContextIndex {
     tree: ContextTree,
-    /// The leaves of the tree, in the order of last use.
+    /// The leaves of the tree (one for each context), sorted by last use, to find the least recently used one.
     recency: Recency,
-    /// The leaf of each context (document set of a request), by the context's [key](account).
+    /// The leaf of each context (document set of a request), by the context's key: a hash or, if `next_key` is set, a
+    /// number.
     leaves: FxHashMap<u64, NodeId>,
     /// For each scope (hash of the prompt before documents), the node above its contexts (document sets of requests), a
     /// child of the tree's root.
     scopes: FxHashMap<Scope, NodeId>,
-    /// An inner node that lost its children, of whose documents the engine still has some tokens cached; `None` if
-    /// there is none.
+    /// An inner node that lost its children although the engine still has some tokens of the documents that it adds
+    /// cached; `None` if there is none.
     remnant: Option<NodeId>,
-    /// The index of contexts (document sets of requests) from a log, for requests that share no document with recorded
-    /// contexts.
+    /// The context index built from a log, which orders requests that share no document with contexts (document sets of
+    /// requests) recorded here; `None` if none is configured.
     history: Option<Arc<ContextIndex>>,
     max_contexts: u32,
     /// True if contexts (document sets of requests) are removed when the engine evicts their documents.
     forgets: bool,
-    /// The key of the next context if contexts (document sets of requests) are numbered; `None` if keys are hashes of
-    /// the scope (the prompt before) and documents as sent.
+    /// The key of the next context (document set of a request), if keys are numbers; `None` if the key of a context is
+    /// a hash of the prompt before it and of its documents as sent.
     next_key: Option<u64>,
 }
 
 impl ContextIndex {
-    /// Returns an empty index that keeps at most `max_contexts` contexts (document sets of requests), and at least 1.
+    /// Returns an empty index that keeps at most `max_contexts` contexts (document sets of requests), and at least 1,
+    /// without a history.
     #[must_use]
     pub fn new(max_contexts: u32) -> Self {
         Self {
@@ -83,7 +86,7 @@ impl ContextIndex {
         }
     }
 
-    /// Returns an empty index with the options for this policy.
+    /// Returns an empty index with those of `options` that concern this policy.
     #[must_use]
     pub fn of(options: &PolicyOptions) -> Self {
         Self {
@@ -93,8 +96,8 @@ impl ContextIndex {
         }
     }
 
-    /// Returns this index with `history`, which orders requests that share no document with contexts (document sets of
-    /// requests) recorded since.
+    /// Returns this index with `history`, an index built from a log. It orders requests that share no document with
+    /// contexts (document sets of requests) recorded since.
     #[must_use]
     pub fn with_history(mut self, history: Arc<Self>) -> Self {
         self.history = (!history.is_empty()).then_some(history);
@@ -102,8 +105,8 @@ impl ContextIndex {
         self
     }
 
-    /// Builds an index of `contexts` (each of distinct documents, in rank order) by hierarchical clustering. Returns
-    /// the index and the leaf of each context (document set of a request). All contexts stay until more are added.
+    /// Builds an index of `contexts` (document sets of requests, each of distinct documents in rank order) by
+    /// hierarchical clustering. Returns the index and the leaf of each context. All contexts stay until more are added.
     #[must_use]
     pub fn build(contexts: &[Vec<Fingerprint>]) -> (Self, Vec<NodeId>) {
         let mut index = Self::new(u32::try_from(contexts.len()).unwrap_or(u32::MAX));
@@ -123,7 +126,8 @@ impl ContextIndex {
         self.leaves.is_empty()
     }
 
-    /// Returns the documents of `node` and its ancestors, in the order from the root.
+    /// Returns the documents that `node` and its ancestors add, in the order from the root; for a leaf, the documents
+    /// of its context.
     #[must_use]
     pub fn context(&self, node: NodeId) -> Vec<Fingerprint> {
         let path = self.path(node).into_iter().rev();
@@ -132,7 +136,7 @@ impl ContextIndex {
             .collect()
     }
 
-    /// Returns `node` and its ancestors, from the node up to the tree's root.
+    /// Returns the ids of `node` and its ancestors, from the node up to the tree's root.
     #[must_use]
     pub fn path(&self, node: NodeId) -> Vec<NodeId> {
         let mut path = vec![node];
@@ -146,15 +150,16 @@ impl ContextIndex {
         path
     }
 
-    /// Returns the number of documents that the ancestors of `node` have in all.
+    /// Returns the number of documents that the ancestors of `node` have together; 0 if the index does not have the
+    /// node.
     #[must_use]
     pub fn inherited(&self, node: NodeId) -> usize {
         let node = self.tree.node(node);
         node.map_or(0, |node| node.documents as usize - node.added.len())
     }
 
-    /// Returns the order in which to send `request`, documents in rank order that follow the prompt with the hash
-    /// `scope`.
+    /// Returns the order in which to send `request`, given as documents in rank order. They follow the prompt with the
+    /// hash `scope`.
     fn ordered(&self, scope: Scope, request: &[Fingerprint]) -> Order {
         let root = self.scopes.get(&scope);
         let mut path = root.map_or_else(Order::new, |root| self.tree.find(*root, request).path);

@@ -1,8 +1,9 @@
 //! The tree of a context index: its leaves are contexts (document sets of requests), and an inner node has the
-//! documents that all contexts below it share. A node's children are found by document. The parent module has a
-//! picture of the search.
+//! documents that all contexts below it share. A node's children are found by document. The parent module has a picture
+//! of the search.
 //!
-//! Module `account` decides which contexts are removed and tracks the engine's cache.
+//! The module `account` decides which contexts are removed, and estimates how much of them the engine's cache still
+//! has.
 
 use crate::document::Fingerprint;
 use crate::policy::Order;
@@ -16,7 +17,7 @@ use smallvec::SmallVec;
 #[derive(Debug)]
 pub(super) struct ContextTree {
     nodes: Slots<Node>,
-    /// For a node and a document: those of the node's children that add this document.
+    /// The children of a node that add a document, by the pair of node and document.
     by_document: FxHashMap<(NodeId, Fingerprint), SmallVec<[NodeId; 2]>>,
 }
 
@@ -30,14 +31,14 @@ pub(super) const ROOT: NodeId = NodeId(0);
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) parent: NodeId,
-    /// The child nodes in insertion order, except that the last one moves to the position of a removed child.
+    /// The child nodes in insertion order, except that removing a child moves the last one to its position.
     pub(super) children: Vec<NodeId>,
     /// The documents that this node adds to those of its ancestors.
     pub(super) added: SmallVec<[Fingerprint; 8]>,
-    /// Number of documents of this node and all its ancestors.
+    /// Number of documents that this node and all its ancestors add together.
     pub(super) documents: u32,
-    /// Estimated tokens of the documents in `added` that the engine is believed to have cached; for a leaf, plus those
-    /// of its chat's later turns.
+    /// Estimated tokens of the documents in `added` that the engine is believed to have cached; for a leaf, plus the
+    /// tokens of documents in later turns of its chat.
     pub(super) tokens: u64,
     pub(super) kind: NodeKind,
 }
@@ -45,12 +46,12 @@ pub(super) struct Node {
 /// The role of a node in the tree of contexts (document sets of requests).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NodeKind {
-    /// The root of the tree (`None`), or the node above all contexts (document sets of requests) of a scope (hash of
-    /// the prompt before documents).
+    /// With `None`, the root of the tree; otherwise the node above all contexts (document sets of requests) that follow
+    /// the prompt with this hash.
     Root(Option<Scope>),
-    /// An inner node: the documents that all contexts (document sets of requests) below it have.
+    /// An inner node: its documents are those that all contexts (document sets of requests) below it have.
     Shared,
-    /// A leaf: one context, the document set of a request, with its [key](super::account).
+    /// A leaf: one context, the document set of a request, with the context's key (see [`account`](super::account)).
     Context(u64),
 }
 
@@ -60,9 +61,9 @@ impl Node {
     }
 }
 
-/// Returns the distance of two contexts by RAGBoost's equation 1: the part of the larger context that is not shared,
-/// plus a small term for documents at different positions. `shared` and `larger` are numbers of documents; `gaps` is
-/// the sum of the differences in position.
+/// Returns the distance of two contexts (document sets of requests) by RAGBoost's equation 1: the fraction of the
+/// larger context that is not shared, plus a small term for documents at different positions. `shared` and `larger` are
+/// numbers of documents; `gaps` is the sum of the shared documents' differences in position.
 pub(super) fn distance(shared: u32, larger: u32, gaps: u32) -> f64 {
     if shared == 0 {
         return 1.0;
@@ -74,16 +75,20 @@ pub(super) fn distance(shared: u32, larger: u32, gaps: u32) -> f64 {
 /// paper gives 0.001 to 0.01.
 const ALPHA: f64 = 0.005;
 
-/// A child node, the number of its documents that a request shares, and the sum of their differences in position.
+/// A child node, with the number of the documents it adds that a request has too, and the sum of these documents'
+/// differences in position.
 type Share = (NodeId, (u32, u32));
 
-/// Where in the tree a request is inserted.
+/// Where in the tree of contexts a request is inserted.
 pub(super) struct Insertion {
-    /// The deepest node with this property: the node and its ancestors have only documents of the request.
+    /// The deepest node for which the node and its ancestors have only documents of the request: the parent of the new
+    /// leaf, unless a node is split.
     pub(super) node: NodeId,
-    /// A child of `node` that shares more documents with the request, but also has others; `None` if there is none.
+    /// The child of `node` that shares more documents with the request, but is a leaf or has other documents too, so
+    /// that it is split first; `None` if there is none.
     pub(super) split: Option<NodeId>,
-    /// The request's ranks of the documents of `node` and its ancestors, followed by those shared with `split`.
+    /// The request's ranks of the documents of `node` and its ancestors, followed by those of the documents shared with
+    /// `split`: the beginning of the request's order.
     pub(super) path: Order,
 }
 
@@ -106,8 +111,8 @@ impl ContextTree {
         }
     }
 
-    /// Returns where to insert a request: descends greedily from `start` to the child at the least distance. On a tie
-    /// it prefers a child with only documents of the request, then the older one.
+    /// Returns where to insert a request, given as documents in rank order: descends greedily from `start` to the child
+    /// at the least distance. On a tie it prefers a child with only documents of the request, then the older child.
     pub(super) fn find(&self, start: NodeId, request: &[Fingerprint]) -> Insertion {
         let rank_of: FxHashMap<Fingerprint, u16> = request.iter().copied().zip(0..).collect();
         let mut place = Insertion {
@@ -164,15 +169,16 @@ impl ContextTree {
         }
     }
 
-    /// Returns whether a request cannot be inserted below this child, which must be split first: the child is a
-    /// context, and so a leaf, or has documents that the request lacks.
+    /// Returns whether a request cannot be inserted below the child of `share`, which must be split first: the child is
+    /// a leaf (a context), or adds documents that the request lacks.
     fn adds_more(&self, &(child, (shared, _)): &Share) -> bool {
         self.node(child)
             .is_some_and(|node| node.is_context() || node.added.len() > shared as usize)
     }
 
-    /// Inserts a node between `parent` and `child` with those documents of `child` for which `holds` is true. `weigh`
-    /// returns the documents' tokens, which move from the child to the new node. Returns the new node.
+    /// Inserts a node between `parent` and `child` that takes over those documents of `child` for which `holds` is
+    /// true. `weigh` returns the tokens of these documents, of which as many as the child has move to the new node.
+    /// Returns the new node.
     pub(super) fn split(
         &mut self,
         parent: NodeId,
@@ -206,7 +212,7 @@ impl ContextTree {
         between
     }
 
-    /// Adds a child node with these documents to `parent`, and returns the id of the child.
+    /// Adds a child node to `parent`, which adds the documents `added`, and returns the id of the child.
     pub(super) fn attach(
         &mut self,
         parent: NodeId,
@@ -235,7 +241,8 @@ impl ContextTree {
         id
     }
 
-    /// Removes `child` from the children of `parent`; `added` are the documents that `child` adds to those of `parent`.
+    /// Removes `child` from the lists of children of `parent`; `added` are the documents that `child` adds to those of
+    /// `parent`. The node itself stays.
     fn detach(&mut self, parent: NodeId, child: NodeId, added: &[Fingerprint]) {
         for &document in added {
             let key = (parent, document);
@@ -253,7 +260,7 @@ impl ContextTree {
         }
     }
 
-    /// Removes a node without children, and returns the id of its parent.
+    /// Removes a node without children from the tree, and returns the id of its parent.
     pub(super) fn remove(&mut self, id: NodeId) -> NodeId {
         let Some(node) = self.node_mut(id) else {
             return ROOT;
@@ -281,7 +288,7 @@ impl ContextTree {
         self.nodes.iter()
     }
 
-    /// Returns whether no node of the tree adds a document.
+    /// Returns whether the index of children by document is empty, so that no node of the tree adds a document.
     #[cfg(test)]
     pub(super) fn has_no_documents(&self) -> bool {
         self.by_document.is_empty()
