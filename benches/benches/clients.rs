@@ -66,7 +66,7 @@ pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
     let config = json!({
         "conversation": {"pin": true, "max_pinned_tokens": 100_000},
         "head": {"mode": "apply"},
-        "rank": arguments.rank(),
+        "rank": arguments.rank("place"),
     });
     let chats = chats(&std::fs::read_to_string(&path)?)?;
     let requests: usize = chats.iter().map(Vec::len).sum();

@@ -101,11 +101,11 @@ impl Arguments {
         })
     }
 
-    /// Returns the gateway's `ordering.rank` with the setting `place=NAME` (`free`, `last`, `first`, `ends`); without it
-    /// `auto`, as shipped.
+    /// Returns the gateway's `ordering.rank` whose place is the [value](Self::value) of the setting `name` (`free`, `last`,
+    /// `first` or `ends`); without it `auto`, as shipped.
     #[must_use]
-    pub fn rank(&self) -> Value {
-        let place = self.value("place").unwrap_or("auto");
+    pub fn rank(&self, name: &str) -> Value {
+        let place = self.value(name).unwrap_or("auto");
         // `ends` with one document is `last`.
         json!({"place": place, "documents": if place == "ends" { 2 } else { 1 }})
     }

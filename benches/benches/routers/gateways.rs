@@ -46,7 +46,7 @@ enum Hears {
 
 /// Prints a table for each trace and size of fleet.
 pub(crate) fn compare(arguments: &Arguments) {
-    let rank = arguments.rank();
+    let rank = arguments.rank("place");
     let (fleets, per_engine): (&[usize], usize) = if arguments.benching {
         (&FLEETS, REQUESTS_PER_ENGINE)
     } else {

@@ -261,7 +261,7 @@ fn run(
 ) -> Result<()> {
     let model = Model::asked_for(arguments)?;
     let arms = arms.iter();
-    let rank = arguments.rank();
+    let rank = arguments.rank("place");
     let variants = arms.map(|&(name, router, ordered)| {
         Variant::start(name, router, ordered, scale, &model, &rank)
     });

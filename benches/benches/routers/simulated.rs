@@ -123,7 +123,7 @@ pub(crate) fn traces() -> Vec<(&'static str, Generator)> {
 /// Prints a table for each trace and load; short ones unless the bench is to measure.
 pub(crate) fn compare(arguments: &Arguments) {
     let requests = if arguments.benching { REQUESTS } else { 60 };
-    let rank = arguments.rank();
+    let rank = arguments.rank("place");
     for (name, trace) in &traces() {
         for (load, label) in [
             (Load::Share(0.4), "40 % load"),

@@ -84,7 +84,7 @@ pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
         holds &= feed::feed(&vllm, &bodies)?;
     }
     if arguments.has("heads") {
-        holds &= heads::heads(&vllm, &corpus, requests, &arguments.rank())?;
+        holds &= heads::heads(&vllm, &corpus, requests, &arguments.rank("place"))?;
     }
     arguments.require(holds)
 }

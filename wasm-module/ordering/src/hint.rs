@@ -187,7 +187,7 @@ impl Words {
 const BRIEF_SEPARATOR: &str = ">";
 
 impl HintTemplate {
-    /// Returns the length in bytes of the order hint with which `words` begins; `words` is escaped as in a JSON string.
+    /// Returns the length in bytes of the order hint at the beginning of `words`, which is escaped as in a JSON string.
     /// `None` if it does not begin with one, or if the template has no text after `{order}`.
     pub(crate) fn length(&self, words: &str) -> Option<usize> {
         if let Some(length) = self.brief_length(words) {

@@ -22,8 +22,8 @@ pub(super) struct Gateway {
     /// The responses to the same body: first from the engine directly, then through the gateway.
     pair: [Result<(Usage, Value), String>; 2],
     stream: Answer,
-    /// The gateway's ordering decisions about the same documents: for the first request in one order, for the others in
-    /// another.
+    /// The gateway's decisions about requests with the same documents, in the order of sending: the first request lists
+    /// the documents in one order, all later requests in one other order.
     decisions: Vec<Decision>,
     /// Token counts of one prompt: through the gateway with two different `cache_salt`s, then from the engine without
     /// one. `None` if the engine ignores salts.

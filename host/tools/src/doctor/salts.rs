@@ -10,8 +10,8 @@ use super::survey::{Engine, Route};
 /// Token counts of a prompt sent with salt a, with b, and again with a; or the error of one of these requests.
 pub(super) type Salted = Result<[Usage; 3], String>;
 
-/// Sends the surveyed prompt of `route` again with salt a, with b, and with a; `None` if the route did not report the
-/// prompt as cached without a salt.
+/// Sends the prompt that the survey sent twice to `route` three more times, with the `cache_salt` a, then b, then a;
+/// `None` if the survey's second request, which has no salt, did not find at least half of the prompt cached.
 pub(super) fn ask(engine: &Engine<'_>, route: &Route) -> Option<Salted> {
     route.warm()?;
     let ask = |salt| {

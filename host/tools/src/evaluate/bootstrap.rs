@@ -22,9 +22,9 @@ pub(super) struct Interval {
 pub(super) enum Verdict {
     /// Equal: the whole interval is within [`MARGIN`] of 0, and there are enough cases.
     Within,
-    /// The whole interval of the difference is above 0.
+    /// The confidence interval of the difference lies entirely above 0.
     Better,
-    /// The whole interval of the difference is below 0.
+    /// The confidence interval of the difference lies entirely below 0.
     Worse,
     /// Unclear: the interval includes 0 and is not within the margin, or there are too few cases.
     NotEnough,

@@ -22,8 +22,8 @@ pub(super) struct ChangingHead {
 }
 
 impl ChangingHead {
-    /// Returns the head (lines and tools) for a turn, counted from 0, of the case with the id `case`. The same `seed`,
-    /// `case` and `turn` give the same head.
+    /// Returns the changing part of a prompt before its messages (lines with a clock and a session id, and shuffled
+    /// tools) for a turn, counted from 0, of the case with the id `case`. The same arguments give the same result.
     pub(super) fn of(seed: u64, case: &str, turn: usize) -> Self {
         let case = Fingerprint::of(&[case.as_bytes()]).0;
         let mut chat = Random::new(seed ^ case);

@@ -10,8 +10,8 @@ use foreword_report::plot::{Area, BASELINE, BEST, GRID, INK, OTHERS, Width, draw
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
-/// Plots each arm's difference of exact match from retrieval order, in percentage points with intervals, over a band of
-/// ±1 point.
+/// Plots by how many percentage points each arm's exact match differs from that of retrieval order, with intervals, in
+/// front of a band of ±1 point.
 pub(super) fn exact_match_differences(figures: &Figures, width: Width) -> Result<String> {
     differences(figures, width, |difference| difference.exact_match.0)
 }

@@ -50,7 +50,8 @@ pub(crate) struct RankProfile {
     /// Effect of a document's place on the right answer, by the class of its rank, then by the class of the place, in
     /// nats per token; `None` for a combination that no order has.
     table: Vec<Vec<Option<PlaceEffect>>>,
-    /// The compared placements of the best documents with their costs, those that leave most documents free first.
+    /// The compared placements of the best documents with their costs, in descending order of the number of documents
+    /// that they leave to the policy to order.
     pub(super) placements: Vec<Placed>,
     /// The placement to configure; `None` if there are too few questions to choose one.
     pub(super) chosen: Option<Placement>,
@@ -378,8 +379,9 @@ fn solved(mut squares: [[f64; CELLS]; CELLS], mut products: Table) -> Table {
 /// far above rounding.
 const RIDGE: f64 = 1e-9;
 
-/// Normalises a table of effects: the last class of ranks that occurs becomes 0 everywhere, and each other class gets a
-/// mean of 0 over the places of `documents` documents.
+/// Normalises a table of effects, which has a row for each class of ranks and a column for each class of places: first
+/// subtracts the row of the last class that occurs with `documents` documents from all rows, then from each row its
+/// mean over the places of the documents. Rows of classes that do not occur become 0.
 fn normalised(mut table: Table, documents: usize) -> Table {
     let last = rank_class(documents.saturating_sub(1));
     let reference: [f64; PLACES.len()] =
@@ -399,8 +401,8 @@ fn normalised(mut table: Table, documents: usize) -> Table {
     table
 }
 
-/// Returns the placements to compare, those that leave most documents free first; `None` in place of one that needs
-/// more than `documents` documents.
+/// Returns the placements to compare, in descending order of the number of documents that they leave to the policy to
+/// order; `None` in place of one that would leave it none of `documents` documents.
 fn rules(documents: usize) -> [Option<Placement>; RULES] {
     Placement::COMPARED
         .map(|placement| (usize::from(placement.documents) < documents).then_some(placement))

@@ -32,8 +32,8 @@ pub(super) struct Prompts {
 }
 
 impl Prompts {
-    /// Returns the name of the tag in which documents are sent: one that the core recognises under the gateway's
-    /// configuration. Returns an error if it recognises none.
+    /// Returns the name of a tag that the core recognises under the gateway's configuration, in which to send documents.
+    /// Returns an error if it recognises none.
     pub(super) fn tag(ordering: &RawConfig) -> Result<String> {
         let tags = &ordering.documents.tags;
         let usual = tags.iter().find(|tag| *tag == "document");

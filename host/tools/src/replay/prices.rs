@@ -35,8 +35,8 @@ struct Model {
     minimum_tokens: Option<u32>,
 }
 
-/// Reads the prices in `file`; if it is `None`, returns the published rules with a price of 1 for a token that is
-/// neither read from the cache nor written to it.
+/// Reads the prices in `file`; if it is `None`, returns the providers' published rules and relative prices, in a
+/// currency whose unit is the price of a million tokens that are neither read from the cache nor written to it.
 ///
 /// # Errors
 /// Returns an error that names the file and the field if the file cannot be read or a price is invalid.

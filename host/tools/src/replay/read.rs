@@ -6,7 +6,8 @@ use foreword_ordering::Config;
 use foreword_report::log::{self, Counts, OnBad};
 use foreword_simulation::{CompactTrace, LogReader, Logged};
 
-/// The documents of a log's requests, and the numbers of lines that were left out.
+/// The documents of a log's requests, and how many lines were read, how many of them were bad, and how many have no
+/// documents.
 #[derive(Debug, Default)]
 pub(super) struct Log {
     pub(super) trace: CompactTrace,

@@ -386,7 +386,7 @@ fn parts_of<'a>(body: &str, system: &'a str) -> Result<&'a str, Skip> {
     Ok(parts.unwrap_or(system))
 }
 
-/// Returns the hash `before` extended with those of the fields [`PRECEDING`] that are present.
+/// Extends the hash `before` by the values of those fields of [`PRECEDING`] that are present, and returns it.
 fn behind(before: u64, preceding: &[Option<&str>]) -> u64 {
     let named = (1_u8..).zip(preceding);
     named.fold(before, |before, (at, value)| match value {

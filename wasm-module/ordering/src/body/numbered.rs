@@ -37,8 +37,8 @@ pub(crate) struct NumberedBlock<'a> {
 }
 
 impl Numbered {
-    /// Returns, for each document at `spans` of the text, the ranges of its number and text; `None` for all of them if
-    /// one has no text or a name that is not a number.
+    /// Returns, for each document at `spans` of the text, the ranges of its number (its id in the tag) and its text. If
+    /// one has no text or an id that is not a number, returns `None` for all.
     pub(super) fn all(text: &Text<'_>, spans: &[Span]) -> Vec<Option<Self>> {
         let all: Option<Vec<Self>> = spans.iter().map(|span| Self::new(text, span)).collect();
         match all {

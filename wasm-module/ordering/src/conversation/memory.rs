@@ -15,9 +15,11 @@
 //! Nodes are in an arena and in one list ordered by last use. Using a node touches it and then its ancestors, so the
 //! oldest node of the list has no children, and evicting it is O(1).
 //!
-//! If several nodes fit a request, it is treated as a chat without pinned documents: a wrong guess would show one
-//! user's documents to another. The order of a message's documents takes two bytes a document, since the client sends
-//! the texts again. Only array documents that were written into a message keep their text here.
+//! If several nodes fit a request and their prompts differ, the one whose chat shares the most volatile spans (texts
+//! that change between requests) with the request is used. If there is no single such one, only a message into which
+//! the gateway wrote nothing is used: a wrong guess would show one user's documents to another. The order of a
+//! message's documents takes two bytes a document, since the client sends the texts again. Only array documents that
+//! were written into a message keep their text here.
 
 pub(crate) use super::bounds::Bounds;
 use super::sent::{Kept, SentMessage};
@@ -346,8 +348,8 @@ impl Memory {
         None
     }
 
-    /// Returns that one of `turns`, recorded messages, whose chat shares the largest number of volatile spans (texts
-    /// that change between requests) with the request's system text; `None` on a tie, or if none shares any.
+    /// Returns the one of `turns` (recorded messages) whose chat shares the largest number of volatile spans (texts that
+    /// change between requests) with the request's system text; `None` on a tie, or if none shares any.
     fn most_similar(&self, turns: &[MessageId], moving: Moving<'_>) -> Option<MessageId> {
         if moving.spans.is_empty() {
             return None;

@@ -25,8 +25,8 @@ pub(crate) struct Kept {
     /// The text of the volatile spans (texts that change between requests) that moved into a user message, as written
     /// there.
     pub(crate) moved: Box<str>,
-    /// A hash of each volatile span (a text that changes between requests): first of those that moved, then of those
-    /// that keep their first value in place.
+    /// A hash of each volatile span of the system text (a text that changes between requests): first of those that were
+    /// moved into a user message, then of those that stay in the system text with their value from the first request.
     pub(crate) spans: Box<[u64]>,
     /// For each volatile span (a text that changes between requests) that stays in its place in a system message: its
     /// value in the chat's first request, in order. Later requests forward this value again.

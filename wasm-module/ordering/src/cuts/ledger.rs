@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   position (hash) ── last seen, times seen, cached until         bounded; the least recently seen is forgotten
-//!   class ── hits and passes, by age                              a class: part, documents so far, times seen
+//!   class ── hits and passes, by age                              a class: kind of text, documents so far, times seen
 //!
 //!   age      0 ──┬── 1/128 ──┬── 1/64 ── … ──┬── 1/2 ──┬── 1 lifetime
 //!   visits   came again here: hits; grew older than this: passes
@@ -13,10 +13,10 @@
 //! Each visit of a position (its occurrence in a prompt) is a trial of its class. It is a hit if the position recurs
 //! within its lifetime. Recent trials had little time so far, so hits are counted by age, and the probability is one
 //! minus the product of the shares that passed each age without a hit (E. Kaplan, P. Meier: Nonparametric estimation
-//! from incomplete observations, 1958). The shares by age are those of all positions of the part. A class scales them
-//! by the ratio of its hits to the expected hits, since most classes are too small to fill every age. So no marker is
-//! needed to learn that one is worth its price, and traffic without sharing is never marked: unknown positions count as
-//! improbable.
+//! from incomplete observations, 1958). The shares by age are those of all positions of the same kind of text (tool,
+//! system text, message, document or end of the prompt). A class scales them by the ratio of its hits to the expected
+//! hits, since most classes are too small to fill every age. So no marker is needed to learn that one is worth its
+//! price, and traffic without sharing is never marked: unknown positions count as improbable.
 
 use super::layout::{Layout, MarkTtl, Part, Position};
 use super::rules::CacheRules;

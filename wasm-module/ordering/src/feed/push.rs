@@ -123,7 +123,7 @@ impl Push {
 }
 
 impl SealedPush {
-    /// Returns the number of hexadecimal digits in `payload`, which is nearly the length of the whole push on the wire.
+    /// Returns the length in bytes of the hexadecimal `payload`, which is nearly that of the whole push on the wire.
     #[must_use]
     pub fn payload_bytes(&self) -> usize {
         self.payload.len()

@@ -27,7 +27,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub(super) struct Unranked<'a> {
     /// Ranges of the body and the text that replaces each, sorted.
     pub(super) edits: Vec<(Range<usize>, Cow<'a, str>)>,
-    /// The sentences with numbers and scores to write after the documents, escaped as in a JSON string.
+    /// The sentences to write after the documents, escaped as in a JSON string: by which of the client's numbers to cite
+    /// each document, and each document's scores.
     pub(super) words: String,
     /// Number of documents whose number is replaced by one derived from the text.
     pub(super) numbered: u32,

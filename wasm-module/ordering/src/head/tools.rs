@@ -410,7 +410,7 @@ enum Reads {
     /// As an array whose order has no meaning if the value is an array of distinct strings, and otherwise as any other
     /// value.
     Set,
-    /// As bytes without structure: nothing in it is reordered.
+    /// The value is parsed as opaque bytes: nothing in it is reordered.
     Raw,
 }
 

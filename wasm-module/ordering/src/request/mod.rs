@@ -570,8 +570,8 @@ impl<'a> Request<'_, 'a> {
         });
     }
 
-    /// Returns whether the documents of the group (those ordered together) are forwarded byte for byte in the client's
-    /// order, repeated ones included.
+    /// Returns whether the documents of the group (documents that are ordered together) are forwarded unchanged, in the
+    /// client's order and with repetitions.
     fn keeps_places(&self, group: &Group<'_>) -> bool {
         self.mode == OrderingMode::ClientOrder && !group.is_rendered()
     }

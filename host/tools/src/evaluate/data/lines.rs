@@ -58,8 +58,8 @@ enum RawDocument {
     },
 }
 
-/// Returns the questions in `text`, lines of JSON. Each turn keeps at most its first `documents` documents; `None` for
-/// all.
+/// Returns the questions in `text`, lines of JSON. Each turn keeps at most its first `documents` documents, or all of
+/// them if `documents` is `None`.
 pub(super) fn read(text: &[u8], documents: Option<usize>) -> Result<Data> {
     let mut known = Known::default();
     let mut data = Data::default();

@@ -241,8 +241,8 @@ impl ContextTree {
         id
     }
 
-    /// Removes `child` from the lists of children of `parent`; `added` are the documents that `child` adds to those of
-    /// `parent`. The node itself stays.
+    /// Removes `child` from the children of `parent`, also from its children by document; `added` are the documents that
+    /// `child` adds to those of `parent`. The node itself stays.
     fn detach(&mut self, parent: NodeId, child: NodeId, added: &[Fingerprint]) {
         for &document in added {
             let key = (parent, document);
