@@ -273,7 +273,7 @@ fn a_speculation_of_another_salt_leaves_a_wait_for_the_disk_alone() {
         });
     }
     load.step();
-    // The prompt of the first request has whole pages; it still waits, so none of them is computed.
-    assert_eq!(load.core.stats().cache.cached, 0);
+    // The second request is answered, since no page on disk matches a prompt shorter than a page. The first one waits.
+    assert_eq!(load.callers.len(), 1);
     load.drain();
 }
