@@ -31,6 +31,8 @@ import tempfile
 import threading
 import time
 
+from server import start_foreword
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SYSTEM = "Answer the question from the documents."
 
@@ -120,15 +122,6 @@ def contextpilot(folder, requests):
     return planned
 
 
-def serve(foreword, folder, options):
-    """A server with an empty cache, and its port."""
-    command = [foreword, "serve", "--model", folder, "--random-weights", "1", "--device", "cpu", "--threads", "1"]
-    command += ["--kv-tokens", str(options.kv_tokens), "--listen", "127.0.0.1:0", "--internal-listen", "none"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    line = server.stdout.readline()
-    return server, int(line.rsplit(":", 1)[1])
-
-
 def ask(connection, body):
     start = time.perf_counter()
     connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
@@ -164,9 +157,10 @@ def main():
         }
         if (planned := contextpilot(folder, requests)) is not None:
             arms["contextpilot"] = bodies(foreword, folder, planned, "--order", "input", policy="retrieval")
-        servers = {arm: serve(foreword, folder, options) for arm in arms}
+        arguments = ["--random-weights", "1", "--kv-tokens", str(options.kv_tokens)]
+        servers = {arm: start_foreword(foreword, folder, 1, *arguments) for arm in arms}
         try:
-            connections = {arm: http.client.HTTPConnection("127.0.0.1", port) for arm, (_, port) in servers.items()}
+            connections = {arm: http.client.HTTPConnection(server.address) for arm, server in servers.items()}
             for connection in connections.values():
                 warm = {"messages": [{"role": "user", "content": "warm"}], "max_tokens": 1}
                 while True:
@@ -184,8 +178,8 @@ def main():
                 print(f"\r{at + 1}/{len(requests)}", end="", file=sys.stderr)
             print(file=sys.stderr)
         finally:
-            for server, _ in servers.values():
-                server.kill()
+            for server in servers.values():
+                server.process.kill()
     figures = {}
     print("| arm | prompt tokens | cached | computed | prefill, s | tokens of prompts a second |")
     print("| --- | --- | --- | --- | --- | --- |")
