@@ -234,7 +234,7 @@ fn pause_of(value: &str, now: SystemTime) -> Option<Duration> {
     Some(date.duration_since(now).unwrap_or_default())
 }
 
-/// Returns the fault for a request to `url` that failed with `error` before a response came.
+/// Converts `error`, with which a request to `url` failed before a response was received, to a fault.
 fn unanswered(url: &str, error: &ureq::Error) -> Fault {
     if matches!(error, ureq::Error::BadUri(_) | ureq::Error::Http(_)) {
         return Fault::Denied(format!("{url}: {error}"));

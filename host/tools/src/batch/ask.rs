@@ -21,7 +21,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// What a run of `foreword batch` needs and does not change: the input file and its index, the endpoint and the client.
+/// The inputs of a run of `foreword batch`, which stay the same for all its requests: the input file and its index, the
+/// endpoint, and the client.
 pub(super) struct Batch<'a> {
     pub(super) input: &'a File,
     pub(super) index: &'a BatchIndex,

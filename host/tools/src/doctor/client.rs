@@ -22,7 +22,7 @@ pub(super) struct Client {
 /// A response, or the reason why there is none.
 pub(super) type Answer = Result<Reply, String>;
 
-/// Which connection a request uses.
+/// The connection over which a request is sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Connection {
     /// An idle connection if there is one.
@@ -149,7 +149,7 @@ pub(super) fn refusal(request: &str, answer: &Answer) -> String {
 
 /// Maximum number of requests of one examination; about a third of it is usual.
 const MAX_REQUESTS: u64 = 160;
-/// Number of consecutive requests without a response after which an examination sends no more.
+/// An examination ends after this number of consecutive requests that got no response.
 const MAX_SILENT: u32 = 3;
 /// Maximum number of attempts of a request that is answered with 429 or 503.
 const MAX_ATTEMPTS: u32 = 3;

@@ -38,7 +38,7 @@ pub(super) struct Observed {
     agreement: Result<Agreement, String>,
 }
 
-/// How much of a prompt the KV events report as stored in the engine's cache.
+/// The part of a prompt that the KV events report as stored in the engine's cache.
 #[derive(Debug)]
 struct Agreement {
     detail: String,

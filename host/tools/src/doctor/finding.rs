@@ -25,7 +25,7 @@ foreword_ordering::named! {
 pub struct Finding {
     /// Name of the check; a check that runs once for each API has `/` and the API's name appended.
     pub check: String,
-    /// Whether the check passed, found a problem, or could not run.
+    /// The result of the check: it passed, found a problem, or could not run.
     pub status: Status,
     /// A sentence about the requests that were sent and what was observed.
     pub detail: String,

@@ -11,7 +11,7 @@ use foreword_ordering::{Config, RawConfig, documents_of};
 use fxhash::FxHashSet;
 use serde_json::{Map, Value, json};
 
-/// What all requests of a run have in common.
+/// The members and settings that all requests of a run share, such as the model and the system message.
 #[derive(Clone, Debug)]
 pub(super) struct Prompts {
     pub(super) model: String,

@@ -9,7 +9,7 @@
 
 use fxhash::FxHashMap;
 
-/// How well an answer agrees with the right answers; each part is from 0 to 1.
+/// The agreement of an answer with the right answers, by three measures, each from 0 (none) to 1 (full).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Score {
     /// 1 if the answer's words are those of a right answer, otherwise 0.

@@ -22,7 +22,7 @@ pub(crate) struct Causes {
 /// for a changing value its kind, such as a date or an id.
 type Key = (Cause, &'static str, Option<Volatile>);
 
-/// What a cause of cache misses cost: a number of requests, and the tokens lost by them.
+/// The cost of a cause of cache misses: the number of requests that it affected, and the tokens that they lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sum {
     pub(crate) requests: u64,

@@ -92,7 +92,8 @@ struct Findings {
     page_tokens: u32,
     causes: Causes,
     rows: Vec<(Row, Remedy)>,
-    /// What each remedy that changes the gateway's configuration saves; empty with `--no-gain`.
+    /// The tokens that each remedy would have saved, for remedies that change the gateway's configuration; empty with
+    /// `--no-gain`.
     gains: BTreeMap<Part, Gain>,
 }
 

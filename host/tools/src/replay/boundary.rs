@@ -32,7 +32,8 @@ pub(super) struct Boundary {
     /// Number of lines that only list ranked documents. They were left out, since they have no body that could have
     /// cache markers.
     rankings: u64,
-    /// What the prompts cost under each arm (a way to order and mark them, see [`BoundaryArm`]), without caching first.
+    /// The cost of the prompts under each arm (a way to order and mark them, see [`BoundaryArm`]); the first is that
+    /// without caching.
     outcomes: Vec<BoundaryOutcome>,
 }
 

@@ -57,7 +57,7 @@ pub enum Mode {
     Explicit,
 }
 
-/// How texts with documents are divided into positions of the prompt: not at all, or at the documents' ends.
+/// The granularity of a prompt's positions: whole blocks of the request body, or also the documents within a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blocks {
     /// Each block of the request body ends at one position of the prompt.
@@ -103,7 +103,7 @@ impl Position {
 /// The kind of block or text that ends at a position of the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Part {
-    /// A tool's definition.
+    /// The definition of one tool in the request's list of tools.
     Tools,
     /// A block, or a piece of a text, of the system text before all messages.
     System,
@@ -149,7 +149,7 @@ pub(super) struct SplitText {
     pub(super) style: PartStyle,
 }
 
-/// What encloses a text in the body, which decides how the text can be divided into blocks.
+/// The JSON that encloses a text in the body. It decides how the text can be divided into blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TextWrap {
     /// The text is in a block, given by the offsets in the body after its opening brace and of its closing one, and

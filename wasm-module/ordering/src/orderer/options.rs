@@ -61,7 +61,7 @@ pub struct Rewrite {
     pub record: OrderingRecord,
 }
 
-/// How many messages of chats are recorded, over all tenants and models, and their size.
+/// The number and the size of the recorded chat messages, over all tenants and models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remembered {
     /// Number of recorded messages. Without pinning, only messages with documents or changes, and the last message of

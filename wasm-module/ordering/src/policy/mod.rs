@@ -236,7 +236,7 @@ impl Displacement {
     }
 }
 
-/// How much of an order is believed to be cached: the documents at its beginning, up to the first that is not.
+/// The part of an order that is believed to be cached: the documents before the first one that is not cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Match {
     /// Number of documents at the order's beginning that are believed to be cached.

@@ -590,8 +590,8 @@ impl<'a> Request<'_, 'a> {
     }
 }
 
-/// The tag, escaped as in a JSON string, that opens text moved from the system text to a place after the documents;
-/// [`MOVED_CLOSE`] closes it.
+/// The opening tag, escaped as in a JSON string, of text that is moved from the system text to a place after the
+/// documents. The closing tag is [`MOVED_CLOSE`].
 const MOVED_OPEN: &str = r"<context>\n";
 const MOVED_CLOSE: &str = r"\n</context>";
 

@@ -10,13 +10,13 @@ pub struct ViewedNode {
     /// Index in the list of this node's parent, which precedes this node; `None` for the root of a scope (hash of the
     /// prompt before documents).
     pub parent: Option<u32>,
-    /// What leads to the node from its parent: a document, or for a root the hash of the prompt before documents.
+    /// The document that the node adds to its parent's path; for a root, the hash of the prompt before documents.
     pub edge: ViewedEdge,
     /// Estimated tokens of the node's document; 0 for the root of a scope (hash of the prompt before documents).
     pub tokens: u32,
 }
 
-/// What leads to a [`ViewedNode`] from its parent.
+/// The document that a [`ViewedNode`] adds to its parent's path; for a root, its scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ViewedEdge {
     /// The node is the root of this scope, a hash of the prompt before documents.

@@ -47,7 +47,7 @@ struct Known {
 pub struct BatchError {
     /// Number of the line, from 1.
     pub number: u64,
-    /// What is wrong with it.
+    /// The reason why the line is bad.
     pub reason: String,
 }
 

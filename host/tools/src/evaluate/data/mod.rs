@@ -87,7 +87,7 @@ impl Format {
     }
 }
 
-/// How to read a file of questions.
+/// The options for reading a file of questions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reading {
     /// The file's format; `None` to choose it by the file name's extension.
