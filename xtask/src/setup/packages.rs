@@ -1,5 +1,6 @@
 //! Python packages that the tests import, each group in a folder of its own.
 
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
@@ -79,13 +80,7 @@ impl Packages {
     /// Installs the packages into their folder, unless this Python can import them from there.
     pub(super) fn install(&self, workspace: &Workspace) -> Result<()> {
         let folder = workspace.tools().join(self.folder);
-        let imports = || {
-            let mut import = Command::new(python::PYTHON);
-            import
-                .args(["-c", &format!("import {}", self.modules)])
-                .env("PYTHONPATH", &folder);
-            output(&mut import).is_ok()
-        };
+        let imports = || import(self.modules, &folder).is_ok();
         if folder.is_dir() && imports() {
             say(self.name, self.present);
             return Ok(());
@@ -97,11 +92,21 @@ impl Packages {
     }
 }
 
+/// Has Python import modules, separated by commas, from a folder.
+fn import(modules: &str, folder: &Path) -> Result<()> {
+    let mut command = Command::new(python::PYTHON);
+    command
+        .args(["-c", &format!("import {modules}")])
+        .env("PYTHONPATH", folder)
+        .env("HAYSTACK_TELEMETRY_ENABLED", "False");
+    output(&mut command).map(drop)
+}
+
 /// RAG frameworks and their SDKs (240 MB), whose requests the tests send through a gateway.
 const FRAMEWORKS: &str = "xtask/src/setup/frameworks.txt";
 
-/// Imports a package of each framework, which imports the others.
-const IMPORTS: &str = "import openai, cohere, langchain_openai, langchain_classic.chains, llama_index.llms.openai_like, \
+/// A module of each framework; these import the others.
+const IMPORTS: &str = "openai, cohere, langchain_openai, langchain_classic.chains, llama_index.llms.openai_like, \
                        haystack.components.generators.chat";
 
 /// Installs the frameworks into their own folder, unless they were installed from the same list.
@@ -116,12 +121,7 @@ pub(super) fn frameworks(workspace: &Workspace) -> Result<()> {
     }
     let listed = ["--requirement", FRAMEWORKS];
     python::install(workspace, "frameworks", &listed, &folder)?;
-    let mut import = Command::new(python::PYTHON);
-    import
-        .args(["-c", IMPORTS])
-        .env("PYTHONPATH", &folder)
-        .env("HAYSTACK_TELEMETRY_ENABLED", "False");
-    output(&mut import)
+    import(IMPORTS, &folder)
         .with_context(|| format!("Python cannot import them from {}", folder.display()))?;
     Ok(std::fs::write(&installed, wanted)?)
 }
