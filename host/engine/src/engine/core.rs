@@ -166,7 +166,6 @@ impl Core {
                     keeps: false,
                 };
             }
-            self.stop_fetching(|guess| guess.has_speculation_of(&sequence));
             if let Some(sequence) = self.join_speculation(sequence) {
                 self.arrive(sequence);
             }

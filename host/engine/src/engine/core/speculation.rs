@@ -87,6 +87,7 @@ impl Core {
         if sequence.speculation.is_none() {
             return Some(sequence);
         }
+        self.stop_fetching(|guess| guess.has_speculation_of(&sequence));
         let same_id = |other: &Sequence| other.has_speculation_of(&sequence);
         let is_guess = |held: &HeldPrefill| !held.is_joined() && same_id(&held.active.sequence);
         if let Some(at) = self.held.iter().position(is_guess) {
