@@ -11,6 +11,7 @@ pub mod xquad;
 use std::str::FromStr;
 
 use anyhow::{Result, ensure};
+use foreword_ordering::policy::Place;
 use serde_json::{Value, json};
 
 /// The documents' numbers in a trace of [Zipf topics](workloads::zipf_topics).
@@ -106,8 +107,8 @@ impl Arguments {
     #[must_use]
     pub fn rank(&self, name: &str) -> Value {
         let place = self.value(name).unwrap_or("auto");
-        // `ends` with one document is `last`.
-        json!({"place": place, "documents": if place == "ends" { 2 } else { 1 }})
+        let documents = Place::by_name(place).map_or(1, Place::least_documents);
+        json!({"place": place, "documents": documents})
     }
 
     /// Returns the [value](Self::value) of `name` as a number.

@@ -173,9 +173,8 @@ impl Arm {
             }
             Self::OrderedWith(place, _) => {
                 raw.rank.place = place.name().into();
-                // The place `ends` needs two documents, one at each end.
-                let fewest = 1 + u32::from(place == Place::Ends);
-                raw.rank.documents = raw.rank.documents.max(fewest);
+                let least = u32::from(place.least_documents());
+                raw.rank.documents = raw.rank.documents.max(least);
             }
             Self::Random => {
                 raw.policy = "random".into();

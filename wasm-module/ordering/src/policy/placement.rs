@@ -27,6 +27,15 @@ crate::named! {
     }
 }
 
+impl Place {
+    /// Returns the smallest number of favoured documents (the retriever's best) for which this place differs from the
+    /// other places: two for [`Place::Ends`], one at each end, and one for the others.
+    #[must_use]
+    pub fn least_documents(self) -> u16 {
+        1 + u16::from(self == Self::Ends)
+    }
+}
+
 /// The number of favoured documents (the retriever's best), and where they are placed among the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Placement {

@@ -50,8 +50,7 @@ impl Gateway {
         };
         let config = json!({
             "policy": policy,
-            // `ends` with one document is `last`.
-            "rank": {"place": place, "documents": if place == Place::Ends { 2 } else { 1 }},
+            "rank": {"place": place, "documents": place.least_documents()},
             "hint": {"enabled": hint},
             "tree": {"max_tokens": kv_tokens},
         });
