@@ -225,7 +225,8 @@ pub(super) struct Kernels {
 /// The vector instruction set in use. An `Avx512` or `Avx2` exists only where the CPU has the instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Isa {
-    Avx512(x86::Avx512),
+    /// With the instructions for packed weights if the CPU has them too.
+    Avx512(x86::Avx512, Option<packed::vnni::Vnni>),
     Avx2(x86::Avx2),
     Portable,
 }
@@ -235,7 +236,7 @@ impl Kernels {
     /// AMX that cannot be used. Returns `None` if `precision` demands bf16 instructions and the CPU has none.
     pub(super) fn detect(precision: Precision) -> Option<(Self, Option<String>)> {
         let isa = x86::Avx512::detect()
-            .map(Isa::Avx512)
+            .map(|avx512| Isa::Avx512(avx512, packed::vnni::Vnni::detect()))
             .or_else(|| x86::Avx2::detect().map(Isa::Avx2))
             .unwrap_or(Isa::Portable);
         if precision == Precision::F32 {
@@ -279,8 +280,12 @@ impl Kernels {
     /// the best set, those with bf16 instructions, with each way of computing attention.
     #[cfg(test)]
     pub(super) fn available() -> Vec<Self> {
+        let (avx512, vnni) = (x86::Avx512::detect(), packed::vnni::Vnni::detect());
         let vectors = [
-            x86::Avx512::detect().map(Isa::Avx512),
+            avx512
+                .zip(vnni)
+                .map(|(avx512, vnni)| Isa::Avx512(avx512, Some(vnni))),
+            avx512.map(|avx512| Isa::Avx512(avx512, None)),
             x86::Avx2::detect().map(Isa::Avx2),
             Some(Isa::Portable),
         ];
@@ -331,7 +336,8 @@ impl Kernels {
     /// Returns a name of the instruction sets in use, for logs.
     pub(super) fn name(self) -> &'static str {
         match (self.isa, self.pairs) {
-            (Isa::Avx512(_), None) => "AVX-512",
+            (Isa::Avx512(_, Some(_)), None) => "AVX-512 with VNNI",
+            (Isa::Avx512(..), None) => "AVX-512",
             (Isa::Avx2(_), None) => "AVX2 with FMA and F16C",
             (Isa::Portable, None) => "portable",
             (_, Some(machine)) => machine.name(),
@@ -347,7 +353,7 @@ impl Kernels {
         let product = product.check();
         match self.isa {
             // SAFETY: the product stays within its slices, and the CPU has the instructions.
-            Isa::Avx512(_) => unsafe { x86::multiply_avx512(product) },
+            Isa::Avx512(..) => unsafe { x86::multiply_avx512(product) },
             // SAFETY: as above.
             Isa::Avx2(_) => unsafe { x86::multiply_avx2(product) },
             Isa::Portable => portable::multiply(product),
@@ -362,9 +368,10 @@ impl Kernels {
     pub(super) fn multiply_packed(self, product: PackedProduct<'_>) {
         let product = product.check();
         match self.isa {
-            // SAFETY: the product stays within its slices, and the CPU has the instructions: both proofs include AVX2
-            // and F16C.
-            Isa::Avx512(_) | Isa::Avx2(_) => unsafe { packed::avx2::multiply(product) },
+            // SAFETY: the product stays within its slices, and the CPU has the instructions.
+            Isa::Avx512(_, Some(_)) => unsafe { packed::vnni::multiply(product) },
+            // SAFETY: as above; both proofs include AVX2, FMA and F16C.
+            Isa::Avx512(..) | Isa::Avx2(_) => unsafe { packed::avx2::multiply(product) },
             Isa::Portable => packed::multiply(product),
         }
     }
@@ -383,7 +390,7 @@ impl Kernels {
         );
         match self.isa {
             // SAFETY: the lengths agree and are whole vectors, and the CPU has the instructions.
-            Isa::Avx512(_) => unsafe { x86::widen_avx512(from, to) },
+            Isa::Avx512(..) => unsafe { x86::widen_avx512(from, to) },
             // SAFETY: as above.
             Isa::Avx2(_) => unsafe { x86::widen_avx2(from, to) },
             Isa::Portable => to
@@ -398,7 +405,7 @@ impl Kernels {
     pub(super) fn run(self, body: impl Loop) {
         match self.isa {
             // SAFETY: the CPU has the instructions; `body` is safe code.
-            Isa::Avx512(_) => unsafe { x86::run_avx512(body) },
+            Isa::Avx512(..) => unsafe { x86::run_avx512(body) },
             // SAFETY: as above.
             Isa::Avx2(_) => unsafe { x86::run_avx2(body) },
             Isa::Portable => portable::run(body),

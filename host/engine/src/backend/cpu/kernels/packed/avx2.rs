@@ -13,7 +13,8 @@
 //!
 //! Up to four rows share the weights that are unpacked for them.
 
-use super::{BLOCK, Checked, GROUP, Layout, PANEL};
+use super::vectors::{Format, Tile, by_format};
+use super::{BLOCK, Checked, GROUP, PANEL};
 use crate::models::Packing;
 use std::arch::x86_64::{
     __m256, __m256i, _mm_loadl_epi64, _mm_loadu_si128, _mm256_abs_epi8, _mm256_add_epi16,
@@ -23,32 +24,10 @@ use std::arch::x86_64::{
     _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256, _mm256_sign_epi8, _mm256_srli_epi16,
     _mm256_storeu_ps, _mm256_sub_ps,
 };
+use std::ops::Range;
 
 /// Number of f32 or 32-bit sums in an AVX2 vector, one for each output.
 const LANES: usize = 8;
-
-/// A quantisation format as a type, so that the kernel is compiled once for each format.
-trait Format {
-    const PACKING: Packing;
-    const LAYOUT: Layout = Layout::of(Self::PACKING);
-    /// True if each block of 32 inputs has one scale for its first 16 inputs and another for its last 16.
-    const HALVES: bool = matches!(Self::PACKING, Packing::Q6K);
-    /// True if a weight is its integer times a scale, without an offset.
-    const PLAIN: bool = matches!(Self::PACKING, Packing::Q5_0 | Packing::Q8_0);
-    /// True if each sum of two products is widened from 16 to 32 bits at once, because sums of more do not fit 16 bits.
-    const WIDE: bool = Self::LAYOUT.integers == BLOCK * PANEL && !Self::HALVES;
-}
-
-macro_rules! formats {
-    ($($name:ident)*) => { $(
-        struct $name;
-        impl Format for $name {
-            const PACKING: Packing = Packing::$name;
-        }
-    )* };
-}
-
-formats!(Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4K Q5K Q6K);
 
 /// Computes a product of 8-bit activations with packed weights.
 ///
@@ -57,18 +36,7 @@ formats!(Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4K Q5K Q6K);
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in super::super) unsafe fn multiply(product: Checked<'_>) {
     // SAFETY: as above.
-    unsafe {
-        match product.0.packing {
-            Packing::Q4_0 => rows::<Q4_0>(product),
-            Packing::Q4_1 => rows::<Q4_1>(product),
-            Packing::Q5_0 => rows::<Q5_0>(product),
-            Packing::Q5_1 => rows::<Q5_1>(product),
-            Packing::Q8_0 => rows::<Q8_0>(product),
-            Packing::Q4K => rows::<Q4K>(product),
-            Packing::Q5K => rows::<Q5K>(product),
-            Packing::Q6K => rows::<Q6K>(product),
-        }
-    }
+    unsafe { by_format!(product.0.packing, rows(product)) }
 }
 
 /// Computes a product with packed weights of format `F`, up to four rows at a time.
@@ -76,22 +44,14 @@ pub(in super::super) unsafe fn multiply(product: Checked<'_>) {
 /// # Safety
 /// The CPU must have AVX2, FMA and F16C, and the product's weights must be of format `F`.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn rows<F: Format>(product: Checked<'_>) {
-    let p = product.0;
-    let mut row = p.rows.start;
-    while row < p.rows.end {
-        let left = p.rows.end - row;
-        // SAFETY: rows `row..row + ROWS` lie in `a`, in `scales` and in `c`, and the blocks in those and in the panel,
-        // as checked.
+unsafe fn rows<F: Format>(mut product: Checked<'_>) {
+    let Range { mut start, end } = product.0.rows.clone();
+    while start < end {
+        let left = end - start;
+        // SAFETY: the product has these rows and blocks, as checked.
         unsafe {
-            let tile = Tile {
-                a: p.a.as_ptr().add(row * p.inputs),
-                scales: p.scales.as_ptr().add(row * (p.inputs / BLOCK)),
-                inputs: p.inputs,
-                panel: p.panel.as_ptr(),
-                c: p.c.as_mut_ptr().add((row - p.rows.start) * PANEL),
-            };
-            for block in p.blocks.clone() {
+            let tile = Tile::of(&mut product, start);
+            for block in product.0.blocks.clone() {
                 match left {
                     1 => tile.block::<F, 1, 4>(block),
                     2 => tile.block::<F, 2, 2>(block),
@@ -100,18 +60,8 @@ unsafe fn rows<F: Format>(product: Checked<'_>) {
                 }
             }
         }
-        row += left.min(4);
+        start += left.min(4);
     }
-}
-
-/// Pointers to the operands of a product: activations, their scales and the outputs from one row on, and the weights.
-#[derive(Clone, Copy)]
-struct Tile {
-    a: *const i8,
-    scales: *const [f32; 2],
-    inputs: usize,
-    panel: *const u8,
-    c: *mut f32,
 }
 
 impl Tile {

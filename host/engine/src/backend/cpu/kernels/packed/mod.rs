@@ -23,15 +23,18 @@
 //! Each operation is rounded and none is fused, so an output has the same bits with any instruction set, whatever rows
 //! are computed with it. Weights enter as the file's numbers exactly; only activations are rounded, to 1/254 of the
 //! largest of 32.
-//!
-//! Instructions that sum four products at once (VNNI) would give the same bits. They are absent because they could not
-//! be run; CPUs with AVX-512 use the AVX2 kernel.
 
 #[cfg(not(target_arch = "x86_64"))]
 #[path = "absent.rs"]
 pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod vectors;
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) use avx2 as vnni;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod vnni;
 
 use super::{Loop, PANEL};
 use crate::models::Packing;
