@@ -1,15 +1,19 @@
-//! The CPU backend beside other engines, on the same random weights: 0.36B parameters in the shape of Qwen2.
+//! The CPU backend beside other engines, on the same weights: random ones of 0.36B parameters in the shape of Qwen2, or
+//! those of a GGUF file, quantised.
 //!
 //! ```text
 //! python3 -m venv /tmp/peers && /tmp/peers/bin/pip install -r benches/peers/requirements-cpu.txt
 //! FOREWORD_PEERS_PYTHON=/tmp/peers/bin/python cargo bench -p foreword-benches -- cpu_peers
-//!     [--rounds N] [--threads 1,2] [--weights bf16,f32]
+//!     [--rounds N] [--threads 1,2] [--weights bf16,f32,FILE.gguf]
 //! ```
 //!
-//! For every element type and thread count, each engine loads the model (the CPU backend twice where it multiplies bf16
-//! by bf16). The logits of one prompt are compared, and then the engines alternate: a prompt of 512 tokens, then 16
+//! For every kind of weights and thread count, each engine loads the model (the CPU backend twice where it multiplies bf16
+//! by bf16, and where it keeps quantised weights packed). The logits of one prompt are compared, and then the engines alternate: a prompt of 512 tokens, then 16
 //! tokens one by one. Peers are processes driven over pipes (`peers/cpu_engines.py`) and take their own times. An
 //! engine that is not installed is omitted, and the table says so.
+//!
+//! *Memory* is what the process's resident memory grew by from before the model was loaded to after the first prompt: the
+//! weights, the KV state of some 540 tokens (llama.cpp: 1,024) and what the engine needs besides.
 //!
 //! The table shows medians of elapsed times, and of the processor time of all threads. A loaded machine disturbs the
 //! latter less, but it counts busy waiting as work. A ratio above 1 says that the CPU backend is faster.
@@ -32,6 +36,7 @@ const PAGE_TOKENS: u32 = 16;
 /// Seed of [`Checkpoint::random`], the same as in `peers/cpu_engines.py`.
 const SEED: u64 = 1;
 
+/// Returns the shape of the random weights; its vocabulary serves quantised models too, as the range of tokens.
 fn shape() -> serde_json::Value {
     json!({
         "model_type": "qwen2", "hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14,
@@ -50,9 +55,9 @@ pub(crate) fn bench(arguments: &Arguments) {
     );
     println!(
         "| weights | threads | engine | prompt, tok/s | decode, tok/s | ours / it, prompt | decode | \
-         by processor time, prompt | decode |"
+         by processor time, prompt | decode | memory, MiB |"
     );
-    println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
     let mut notes = Vec::new();
     for weights in weights.split(',') {
         for threads in threads.split(',') {
@@ -69,17 +74,14 @@ pub(crate) fn bench(arguments: &Arguments) {
 
 /// Runs all engines on one kind of weights with one thread count, and prints their rows.
 fn compare(weights: &str, threads: u32, rounds: usize, notes: &mut Vec<String>) {
-    let element = match weights {
-        "bf16" => Element::Bf16,
-        "f32" => Element::F32,
-        other => panic!("--weights takes bf16 and f32, not {other}"),
-    };
-    let mut engines = vec![Measured::of(Ours::load(element, threads, Precision::Auto))];
-    if engines[0].name().contains("bf16 by bf16") {
-        engines.push(Measured::of(Ours::load(element, threads, Precision::F32)));
+    let weights = Weights::by_name(weights);
+    let mut engines = vec![Measured::of(Ours::load(&weights, threads, Precision::Auto))];
+    if weights.is_file() || engines[0].name().contains("bf16 by bf16") {
+        engines.push(Measured::of(Ours::load(&weights, threads, Precision::F32)));
     }
-    for engine in ["llama.cpp", "torch"] {
-        match Peer::start(engine, weights, threads) {
+    let peers = ["llama.cpp", "torch"];
+    for engine in &peers[..if weights.is_file() { 1 } else { 2 }] {
+        match Peer::start(engine, &weights, threads) {
             Ok(peer) => engines.push(Measured::of(peer)),
             Err(reason) => notes.push(format!("Left out: {engine}, {reason}.")),
         }
@@ -95,7 +97,9 @@ fn compare(weights: &str, threads: u32, rounds: usize, notes: &mut Vec<String>) 
             engines[0].name(),
             error
         ));
-        assert!(error < 0.05, "engines disagree: {error} of a deviation");
+        // Quantised weights are multiplied by activations of 8 bits.
+        let bound = if weights.is_file() { 0.15 } else { 0.05 };
+        assert!(error < bound, "engines disagree: {error} of a deviation");
     }
     for round in 0..rounds {
         engines.iter_mut().for_each(Measured::time);
@@ -118,7 +122,7 @@ fn compare(weights: &str, threads: u32, rounds: usize, notes: &mut Vec<String>) 
         for (ours, it) in ours.iter().zip(&it) {
             print!(" {:.2} |", it / ours);
         }
-        println!();
+        println!(" {:.0} |", engine.runner.memory());
     }
 }
 
@@ -136,6 +140,38 @@ fn error(a: &[f32], b: &[f32]) -> f64 {
     (square.sum::<f64>() / count / variance).sqrt()
 }
 
+/// The weights that all engines get.
+enum Weights {
+    Random(Element),
+    /// Path of a GGUF file.
+    File(String),
+}
+
+impl Weights {
+    fn by_name(name: &str) -> Self {
+        match name {
+            "bf16" => Self::Random(Element::Bf16),
+            "f32" => Self::Random(Element::F32),
+            file if file.ends_with(".gguf") => Self::File(file.to_owned()),
+            other => panic!("--weights takes bf16, f32 and names of GGUF files, not {other}"),
+        }
+    }
+
+    fn is_file(&self) -> bool {
+        matches!(self, Self::File(_))
+    }
+}
+
+impl std::fmt::Display for Weights {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Random(Element::Bf16) => "bf16",
+            Self::Random(_) => "f32",
+            Self::File(path) => path.rsplit('/').next().unwrap_or_default(),
+        })
+    }
+}
+
 /// Elapsed seconds and seconds of processor time.
 type Times = [f64; 2];
 
@@ -144,6 +180,8 @@ trait Runner {
     /// Computes `tokens` after the first `start` of the sequence, and the last token's logits.
     fn run(&mut self, tokens: &[u32], start: u32) -> Times;
     fn logits(&mut self) -> Vec<f32>;
+    /// Returns the MiB of resident memory that the model has added since it was loaded.
+    fn memory(&mut self) -> f64;
 }
 
 struct Measured {
@@ -205,13 +243,15 @@ impl Measured {
 struct Ours {
     name: String,
     backend: CpuBackend,
+    /// MiB, before the model was loaded and after its first prompt.
+    resident: [f64; 2],
     step: Step,
     logits: Vec<f32>,
 }
 
 impl Ours {
-    fn load(element: Element, threads: u32, precision: Precision) -> Self {
-        let config = ModelConfig::parse(&shape().to_string()).expect("the shape is supported");
+    fn load(weights: &Weights, threads: u32, precision: Precision) -> Self {
+        let before = resident();
         let sizes = CpuConfig {
             host_pages: 0,
             pages: (PROMPT + DECODED).div_ceil(PAGE_TOKENS),
@@ -219,11 +259,19 @@ impl Ours {
             threads: Some(threads),
             precision,
         };
-        let backend = CpuBackend::new(&Checkpoint::random(config, element, SEED), &sizes)
-            .expect("the backend is built");
+        let backend = match weights {
+            Weights::Random(element) => {
+                let config = ModelConfig::parse(&shape().to_string());
+                let config = config.expect("the shape is supported");
+                CpuBackend::new(&Checkpoint::random(config, *element, SEED), &sizes)
+            }
+            Weights::File(path) => CpuBackend::load(Path::new(path), &sizes),
+        };
+        let backend = backend.expect("the backend is built");
         Self {
             name: format!("foreword, {}", backend.instruction_set()),
             backend,
+            resident: [before, before],
             step: Step {
                 loads: Vec::new(),
                 segments: vec![Segment {
@@ -252,12 +300,28 @@ impl Runner for Ours {
         self.backend
             .run(&self.step, &mut self.logits)
             .expect("the step is well-formed");
+        let [before, after] = &mut self.resident;
+        if after == before {
+            *after = resident();
+        }
         [begin.elapsed().as_secs_f64(), processor_seconds() - used]
     }
 
     fn logits(&mut self) -> Vec<f32> {
         self.logits.clone()
     }
+
+    fn memory(&mut self) -> f64 {
+        self.resident[1] - self.resident[0]
+    }
+}
+
+/// Returns this process's resident memory in MiB; 0 where there is no `/proc`.
+fn resident() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kibibytes = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
+    kibibytes.unwrap_or_default() / 1024.0
 }
 
 /// Returns this process's processor time so far, from the scheduler's nanoseconds for each thread; 0 where there is no
@@ -297,11 +361,16 @@ struct Logits {
     logits: Vec<f32>,
 }
 
+#[derive(Deserialize)]
+struct Memory {
+    memory: f64,
+}
+
 impl Peer {
     /// Exit code of the script when the engine is not installed.
     const ABSENT: i32 = 3;
 
-    fn start(engine: &str, weights: &str, threads: u32) -> Result<Self, String> {
+    fn start(engine: &str, weights: &Weights, threads: u32) -> Result<Self, String> {
         let python =
             std::env::var("FOREWORD_PEERS_PYTHON").unwrap_or_else(|_| "python3".to_owned());
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/cpu_engines.py");
@@ -309,7 +378,7 @@ impl Peer {
         std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
         let mut child = Command::new(&python)
             .arg(script)
-            .args([engine, weights, &threads.to_string()])
+            .args([engine, &weights.to_string(), &threads.to_string()])
             .arg(folder)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -321,7 +390,11 @@ impl Peer {
             output: BufReader::new(child.stdout.take().expect("a pipe")),
             child,
         };
-        match peer.ask::<Ready>(&shape()) {
+        let model = match weights {
+            Weights::Random(_) => shape(),
+            Weights::File(path) => json!({"file": path}),
+        };
+        match peer.ask::<Ready>(&model) {
             Some(ready) => peer.name = ready.name,
             None => match peer.child.wait().map_err(|error| error.to_string())?.code() {
                 Some(Self::ABSENT) => return Err("it is not installed".into()),
@@ -358,6 +431,11 @@ impl Runner for Peer {
     fn logits(&mut self) -> Vec<f32> {
         let answer: Logits = self.ask(&json!({"logits": true})).expect("the peer lives");
         answer.logits
+    }
+
+    fn memory(&mut self) -> f64 {
+        let answer: Memory = self.ask(&json!({"memory": true})).expect("the peer lives");
+        answer.memory
     }
 }
 

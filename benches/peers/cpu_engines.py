@@ -2,14 +2,15 @@
 
     cpu_engines.py ENGINE ELEMENT THREADS FOLDER        ENGINE: llama.cpp | torch    ELEMENT: bf16 | f32
 
-Standard input has a shape (the keys of a Hugging Face config.json) on its first line, then commands; each is answered
-by a line of JSON:
+Standard input has a shape (the keys of a Hugging Face config.json) on its first line, or {"file": "MODEL.gguf"} for
+llama.cpp, then commands; each is answered by a line of JSON:
 
     {"tokens": [...], "start": 0}        computes the tokens behind `start` ones that were computed before
                                          -> {"seconds": ..., "cpu_seconds": ... of all threads}
     {"logits": true}                     the last token's logits -> {"logits": [...]}
+    {"memory": true}                     MiB of resident memory that the model has added -> {"memory": ...}
 
-Weights are those of `Checkpoint::random` in host/engine/src/models/checkpoint.rs, number by number, so that the bench
+Weights of a shape are those of `Checkpoint::random` in host/engine/src/models/checkpoint.rs, number by number, so that the bench
 can compare logits before it compares times. FOLDER keeps them as GGUF from run to run. An engine that is not installed
 ends the process with exit code 3 and a line that says so.
 """
@@ -82,13 +83,14 @@ class LlamaCpp:
         import llama_cpp
 
         self.api = llama_cpp
-        path = os.path.join(folder, f"{json_hash(shape)}-{element}.gguf")
+        path = shape.get("file") or os.path.join(folder, f"{json_hash(shape)}-{element}.gguf")
         if not os.path.exists(path):
             write_gguf(shape, element, path)
         silence = llama_cpp.llama_log_callback(lambda level, text, data: None)
         llama_cpp.llama_log_set(silence, None)
         self.keep = silence
         llama_cpp.llama_backend_init()
+        self.before = resident()
         self.model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
         settings = llama_cpp.llama_context_default_params()
         settings.n_ctx = 1024
@@ -96,7 +98,7 @@ class LlamaCpp:
         settings.n_threads = settings.n_threads_batch = threads
         self.context = llama_cpp.llama_init_from_model(self.model, settings)
         assert self.context, "llama.cpp refuses the model"
-        self.vocabulary = shape["vocab_size"]
+        self.vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
         self.name = "llama.cpp " + llama_cpp.__version__
 
     def run(self, tokens, start):
@@ -119,6 +121,7 @@ class Torch:
 
         torch.set_num_threads(threads)
         self.torch = torch
+        self.before = resident()
         self.cache_type = DynamicCache
         settings = {key: value for key, value in shape.items() if key != "model_type"}
         kind = torch.bfloat16 if element == "bf16" else torch.float32
@@ -145,6 +148,12 @@ class Torch:
 
     def logits(self):
         return self.last.float().tolist()
+
+
+def resident():
+    """MiB of this process's resident memory."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS:")) / 1024
 
 
 def json_hash(shape):
@@ -204,14 +213,18 @@ def main():
         print(f"{engine} is not installed: {error}", file=sys.stderr)
         sys.exit(3)
     print(json.dumps({"name": peer.name}), flush=True)
+    after = None
     for line in sys.stdin:
         command = json.loads(line)
         if command.get("logits"):
             answer = {"logits": peer.logits()}
+        elif command.get("memory"):
+            answer = {"memory": after - peer.before}
         else:
             begin, used = time.perf_counter(), time.process_time()
             peer.run(command["tokens"], command["start"])
             answer = {"seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - used}
+            after = after or resident()
         print(json.dumps(answer), flush=True)
 
 

@@ -1,9 +1,10 @@
 //! Three engines behind one gateway: which router reuses most, and how evenly it loads them.
 //!
-//! `cargo bench -p foreword-benches -- routers [simulated|gateways|hosts|gateways-real|peers]`; `engines=64` restricts the second;
+//! `cargo bench -p foreword-benches -- routers [simulated|agents|gateways|hosts|gateways-real|peers]`; `engines=64` restricts `gateways`;
 //! `small`, `requests=300` and `k=8` (the traces of that many documents) make the last two shorter; `wide` has the real hosts serve a
 //! model whose MLP is wide; `place=free` places documents freely.
 
+mod agents;
 mod gateways;
 mod hosts;
 mod peers;
@@ -18,6 +19,9 @@ const ENGINES: usize = 3;
 pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
     if arguments.has("simulated") {
         simulated::compare(arguments);
+    }
+    if arguments.has("agents") {
+        agents::compare(arguments);
     }
     if arguments.has("gateways") {
         gateways::compare(arguments);

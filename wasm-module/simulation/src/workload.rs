@@ -13,9 +13,9 @@ const TOKENS: u32 = 200;
 /// The parameters of a bursty trace.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bursty {
-    /// Number of documents in the corpus, in regions of 10.
+    /// Number of documents in the corpus, in regions of 10, or of `2 * k` if a request has more than 10.
     pub documents: u64,
-    /// Number of documents in a request; at most 10.
+    /// Number of documents in a request.
     pub k: usize,
     /// Share of a request's documents that the next one of its burst keeps.
     pub overlap: f64,
@@ -41,9 +41,13 @@ impl Default for Bursty {
 /// 0.52.
 #[must_use]
 pub fn bursty(seed: u64, requests: usize, shape: Bursty) -> Trace {
-    const REGION: u64 = 10;
     const BURST: usize = 10;
-    let k = shape.k.min(REGION as usize);
+    let region = match shape.k {
+        0..=10 => 10,
+        k => 2 * k as u64,
+    }
+    .min(shape.documents);
+    let k = shape.k.min(region as usize);
     let kept = ((k as f64 * shape.overlap) as usize).max(1);
     let mut random = Random::new(seed);
     let mut trace = Trace::with_capacity(requests);
@@ -51,16 +55,16 @@ pub fn bursty(seed: u64, requests: usize, shape: Bursty) -> Trace {
     let mut first = 0;
     for at in 0..requests {
         if at % BURST == 0 {
-            first = random.below(shape.documents / REGION) * REGION;
+            first = random.below(shape.documents / region.max(1)) * region;
             current.clear();
         }
         if shape.ranks == Ranks::Shuffled {
             random.shuffle(&mut current);
         }
         current.truncate(kept);
-        let mut region: Vec<u64> = (first..first + REGION).collect();
-        random.shuffle(&mut region);
-        fill(&mut current, region, k);
+        let mut fresh: Vec<u64> = (first..first + region).collect();
+        random.shuffle(&mut fresh);
+        fill(&mut current, fresh, k);
         if shape.ranks == Ranks::Shuffled {
             random.shuffle(&mut current);
         }
@@ -149,6 +153,17 @@ pub fn uniform(seed: u64, requests: usize, documents: u64, k: usize) -> Trace {
         .collect()
 }
 
+/// Generates requests without shared documents, which shows what a policy costs when there is nothing to gain.
+#[must_use]
+pub fn disjoint(requests: usize, k: usize) -> Trace {
+    (0..requests as u64)
+        .map(|at| {
+            let first = at * k as u64;
+            request(&(first..first + k as u64).collect::<Vec<_>>())
+        })
+        .collect()
+}
+
 fn request(documents: &[u64]) -> Request {
     Request {
         is_ranked: true,
@@ -175,7 +190,7 @@ fn fill(chosen: &mut Vec<u64>, more: Vec<u64>, k: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workloads::{conversations, disjoint, zipf_topics};
+    use crate::workloads::{conversations, zipf_topics};
     use std::collections::HashSet;
 
     fn documents(request: &Request) -> HashSet<u64> {
@@ -264,6 +279,12 @@ mod tests {
             ranks: Ranks::Shuffled,
         };
         assert_eq!(bursty(1, 20, shape)[19].documents.len(), 10);
+        let shape = Bursty {
+            documents: 500,
+            k: 15,
+            ..shape
+        };
+        assert_eq!(bursty(1, 20, shape)[19].documents.len(), 15);
         assert_eq!(zipf_topics(1, 3, 10, 200)[0].documents.len(), 100);
         assert_eq!(geospatial(1, 3, 0, Ranks::Shuffled)[0].documents.len(), 0);
         assert_eq!(uniform(1, 2, 3, 9)[0].documents.len(), 3);

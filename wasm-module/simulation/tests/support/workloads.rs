@@ -66,17 +66,6 @@ pub fn conversations(seed: u64, requests: usize, k: usize) -> Trace {
     trace
 }
 
-/// Generates requests without shared documents, which shows what a policy costs when there is nothing to gain.
-#[must_use]
-pub fn disjoint(requests: usize, k: usize) -> Trace {
-    (0..requests as u64)
-        .map(|at| {
-            let first = at * k as u64;
-            request(&(first..first + k as u64).collect::<Vec<_>>())
-        })
-        .collect()
-}
-
 /// Replays a whole trace under a policy, from an empty cache.
 #[must_use]
 pub fn replay(

@@ -46,6 +46,9 @@ impl Arm {
     /// The arms of sweeps: no cache, the paper's two orders, and the gateway's defaults.
     pub(super) const FEW: [Self; 4] = [Self::NoCache, Self::RETRIEVAL, Self::GREEDY, Self::SHIPPED];
 
+    /// The arms whose difference from retrieval order the table of sweeps has.
+    pub(super) const AGAINST_RETRIEVAL: [Self; 2] = [Self::GREEDY, Self::SHIPPED];
+
     /// Returns all arms, in the order of tables. Excludes retrieval order with a hint, which the gateway never writes.
     pub(super) fn all() -> Vec<Self> {
         let moving = [

@@ -50,6 +50,9 @@ pub(super) struct Row {
     /// One minus the ratio of the time to the first token to its median without a cache: the median, mean and 95th
     /// percentile of these savings (RAGCache++, table 7).
     pub(super) saved_time: Option<[f64; 3]>,
+    /// Fraction (0 to 1) of requests whose time to the first token is below .6 of its median without a cache
+    /// (RAGCache++'s Fast%, whose median is that of the warm-up).
+    pub(super) fast: Option<f64>,
     /// Number of requests for which the cache held at least a part of the first document.
     pub(super) benefiting: usize,
     /// Number of all requests.
@@ -112,6 +115,9 @@ fn row(
     let samples: Vec<&Sample> = counted(outcome, part).collect();
     let count = samples.len().max(1) as f64;
     let sum = |figure: fn(&Sample) -> f64| samples.iter().map(|sample| figure(sample)).sum::<f64>();
+    let cold = none
+        .filter(|none| none.arm != outcome.arm)
+        .map(|none| median(counted(none, part).map(Sample::ttft).collect()));
     let prompt_tokens = |outcome: &Outcome| {
         let samples = counted(outcome, part);
         samples
@@ -137,8 +143,11 @@ fn row(
             }),
         saved_tokens: sum(|sample| f64::from(sample.cached_tokens))
             / sum(|sample| f64::from(sample.prompt_tokens)).max(1.0),
-        saved_time: none.filter(|none| none.arm != outcome.arm).map(|none| {
-            let cold = median(counted(none, part).map(Sample::ttft).collect());
+        fast: cold.map(|cold| {
+            let fast = samples.iter().filter(|sample| sample.ttft() < 0.6 * cold);
+            fast.count() as f64 / count
+        }),
+        saved_time: cold.map(|cold| {
             let mut saved: Vec<f64> = samples
                 .iter()
                 .map(|sample| 1.0 - sample.ttft() / cold)
@@ -210,6 +219,7 @@ impl Row {
             "faster": self.faster,
             "saved_tokens": self.saved_tokens,
             "saved_time": self.saved_time.map(|[p50, mean, p95]| json!({"p50": p50, "mean": mean, "p95": p95})),
+            "fast": self.fast,
             "benefiting": self.benefiting,
             "requests": self.requests,
             "prompt_tokens": self.prompt_tokens,
@@ -277,6 +287,7 @@ pub(super) mod tests {
         assert_eq!((shipped.saved_tokens, shipped.benefiting), (0.5, 10));
         assert!((shipped.mean_below.unwrap().mean - 0.5).abs() < 1e-3);
         assert!((shipped.saved_time.unwrap()[1] - 0.5).abs() < 0.01);
+        assert_eq!((shipped.fast, rows[1].fast), (Some(1.0), Some(0.0)));
         assert_eq!(rows[1].benefiting, 0);
         assert_eq!(rows[1].faster, None);
         assert_eq!(shipped.hint_tokens, Some(0.0));

@@ -82,15 +82,21 @@ pub(crate) struct Arguments {
     /// Where the gateway puts the retriever's best document; auto as shipped
     #[arg(long, value_parser = one_of(Place::ALL.map(|place| (place.name(), "", place))), default_value = "auto")]
     place: Place,
-    /// Documents in a query, at most 10
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=10))]
+    /// Documents in a query, at most 15
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=15))]
     k: u32,
+    /// Documents in the corpus
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(30..=100_000))]
+    documents: u32,
     /// Tokens of KV state for each arm; all arms share one pool [default: what the device's pool gives each]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1_024..), conflicts_with = "kv_tokens")]
     arm_kv_tokens: Option<u32>,
-    /// Queries of each run of a sweep, which has one seed and the arms none, retrieval, greedy and foresight+hint
+    /// Queries of each run of a sweep, whose arms are none, retrieval, greedy and foresight+hint
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(2..))]
     sweep_queries: u32,
+    /// Seeds of each run of a sweep
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
+    sweep_seeds: u32,
     /// Sweep: shares of documents in common, with commas between
     #[arg(long, value_delimiter = ',', default_values_t = [0.0, 0.2, 0.4, 0.6, 0.8], value_parser = share)]
     overlaps: Vec<f64>,
@@ -98,7 +104,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8], value_parser = clap::value_parser!(u32).range(1..=64))]
     groups: Vec<u32>,
     /// Sweep: numbers of documents in a query, with commas between
-    #[arg(long, value_delimiter = ',', default_values_t = [3, 5, 8], value_parser = clap::value_parser!(u32).range(1..=10))]
+    #[arg(long, value_delimiter = ',', default_values_t = [3, 5, 8], value_parser = clap::value_parser!(u32).range(1..=15))]
     ks: Vec<u32>,
     /// Sweep: tokens of KV state for each arm, with commas between
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_values_t = [4_096, 8_192, 16_384],
@@ -180,6 +186,7 @@ fn measured(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         ranks: arguments.ranks,
         place: arguments.place,
         k: arguments.k,
+        documents: arguments.documents,
     });
     if arguments.measures(Part::Steps) {
         let context = arguments.context;
@@ -280,6 +287,7 @@ fn through_engine(
                 at_once,
                 answer: ANSWER_TOKENS,
                 queries: arguments.answers as usize,
+                seeds: 1,
                 ..sweep(arguments, kv_tokens)
             };
             let experiment = Experiment::sweep("throughput", value, engine, workload, bar)?;
@@ -309,10 +317,11 @@ fn sweep(arguments: &Arguments, kv_tokens: u64) -> Workload {
         ranks: arguments.ranks,
         place: arguments.place,
         k: arguments.k as usize,
+        documents: arguments.documents.into(),
         at_once: 1,
         answer: 1,
         queries: arguments.sweep_queries as usize,
-        seeds: 1,
+        seeds: arguments.sweep_seeds.into(),
         kv_tokens,
     }
 }
@@ -329,7 +338,8 @@ fn requests(arguments: &Arguments, arms: usize) -> usize {
             + arguments.ks.len()
             + arguments.pools.len()
             + Kind::ALL.len();
-        requests += runs * arguments.sweep_queries as usize * Arm::FEW.len();
+        requests +=
+            runs * (arguments.sweep_queries * arguments.sweep_seeds) as usize * Arm::FEW.len();
     }
     if arguments.measures(Part::Throughput) {
         requests += 2 * arguments.answers as usize * Arm::FEW.len();

@@ -30,6 +30,8 @@ foreword_ordering::named! {
         Geospatial = "geospatial",
         /// Each request draws its documents from the whole corpus uniformly.
         Uniform = "uniform",
+        /// No two requests have a document in common.
+        Disjoint = "disjoint",
     }
 }
 
@@ -44,6 +46,8 @@ pub(super) struct Workload {
     pub(super) ranks: Ranks,
     /// Where the gateway puts the retriever's best document.
     pub(super) place: Place,
+    /// Number of documents in the corpus of bursty and uniform traces.
+    pub(super) documents: u64,
     /// Number of documents in a request.
     pub(super) k: usize,
     /// Number of requests submitted together; the next ones follow when all their answers have ended.
@@ -92,17 +96,16 @@ impl Workload {
         match self.kind {
             Kind::Bursty => {
                 let shape = Bursty {
+                    documents: self.documents,
                     overlap: self.overlap,
                     k: self.k,
                     ranks: self.ranks,
-                    ..Bursty::default()
                 };
                 workload::bursty(seed, self.queries, shape)
             }
             Kind::Geospatial => workload::geospatial(seed, self.queries, self.k, self.ranks),
-            Kind::Uniform => {
-                workload::uniform(seed, self.queries, Bursty::default().documents, self.k)
-            }
+            Kind::Uniform => workload::uniform(seed, self.queries, self.documents, self.k),
+            Kind::Disjoint => workload::disjoint(self.queries, self.k),
         }
     }
 }

@@ -23,6 +23,7 @@ pub(super) struct Setting {
     pub(super) ranks: Ranks,
     pub(super) place: Place,
     pub(super) k: u32,
+    pub(super) documents: u32,
 }
 
 /// The results of one run. Parts that were not selected are `None` or empty.
@@ -112,6 +113,7 @@ impl Experiment {
             "ranks": self.workload.ranks.name(),
             "place": self.workload.place.name(),
             "k": self.workload.k,
+            "documents": self.workload.documents,
             "at_once": self.workload.at_once,
             "answer_tokens": self.workload.answer,
             "kv_tokens": self.workload.kv_tokens,
@@ -225,11 +227,12 @@ impl Results {
             ranks,
             place,
             k,
+            documents,
             ..
         } = &self.setting;
         let _ = writeln!(
             table,
-            "\n{queries} queries, {seeds} seeds, {k} documents of 200 tokens, overlap {overlap}, {} ranks, place {}, {} KV tokens an arm",
+            "\n{queries} queries, {seeds} seeds, {k} of {documents} documents of 200 tokens, overlap {overlap}, {} ranks, place {}, {} KV tokens an arm",
             ranks.name(),
             place.name(),
             grouped(orders.workload.kv_tokens)
@@ -247,13 +250,14 @@ impl Results {
 }
 
 /// Heads of the columns after the arm's name, in the order of [`cells`].
-const HEADS: [&str; 11] = [
+const HEADS: [&str; 12] = [
     "mean, ms",
     "p50, ms",
     "p95",
     "mean below",
     "p50 below",
     "faster",
+    "fast",
     "saved",
     "benefit",
     "hint",
@@ -261,19 +265,19 @@ const HEADS: [&str; 11] = [
     "build, µs",
 ];
 /// Widths of the columns of [`HEADS`], in characters.
-const WIDTHS: [usize; 11] = [16, 16, 9, 16, 16, 8, 9, 11, 7, 10, 10];
+const WIDTHS: [usize; 12] = [16, 16, 9, 16, 16, 8, 7, 9, 11, 7, 10, 10];
 
 /// Writes cells, each at the right of its column, and ends the line.
-fn write_cells(table: &mut String, cells: [impl std::fmt::Display; 11]) {
+fn write_cells(table: &mut String, cells: [impl std::fmt::Display; 12]) {
     for (cell, width) in cells.into_iter().zip(WIDTHS) {
         let _ = write!(table, "{cell:>width$}");
     }
     table.push('\n');
 }
 
-/// Returns a row's cells: name, mean, median, 95th percentile, mean and median below retrieval order, share faster,
-/// tokens saved, requests that benefited, tokens of the hint, and times of ordering and building.
-pub(super) fn cells(row: &Row) -> [String; 12] {
+/// Returns a row's cells: name, mean, median, 95th percentile, mean and median below retrieval order, shares faster and
+/// fast, tokens saved, requests that benefited, tokens of the hint, and times of ordering and building.
+pub(super) fn cells(row: &Row) -> [String; 13] {
     let none = || "".to_owned();
     [
         row.arm.name(),
@@ -284,8 +288,8 @@ pub(super) fn cells(row: &Row) -> [String; 12] {
             .map_or_else(none, |below| estimate(below, 100.0, " %")),
         row.p50_below
             .map_or_else(none, |below| estimate(below, 100.0, " %")),
-        row.faster
-            .map_or_else(none, |share| format!("{:.0} %", 100.0 * share)),
+        row.faster.map_or_else(none, whole_percent),
+        row.fast.map_or_else(none, whole_percent),
         percent(row.saved_tokens),
         format!("{}/{}", row.benefiting, row.requests),
         row.hint_tokens
@@ -293,6 +297,10 @@ pub(super) fn cells(row: &Row) -> [String; 12] {
         format!("{:.0}", 1e6 * row.ordering),
         format!("{:.0}", 1e6 * row.building),
     ]
+}
+
+fn whole_percent(share: f64) -> String {
+    format!("{:.0} %", 100.0 * share)
 }
 
 /// Formats an estimate with its interval, such as `12.3 ± 0.4 %`.
@@ -351,11 +359,16 @@ fn write_sweeps(table: &mut String, sweeps: &[Experiment]) {
     for arm in Arm::FEW {
         let _ = write!(table, "{:>16}", arm.name());
     }
-    let _ = writeln!(
-        table,
-        "{:>18}{:>14}{:>16}",
-        "p50 below retr.", "mean below", "saved tokens"
-    );
+    for arm in Arm::AGAINST_RETRIEVAL {
+        let _ = write!(
+            table,
+            "{:>30}{:>17}{:>9}",
+            format!("{}: p50 below", arm.name()),
+            "mean below",
+            "saved"
+        );
+    }
+    table.push('\n');
     for experiment in sweeps {
         let rows = experiment.rows(Part::All);
         let _ = write!(
@@ -364,18 +377,21 @@ fn write_sweeps(table: &mut String, sweeps: &[Experiment]) {
             format!("{} {}", experiment.name, experiment.label())
         );
         for row in &rows {
-            let _ = write!(table, "{:>16.1}", 1e3 * row.p50.mean);
+            let _ = write!(table, "{:>16}", estimate(row.p50, 1e3, ""));
         }
-        if let Some(shipped) = rows.iter().find(|row| row.arm == Arm::SHIPPED) {
+        for arm in Arm::AGAINST_RETRIEVAL {
+            let Some(row) = rows.iter().find(|row| row.arm == arm) else {
+                continue;
+            };
             let below = |below: Option<Estimate>| {
-                below.map_or_else(String::new, |below| percent(below.mean))
+                below.map_or_else(String::new, |below| estimate(below, 100.0, " %"))
             };
             let _ = write!(
                 table,
-                "{:>18}{:>14}{:>16}",
-                below(shipped.p50_below),
-                below(shipped.mean_below),
-                percent(shipped.saved_tokens)
+                "{:>30}{:>17}{:>9}",
+                below(row.p50_below),
+                below(row.mean_below),
+                percent(row.saved_tokens)
             );
         }
         table.push('\n');
@@ -409,6 +425,7 @@ pub(super) mod tests {
                 ranks: Ranks::Shuffled,
                 place: Place::Auto,
                 k: 5,
+                documents: 500,
                 at_once: 1,
                 answer: 50,
                 queries: 10,
@@ -434,6 +451,7 @@ pub(super) mod tests {
                 ranks: Ranks::Shuffled,
                 place: Place::Auto,
                 k: 5,
+                documents: 500,
             })
         }
     }
