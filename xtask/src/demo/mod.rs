@@ -281,8 +281,9 @@ impl Demo {
         interrupt.check()?;
         ensure!(status.success(), "foreword evaluate: {status}");
         let page = folder.join("report.html");
-        fs::rename(&page, report_path(workspace))
-            .with_context(|| format!("moving {}", page.display()))?;
+        // `foreword evaluate` has told the user this page's name, so that page stays.
+        fs::copy(&page, report_path(workspace))
+            .with_context(|| format!("copying {}", page.display()))?;
         let figures = fs::read(folder.join("figures.json")).context("the figures are missing")?;
         serde_json::from_slice(&figures).context("reading the figures")
     }
