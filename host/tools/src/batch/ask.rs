@@ -295,9 +295,10 @@ fn response(reply: &Reply) -> BatchAnswer<'_> {
     }
 }
 
-/// Longest pause of a run that the endpoint's `Retry-After` can cause; a longer one is shortened to this.
+/// Longest time for which the endpoint's `Retry-After` can pause the run; a longer one is shortened to this.
 const MAX_PAUSE: Duration = Duration::from_secs(600);
-/// Longest answer to one request, in bytes; its line in the output must be read again when a run continues.
+/// Longest answer that is accepted for one request, in bytes; a longer one counts as a failure. A resumed run must read
+/// every line of the output again.
 const MAX_ANSWER: u64 = 32 << 20;
 /// Number of consecutive failed requests at which the run ends, since the endpoint itself then seems to be at fault.
 const MAX_FAILED: usize = 3;

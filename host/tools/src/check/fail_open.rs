@@ -15,15 +15,15 @@ use serde_json::Value;
 /// The settings in a file that decide whether requests bypass Foreword while it is unavailable.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Failures {
-    /// True if the file has at least one of these settings, whatever its value. A file with one need not contain a
-    /// plugin configuration.
+    /// True if the file has at least one of these settings, whatever its value. Such a file may be without a plugin
+    /// configuration, which for an external processor is in another file.
     pub(super) has_setting: bool,
     /// Those settings that let requests bypass Foreword ("fail open"), as `path: value`.
     pub(super) open: Vec<String>,
 }
 
-/// Returns those settings in `text`, YAML or JSON, that decide whether requests bypass Foreword while it is
-/// unavailable. Returns none if `text` is neither.
+/// Searches `text`, which is YAML or JSON, for settings that decide whether requests bypass Foreword while it is
+/// unavailable. Finds none if `text` is neither.
 pub(super) fn failures(text: &str) -> Failures {
     let documents: Vec<Value> = serde_saphyr::from_multiple(text).unwrap_or_default();
     let mut found = Failures::default();

@@ -54,9 +54,9 @@ struct Agreement {
 /// The reason why no KV events were observed.
 #[derive(Debug)]
 pub(super) enum Unobserved {
-    /// There is no source of events, or the prompt could not be sent.
+    /// No events could be expected: there is no source of them, or no prompt was answered. With the reason.
     NotAsked(String),
-    /// The source of events failed.
+    /// The source of events failed, with its error.
     Failed(String),
 }
 
@@ -250,8 +250,8 @@ fn covered(prompt: &[u64], stored: &[Stored]) -> u64 {
     is_held.into_iter().filter(|is_held| *is_held).count() as u64
 }
 
-/// Checks that KV events arrive. `caching` is the status of the check `caching`: if nothing is cached, nothing is
-/// stored.
+/// Checks that KV events (reports of what enters and leaves the engine's KV cache) arrive. `caching` is the status of
+/// the check of that name: if nothing is cached, nothing is stored.
 pub(super) fn arrive(observed: &Result<Observed, Unobserved>, caching: Status) -> Finding {
     match observed {
         Err(Unobserved::NotAsked(came)) => Finding::skipped(came, PUBLISH),

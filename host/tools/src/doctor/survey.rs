@@ -166,7 +166,8 @@ pub(super) fn caching(survey: &Survey, metrics: &Metrics) -> Finding {
     }
 }
 
-/// Checks that the API of `route` reports cached tokens. `caching` is the status of the check `caching`.
+/// Checks that responses of `route`'s API state how many prompt tokens were cached. `caching` is the status of the
+/// check of that name: if it failed, an API that states nothing is no failure, since nothing was cached.
 pub(super) fn cached_tokens(route: &Route, survey: &Survey, caching: Status) -> Finding {
     let warm = match &route.pair {
         Ok([_, warm]) => warm,

@@ -36,20 +36,21 @@ use std::sync::Arc;
 pub(super) enum Arm {
     /// The retriever's order, with which every arm is compared.
     Retrieval,
-    /// Ordered by the configured policy, without order hints or location hints.
+    /// The order of the configured policy, without order hints or location hints.
     Ordered,
-    /// As `Ordered`, with the order hint, which tells the model the retriever's ranking.
+    /// Like `Ordered`, with the order hint, a sentence that tells the model the retriever's ranking.
     OrderedHint,
-    /// Like `OrderedHint`, with the order hint in a place of the message that the gateway does not use.
+    /// Like `OrderedHint`, with the order hint in a place of the user message that the gateway does not use.
     OrderedHintAt(HintPlace),
-    /// As `Ordered`, with the best document in the given place; if the flag is true, also with the order hint.
+    /// Like `Ordered`, with the retriever's best documents in the given place; their number is the configured one, or
+    /// the least that the place needs. If the flag is true, also with the order hint.
     OrderedWith(Place, bool),
-    /// As `Ordered`; a document that an earlier turn of the chat contains is replaced by its label.
+    /// Like `Ordered`; a document that an earlier turn of the chat contains is replaced by its label.
     Dedup,
-    /// Like `Dedup`, with order hints, and with location hints (references to the earlier copy) in place of bare
-    /// labels.
+    /// The gateway's configuration unchanged, so what the filter does: like `Dedup`, with order hints, and with
+    /// location hints (references to the earlier copy) in place of bare labels, if the configuration enables them.
     DedupHint,
-    /// Like `DedupHint`, with order hints in a place of the message that the gateway does not use.
+    /// Like `DedupHint`, with order hints in a place of the user message that the gateway does not use.
     DedupHintAt(HintPlace),
     /// A random order.
     Random,
@@ -61,8 +62,8 @@ pub(super) enum Arm {
     Middle,
     /// The retriever's order, with the document that contains the answer moved to the last place.
     Last,
-    /// The retriever's order, with the prompt's head stabilised: what changes between requests in system text and tools
-    /// is moved, frozen or dropped.
+    /// The retriever's order, with the prompt's head (system text and tools) stabilised: texts in it that change
+    /// between requests are moved into the user message, kept at their first value or dropped.
     Stabilised,
     /// Like `Stabilised`, with only the tools stabilised, not the system text.
     StabilisedTools,
@@ -73,7 +74,7 @@ pub(super) enum Arm {
 }
 
 impl Arm {
-    /// The arm of the gateway if `--gateway` gives it no name.
+    /// The arm of a gateway to which `--gateway` gives no name.
     pub(super) const GATEWAY: Self = Self::Gateway("gateway");
 
     /// All arms except those of gateways, with their names, in the order in which tables list them.
@@ -141,7 +142,8 @@ impl Arm {
         matches!(self, Self::Gateway(_))
     }
 
-    /// Returns the place of the order hint in the message if it is not the gateway's place; `None` otherwise.
+    /// Returns the place to which the order hint is moved in the user message; `None` for arms without the hint, and
+    /// for those that leave it in the gateway's place.
     pub(super) fn hint_place(self) -> Option<HintPlace> {
         match self {
             Self::OrderedHintAt(place) | Self::DedupHintAt(place) => Some(place),
@@ -149,8 +151,8 @@ impl Arm {
         }
     }
 
-    /// Returns the core's configuration for this arm. `base` is the gateway's configuration, and `seed` is for the
-    /// random order.
+    /// Returns the core's configuration for this arm, derived from `base`, the gateway's configuration. `seed` is that
+    /// of the random order.
     pub(super) fn config(self, base: &RawConfig, seed: u64) -> Result<Config> {
         let failed = || format!("the configuration for the arm {}", self.name());
         let mut raw = base.clone();

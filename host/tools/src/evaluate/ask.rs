@@ -60,7 +60,7 @@ pub(super) struct RunOutcome {
     pub(super) left_out: FxHashSet<String>,
 }
 
-/// A case to ask under an arm; both are indices, in [`Questions::cases`] and [`Questions::arms`].
+/// A case (question or chat) to ask under one arm; both are indices, in [`Questions::cases`] and [`Questions::arms`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Job {
     case: usize,
@@ -106,8 +106,8 @@ impl Questions<'_> {
         }
     }
 
-    /// Returns the records of a run that scores right answers and asks for none: the first right answer of each turn
-    /// counts as the model's.
+    /// Returns the records of a run that only scores right answers and does not ask the model: each turn's first right
+    /// answer is recorded as if the model had given it.
     ///
     /// # Errors
     /// Returns an error if a turn that is not its chat's last has no right answer.
@@ -136,9 +136,9 @@ impl Questions<'_> {
         Ok(records)
     }
 
-    /// Returns, for each answered record whose turn has a right answer, its index in `records` and the request that
-    /// scores the first right answer as the continuation of the record's prompt. Also adds the core's report to those
-    /// records whose answer is the right one instead of the model's.
+    /// Returns, for each answered record whose turn has a right answer, its index in `records` and a request. The
+    /// request scores the first right answer as the continuation of the record's prompt. Also adds the core's report to
+    /// records of turns that the model was not asked ([`Record::is_forced`]).
     ///
     /// # Errors
     /// Returns an error if a record belongs to no question.
@@ -179,7 +179,8 @@ impl Questions<'_> {
         plan.map(|job| self.cases[job.case].turns.len()).sum()
     }
 
-    /// Returns every case under every arm that applies to it, in the order in which they are asked.
+    /// Returns a job for every case under every arm that applies to it, in the order in which they are asked: case by
+    /// case, the arms of a case in random order.
     fn plan(&self) -> Vec<Job> {
         let mut random = Random::new(self.seed);
         let mut plan = Vec::new();
@@ -205,9 +206,9 @@ impl Questions<'_> {
         }
     }
 
-    /// Asks those turns of a chat that have no answer yet, one after another. Builds the first request under `locked`,
-    /// so that no other worker takes a chat before that. Releases the lock while it waits for an answer, and takes it
-    /// again with `lock`.
+    /// Asks those turns of a chat that have no answer yet, one after another, and records the answers. Builds the first
+    /// request under `locked`, so that chats begin in the plan's order. Releases the lock while it waits for an answer,
+    /// and takes it again with `lock`.
     fn chat<'r, 's: 'r>(
         &self,
         job: Job,
@@ -259,7 +260,8 @@ impl Questions<'_> {
 }
 
 impl Record {
-    /// Stores the core's report on the request in this record; does nothing if `report` is `None`.
+    /// Copies the counts of documents in the core's report on the request into this record; does nothing if `report` is
+    /// `None`.
     fn note(&mut self, report: Option<&Report>) {
         if let Some(report) = report {
             self.documents = report.documents;
@@ -270,16 +272,18 @@ impl Record {
     }
 }
 
-/// The answers so far of the chats in progress, and the ordering core of each arm.
+/// The state from which each chat's next request is built: the answers received so far, and one instance of the
+/// ordering core for each arm.
 struct Chats<'a> {
     questions: &'a Questions<'a>,
     /// Indices of the cases in [`Questions::cases`], by their ids.
     places: FxHashMap<&'a str, usize>,
-    /// The instances of the ordering core, one for each arm, with the state after the requests so far.
+    /// The instances of the ordering core, one for each arm of [`Questions::arms`]. Each has seen the arm's requests so
+    /// far, so it orders as a gateway would.
     orderers: Vec<Orderer>,
     /// Number of requests ordered so far, over all arms.
     at: u64,
-    /// The answers so far of every chat, one for each answered turn.
+    /// For each chat (a case under an arm), the answers received so far, one for each answered turn.
     answers: FxHashMap<Job, Vec<String>>,
 }
 
@@ -384,7 +388,8 @@ impl<'a> Chats<'a> {
 
 impl Run<'_> {
     /// Orders the recorded requests again, in the order of the earlier run, so that the ordering cores have the same
-    /// state as when that run stopped. Counts the recorded answers; nothing is sent.
+    /// state as when that run stopped. Adds the records to the outcome and the answers to the progress bar; sends
+    /// nothing.
     fn recall(&mut self, mut records: Vec<Record>) -> Result<()> {
         records.sort_by_key(|record| record.at);
         for record in records {

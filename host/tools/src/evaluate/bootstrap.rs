@@ -16,8 +16,8 @@ pub(super) struct Interval {
     pub(super) high: f64,
 }
 
-/// The verdict on the difference between an arm's score and the score in retrieval order, by the difference's
-/// confidence interval.
+/// The verdict on the difference between the scores of two arms over the same cases, by the difference's confidence
+/// interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// Equal: the whole interval is within [`MARGIN`] of 0, and there are enough cases.
@@ -26,13 +26,13 @@ pub(super) enum Verdict {
     Better,
     /// The confidence interval of the difference lies entirely below 0.
     Worse,
-    /// Unclear: the interval includes 0 and is not within the margin, or there are too few cases.
+    /// Unclear: the interval includes 0 and is not within [`MARGIN`] of 0, or there are too few cases.
     NotEnough,
     /// No answer is right under either arm, so there is nothing to compare.
     NothingRight,
 }
 
-/// Number of times that the cases are drawn for one interval.
+/// Number of times that the cases (questions and chats) are drawn, with replacement, for one confidence interval.
 pub(super) const RESAMPLES: usize = 10_000;
 
 /// Largest difference of two scores that counts as equal, in percentage points.
@@ -42,8 +42,9 @@ pub(super) const MARGIN: f64 = 1.0;
 /// than other questions would.
 pub(super) const MIN_CASES: usize = 30;
 
-/// Minimum number of cases for [`Verdict::Within`]. If `n` cases agree, a share of 3/n of all questions may still
-/// disagree (the rule of three, at 95 %), which the bootstrap cannot detect; for a margin of one point, `n` is 300.
+/// Minimum number of cases (questions and chats) for [`Verdict::Within`]. Even if two arms agree in all `n` cases, they
+/// may differ in up to a share of 3/n of all questions (the rule of three, at 95 %), and redrawing the cases cannot
+/// show that. For a margin of one point, `n` must be 300.
 pub(super) const MIN_CASES_WITHIN: usize = 300;
 
 /// Returns the 95 % confidence interval of `statistic`. `cases` is the number of cases; `statistic` gets the indices of
@@ -135,7 +136,7 @@ mod tests {
         |drawn| drawn.iter().map(|&at| values[at]).sum::<f64>() / drawn.len() as f64
     }
 
-    /// All possible draws instead of 10,000 random ones.
+    /// Returns the interval of the mean from all possible draws, instead of 10,000 random ones.
     fn exact(values: &[f64]) -> Interval {
         let n = values.len();
         let mut means: Vec<f64> = (0..n.pow(n as u32))

@@ -17,7 +17,7 @@ use super::score::without_thinking;
 use super::stream::Streamed;
 use serde_json::{Map, Value};
 
-/// The part of a response from which the answer to a multiple-choice question was read.
+/// The part of a response from which the model's choice among the answers of a multiple-choice question was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChosenBy {
     /// From the log-probabilities of the choices' letters.
@@ -26,7 +26,7 @@ pub(super) enum ChosenBy {
     Text,
 }
 
-/// Returns the question of a turn, followed by its choices with letters if it has any.
+/// Returns the text of a turn's question. For a multiple-choice question, the choices follow, each with its letter.
 pub(super) fn question(turn: &Turn) -> String {
     let mut text = turn.question.clone();
     if turn.choices.is_empty() {

@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 pub(super) struct Answer<T> {
     pub(super) read: T,
     pub(super) total: Duration,
-    /// True if the response has the header in which Foreword's filter reports.
+    /// True if the response has the header in which Foreword's filter reports on the request, so it came through the
+    /// filter.
     pub(super) is_reported: bool,
 }
 

@@ -12,7 +12,8 @@ use super::journal::Record;
 use super::score::{Score, score};
 use fxhash::FxHashMap;
 
-/// The figures of one arm, over those cases that were answered under all arms.
+/// The figures of one arm (a way to ask the questions), over those cases (questions and chats) that were answered under
+/// all arms.
 #[derive(Clone, Debug)]
 pub(super) struct Figure {
     pub(super) arm: Arm,
@@ -20,7 +21,7 @@ pub(super) struct Figure {
     pub(super) cases: usize,
     /// Number of answers that the model gave under this arm; 0 if right answers were only scored.
     pub(super) asked: usize,
-    /// Number of the model's answers for which right answers are known, so that they were scored.
+    /// Number of the model's answers that were compared with right answers, because the data file states them.
     pub(super) scored: usize,
     /// Share of the scored answers that equal a right one after normalisation, in percent.
     pub(super) exact_match: Estimate,
@@ -44,19 +45,21 @@ pub(super) struct Figure {
     pub(super) ttft_median: f64,
     pub(super) ttft_p95: f64,
     pub(super) ttft_mean: f64,
-    /// Number of documents in all requests of the arm.
+    /// Number of documents that the core found in all requests of the arm; 0 for gateways.
     pub(super) documents: u64,
-    /// Number of documents in all requests of the arm that the core moved.
+    /// Number of documents that the core moved in all requests of the arm; 0 for gateways.
     pub(super) moved: u64,
-    /// Number of documents in all requests of the arm that the core replaced by a reference to an earlier turn.
+    /// Number of documents that the core replaced by a reference to an earlier turn in all requests of the arm; 0 for
+    /// gateways.
     pub(super) deduplicated: u64,
-    /// Number of requests of the arm to which the core added an order hint (a sentence with the retriever's ranking).
+    /// Number of requests of the arm to which the core added an order hint (a sentence with the retriever's ranking); 0
+    /// for gateways.
     pub(super) hinted: u64,
     /// Number of the arm's answers that were truncated at the limit of the option `--max-tokens`.
     pub(super) cut: usize,
-    /// Mean log-probability of the right answers per token of them, in nats; `None` if unknown.
+    /// Mean over the right answers of the log-probability per token, in nats; `None` if they were not scored.
     pub(super) answer_logprob: Option<AnswerLikelihood>,
-    /// Mean log-probability of the right answers per answer, in nats; `None` if unknown.
+    /// Mean over the right answers of the log-probability of the whole answer, in nats; `None` if they were not scored.
     pub(super) answer_nats: Option<AnswerLikelihood>,
     /// The arm's figures minus those of retrieval order, over the same cases. `None` for retrieval order itself, if
     /// retrieval order was not asked for these cases, or if no answers were requested.
@@ -80,7 +83,7 @@ pub(super) struct AnswerLikelihood {
     /// Number of cases (questions and chats) over which the mean is computed.
     pub(super) cases: usize,
     /// The mean minus that of retrieval order over the same cases, and the verdict on the difference; `None` for
-    /// retrieval order itself.
+    /// retrieval order itself, and if it was not asked.
     pub(super) less_retrieval: Option<(Estimate, Verdict)>,
     /// The mean minus that of the baseline (the arm of the option `--baseline`) over the same cases, and the verdict on
     /// the difference; `None` if no baseline was given, and for the baseline itself.
@@ -115,13 +118,14 @@ struct Sums {
     exact_match: f64,
     contains: f64,
     f1: f64,
-    /// Number of right answers whose log-probability is known.
+    /// Number of the case's turns for which the endpoint scored the right answer: reported its log-probability as the
+    /// continuation of the prompt.
     likely: f64,
-    /// Number of right answers whose log-probability is unknown.
+    /// Number of the case's turns that have a right answer which the endpoint did not score.
     unlikely: usize,
-    /// Sum over the right answers of the known log-probability per token, in nats.
+    /// Sum over the scored right answers of the mean log-probability of their tokens, in nats.
     per_token: f64,
-    /// Sum over the right answers of the known log-probability, in nats.
+    /// Sum over the scored right answers of their log-probability, in nats.
     nats: f64,
     /// Number of answers that the judge (a model) judged.
     judged: f64,
@@ -203,7 +207,7 @@ pub(super) fn compare(
     arms.iter().map(|&arm| figure(arm)).collect()
 }
 
-/// Returns the sums of those of `cases` that have sums under `arm`, in the order of `cases`.
+/// Returns the sums of `cases` under `arm`, in the order of `cases`. Cases that have none under this arm are left out.
 fn of<'a>(
     sums: &'a FxHashMap<(&'a str, Arm), Sums>,
     arm: Arm,
@@ -213,8 +217,8 @@ fn of<'a>(
     found.flatten().collect()
 }
 
-/// Returns the sums of each case under each arm, by the case's id and the arm. Left out are those cases with a turn
-/// that was not answered under the arm.
+/// Returns the sums of each case under each arm, by the case's id and the arm. A case is left out under an arm if one
+/// of its turns was not answered under that arm.
 fn sums<'a>(
     cases: &'a [Case],
     arms: &[Arm],
@@ -315,14 +319,14 @@ fn alone(arm: Arm, own: &[&Sums], seed: u64) -> Figure {
     }
 }
 
-/// Returns the mean of `value` per right answer with a known log-probability, over the drawn cases (indices in `sums`).
+/// Returns the mean of `value` per scored right answer, over the drawn cases (indices in `sums`).
 fn mean(sums: &[&Sums], drawn: &[usize], value: Part) -> f64 {
     let of = |part: Part| drawn.iter().map(|&case| part(sums[case])).sum::<f64>();
     of(value) / of(|sums| sums.likely).max(1.0)
 }
 
-/// Returns the mean of `value` per right answer minus the same mean of `other`, with its confidence interval and the
-/// verdict; `None` if `own` and `other` do not have equally many cases.
+/// Returns the mean of `value` per scored right answer under one arm (`own`) minus that under another (`other`), with
+/// its confidence interval and the verdict; `None` if the two do not have equally many cases.
 fn less(own: &[&Sums], other: &[&Sums], value: Part, seed: u64) -> Option<(Estimate, Verdict)> {
     let less = |drawn: &[usize]| mean(own, drawn, value) - mean(other, drawn, value);
     (own.len() == other.len()).then(|| {
@@ -433,7 +437,7 @@ pub(super) mod tests {
     use super::*;
     use std::sync::Arc;
 
-    /// Cases of one turn with three documents, to which the right answer is `yes`.
+    /// Returns cases of one turn with three documents, to which the right answer is `yes`.
     pub(in crate::evaluate) fn cases(count: usize) -> Vec<Case> {
         let document = Arc::new(Document {
             id: "1".into(),
@@ -454,7 +458,7 @@ pub(super) mod tests {
             .collect()
     }
 
-    /// Records of `count` answers, the first `right` of which are right.
+    /// Returns records of `count` answers, the first `right` of which are right.
     pub(in crate::evaluate) fn answered(arm: Arm, count: usize, right: usize) -> Vec<Record> {
         let answer = |at| if at < right { "yes" } else { "no" };
         (0..count)

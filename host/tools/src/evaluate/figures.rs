@@ -16,7 +16,7 @@ pub(super) struct Figures {
     pub(super) data: String,
     pub(super) model: String,
     pub(super) endpoint: String,
-    /// Random name of the run, the same when the run is resumed.
+    /// Name of the run, drawn at random when it began; a resumed run keeps it.
     pub(super) run: String,
     pub(super) seed: u64,
     pub(super) concurrency: usize,
@@ -184,8 +184,8 @@ impl Figures {
         }
     }
 
-    /// Returns `heading` and a row for each arm for which `of` returns a difference; empty if there is none. `width` is
-    /// that of the first column, in characters.
+    /// Returns a table with `heading` and a row for each arm for which `of` returns a difference; empty if `of` returns
+    /// none. `width` is that of the first column, in characters.
     fn differences(
         &self,
         heading: &str,
@@ -356,14 +356,15 @@ pub(super) fn with_interval(estimate: &Estimate) -> String {
 }
 
 impl AnswerLikelihood {
-    /// Returns the difference of the mean from that in retrieval order, with its interval; empty for retrieval order
-    /// itself.
+    /// Returns the mean minus that of retrieval order, in nats, with its interval; empty for retrieval order itself, or
+    /// if it was not asked.
     pub(super) fn less(&self) -> String {
         let less = self.less_retrieval.map(|(less, _)| less.in_nats());
         less.unwrap_or_default()
     }
 
-    /// Returns the verdict on the difference from retrieval order in words; empty for retrieval order itself.
+    /// Returns the verdict on the difference from retrieval order, as a word for tables such as `better`; empty for
+    /// retrieval order itself, or if it was not asked.
     pub(super) fn verdict(&self) -> &'static str {
         (self.less_retrieval).map_or("", |(_, verdict)| verdict.words())
     }

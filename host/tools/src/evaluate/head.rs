@@ -13,7 +13,7 @@ use foreword_ordering::document::Fingerprint;
 use foreword_ordering::random::Random;
 use serde_json::{Value, json};
 
-/// The part of one request's prompt before its messages: lines before the system message, and tools.
+/// The changing part of one request's head: lines that are written before the system message, and the tools.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ChangingHead {
     /// The lines with a clock and a session id, to be written before the system message.
@@ -22,8 +22,8 @@ pub(super) struct ChangingHead {
 }
 
 impl ChangingHead {
-    /// Returns the changing part of a prompt before its messages (lines with a clock and a session id, and shuffled
-    /// tools) for a turn, counted from 0, of the case with the id `case`. The same arguments give the same result.
+    /// Returns the changing head (lines with a clock and a session id, and shuffled tools) for a turn, counted from 0,
+    /// of the case with the id `case`. The same arguments give the same result.
     pub(super) fn of(seed: u64, case: &str, turn: usize) -> Self {
         let case = Fingerprint::of(&[case.as_bytes()]).0;
         let mut chat = Random::new(seed ^ case);
@@ -58,7 +58,7 @@ fn described([name, description, argument]: &[&str; 3]) -> Value {
     })
 }
 
-/// Name, description and argument's name of each tool.
+/// The tools in every changing head: the name, the description and the argument's name of each.
 const TOOLS: &[[&str; 3]] = &[
     [
         "search_tickets",

@@ -104,10 +104,10 @@ impl HintPlace {
     }
 }
 
-/// The mark before an order hint: a code point that Unicode reserves as a noncharacter, so that texts do not contain
-/// it.
+/// The mark before an order hint (the sentence with the retriever's ranking): a code point that Unicode reserves as a
+/// noncharacter. [`check`] refuses cases whose texts contain it.
 const OPEN: char = '\u{fdd0}';
-/// The mark after an order hint; like [`OPEN`], a noncharacter.
+/// The mark after an order hint (the sentence with the retriever's ranking); like [`OPEN`], a noncharacter.
 const CLOSE: char = '\u{fdd1}';
 
 #[cfg(test)]

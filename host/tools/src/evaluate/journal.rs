@@ -43,23 +43,25 @@ pub(super) struct Record {
     pub(super) documents: u32,
     /// Number of documents in the request that the core moved.
     pub(super) moved: u32,
-    /// Number of documents in the request that the core replaced by a reference to an earlier turn.
+    /// Number of documents in the request that the core replaced by a reference to the copy in an earlier turn.
     pub(super) deduplicated: u32,
-    /// True if the core wrote an order hint (a sentence with the retriever's ranking) into the request.
+    /// True if the core added an order hint (a sentence that tells the model the retriever's ranking) to the request.
     #[serde(default)]
     pub(super) hinted: bool,
-    /// True if the choice was read from the answer's text, because the endpoint reported no log-probability of a
-    /// letter.
+    /// True if a multiple-choice answer was read from the answer's text, because the endpoint reported no
+    /// log-probabilities of the choices' letters.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) by_text: bool,
-    /// True if the request was not answered. It is recorded because the arm's ordering core has seen it.
+    /// True if the request was not answered. It is recorded because the arm's ordering core has seen it: a resumed run
+    /// must order it again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) is_failed: bool,
     /// True if the judge (a model) finds the answer right; `None` if it was not judged or the judgement is unclear.
     /// Stored in `judgements.jsonl`.
     #[serde(skip)]
     pub(super) judged: Option<bool>,
-    /// The likelihood of the turn's right answer after this prompt; `None` if unknown. Stored in `scores.jsonl`.
+    /// The likelihood of the turn's right answer as the continuation of this request's prompt; `None` if unknown.
+    /// Stored in `scores.jsonl`.
     #[serde(skip)]
     pub(super) likelihood: Option<Likelihood>,
     /// True if `answer` is the turn's right answer and not the model's, because the model was not asked.
@@ -160,7 +162,8 @@ impl Journal {
     }
 }
 
-/// Returns the first parameter that differs, with its old and new value; `None` if all are equal.
+/// Returns a text with the name of the first parameter that differs, its old value and its new one; `None` if all are
+/// equal.
 fn difference(was: &Map<String, Value>, is: &Map<String, Value>) -> Option<String> {
     let names = was.keys().chain(is.keys());
     let shown = |value: Option<&Value>| value.map_or("absent".to_owned(), Value::to_string);

@@ -19,7 +19,8 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// A file of results, each with the hash of its request as key, and the file's content in memory.
+/// A file of results (likelihoods or judgements), each with the hash of its request as key, and the file's content in
+/// memory.
 pub(super) struct ResultFile<T> {
     file: File,
     known: FxHashMap<String, T>,

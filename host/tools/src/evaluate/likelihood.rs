@@ -46,7 +46,7 @@ pub(super) struct Forced {
     pub(super) url: String,
 }
 
-/// The last tokens of a prompt, with their log-probabilities.
+/// Those tokens of a prompt whose log-probabilities the endpoint reports, in order. They reach to the prompt's end.
 #[derive(Debug)]
 pub(super) struct ScoredPrompt(Vec<ScoredToken>);
 
@@ -61,7 +61,7 @@ struct Response {
     prompt_logprobs: Option<Vec<Option<Map<String, Value>>>>,
 }
 
-/// Number of tokens that are scored in addition to the number of the answer's bytes. An answer has at most as many
+/// Number of tokens that are scored in addition to as many as the answer has bytes. An answer has at most as many
 /// tokens as bytes, but its first token may begin in the text before it.
 const BEFORE: usize = 8;
 

@@ -329,12 +329,11 @@ pub fn run(options: &Options) -> Result<()> {
     show(&figures, options)
 }
 
-/// Returns whether the endpoint reports the likelihood of a prompt's tokens; prints a warning with the reason if it
-/// does not.
+/// Returns whether the endpoint reports the log-probabilities of a prompt's tokens, which scoring right answers needs;
+/// prints a warning with the reason if it does not.
 ///
 /// # Errors
-/// Returns an error if it does not and the options request nothing else or a rank profile, or if the endpoint does not
-/// answer.
+/// Returns an error if it does not and `--score-only` or `--profile` was given, or if the endpoint does not answer.
 fn can_score(options: &Options, client: &Client, prompts: &Prompts, url: &str) -> Result<bool> {
     let Some(reason) = scores::reason_unscored(client, &prompts.probe(), url)? else {
         return Ok(true);
@@ -351,7 +350,8 @@ fn can_score(options: &Options, client: &Client, prompts: &Prompts, url: &str) -
     Ok(false)
 }
 
-/// Requests the likelihood of the right answer after each record's prompt, and stores it in the record.
+/// Requests the likelihood of the right answer as the continuation of each record's prompt, and stores it in the
+/// record.
 fn score(
     options: &Options,
     client: &Client,
@@ -369,8 +369,8 @@ fn score(
 }
 
 /// Measures the likelihood of each question's right answer in several orders of its documents, and fits the model's
-/// rank profile (the effect of a document's place, by its rank) to it. `orders` is the number of orders per question;
-/// with `None`, as many as the question has documents.
+/// rank profile to it: the effect of a document's place in the prompt, by its rank. `orders` is the number of orders
+/// per question; with `None`, as many as the question has documents.
 fn measure_profile(
     options: &Options,
     orders: Option<NonZeroUsize>,
@@ -446,7 +446,8 @@ fn arms(options: &Options, has_chats: bool) -> Result<Vec<Arm>> {
     Ok(core.chain(named).filter(|arm| arms.contains(arm)).collect())
 }
 
-/// Returns the arm of `--baseline`, if given. It must be one of `arms` that is asked all questions.
+/// Returns the arm of `--baseline`; `None` if the option was not given. Returns an error unless it is one of `arms` and
+/// puts no document in a given position, so that it is asked all questions.
 fn baseline(options: &Options, arms: &[Arm]) -> Result<Option<Arm>> {
     let Some(name) = options.baseline.as_deref() else {
         return Ok(None);
@@ -496,8 +497,8 @@ fn parameters(
     .collect()
 }
 
-/// Parses a value `[NAME=]URL` of `--gateway`: returns the gateway's name, which must not be that of another arm, and
-/// the URL.
+/// Parses a value `[NAME=]URL` of `--gateway` into the gateway's name (`gateway` if none is given) and its URL. Returns
+/// an error if the name is empty or belongs to another arm.
 fn gateway(text: &str) -> Result<(&'static str, String), String> {
     let usual = Arm::GATEWAY.name();
     let (name, url) = match text.split_once('=') {

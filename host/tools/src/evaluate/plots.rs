@@ -10,8 +10,8 @@ use foreword_report::plot::{Area, BASELINE, BEST, GRID, INK, OTHERS, Width, draw
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
-/// Plots by how many percentage points each arm's exact match differs from that of retrieval order, with intervals, in
-/// front of a band of ±1 point.
+/// Plots each arm's difference of exact match from retrieval order, in percentage points with confidence intervals,
+/// over a band of ±1 point. Returns the SVG text.
 pub(super) fn exact_match_differences(figures: &Figures, width: Width) -> Result<String> {
     differences(figures, width, |difference| difference.exact_match.0)
 }
@@ -50,8 +50,9 @@ pub(super) fn positions(figures: &Figures, width: Width) -> Result<String> {
     rows_of(&rows.collect::<Vec<_>>(), None, width)
 }
 
-/// Plots the rank profile: a circle for each class of ranks and places. The circle's area shows the effect's size, its
-/// colour the sign; it is filled if the effect's interval excludes 0.
+/// Plots the rank profile (the effect of a document's place on the right answer, by the document's rank): a circle for
+/// each class of ranks and of places. The circle's area shows the effect's size, its colour the sign; it is filled if
+/// the effect's confidence interval excludes 0.
 pub(super) fn profile(profile: &RankProfile, width: Width) -> Result<String> {
     let columns: Vec<&str> = profile.columns().collect();
     let rows: Vec<_> = profile.rows().collect();
@@ -116,7 +117,8 @@ pub(super) fn ttft(figures: &Figures, width: Width) -> Result<String> {
     rows_of(&rows.collect::<Vec<_>>(), None, width)
 }
 
-/// A row of a plot, with a bar from 0 to the value or, if there is an interval, a point with its interval.
+/// A row of a plot, drawn as a bar from 0 to the value or, if there is a confidence interval, as a point with its
+/// interval.
 struct Row {
     name: &'static str,
     colour: RGBColor,
@@ -154,8 +156,8 @@ const NAMES: i32 = 132;
 /// Width of the column with the values' labels, at the right of a plot, in pixels.
 const LABELS: i32 = 84;
 
-/// Plots rows on a common scale, which includes 0 and all values and intervals. `band` shades the range of this size on
-/// both sides of 0.
+/// Plots rows on a common scale, which includes 0 and all values and intervals. `band` is the half-width of a shaded
+/// band around 0, in the values' unit; no band if `None`.
 fn rows_of(rows: &[Row], band: Option<f64>, width: Width) -> Result<String> {
     let ends = rows.iter().flat_map(|row| {
         let interval = row.interval.map(|interval| [interval.low, interval.high]);

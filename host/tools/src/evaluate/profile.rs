@@ -39,7 +39,7 @@ pub(crate) struct RankProfile {
     pub(crate) model: String,
     /// Name of the template (`tags`, `numbered`, …) in which the documents were written into the prompt.
     template: String,
-    /// Greatest number of documents of any question measured.
+    /// The number of documents of the measured question that has the most.
     pub(super) documents: usize,
     /// Number of questions measured.
     pub(super) questions: usize,
@@ -48,12 +48,13 @@ pub(crate) struct RankProfile {
     /// Names of the classes of places (`first`, `second`, `middle`, …), which are the columns of the table.
     places: Vec<String>,
     /// Effect of a document's place on the right answer, by the class of its rank, then by the class of the place, in
-    /// nats per token; `None` for a combination that no order has.
+    /// nats per token; `None` for classes that do not exist among [`Self::documents`] documents.
     table: Vec<Vec<Option<PlaceEffect>>>,
-    /// The compared placements of the best documents with their costs, in descending order of the number of documents
-    /// that they leave to the policy to order.
+    /// The compared ways to place the retriever's best documents, with their costs. Those that leave the policy more
+    /// documents to order come first.
     pub(super) placements: Vec<Placed>,
-    /// The placement to configure; `None` if there are too few questions to choose one.
+    /// The placement to configure: of those about as good as the best one, the one that leaves the policy the most
+    /// documents to order. `None` if there are too few questions to choose.
     pub(super) chosen: Option<Placement>,
 }
 
@@ -65,8 +66,8 @@ pub(super) struct PlaceEffect {
     pub(super) high: f64,
 }
 
-/// A placement of the best documents, and its cost: the right answer's loss of nats per token relative to retrieval
-/// order, with the other documents in a random order.
+/// A way to place the retriever's best documents, and its cost: the right answer's loss of log-probability relative to
+/// retrieval order, in nats per token, with the other documents in random order.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Placed {
     #[serde(flatten)]
@@ -88,10 +89,11 @@ const RANKS: [&str; 4] = ["1", "2", "3", "others"];
 const PLACES: [&str; 5] = ["first", "second", "middle", "second last", "last"];
 const CELLS: usize = RANKS.len() * PLACES.len();
 
-/// Number of times that the questions are drawn for the confidence intervals; the profile is fitted to each draw.
+/// Number of times that the questions are drawn, with replacement, for the confidence intervals; the profile is fitted
+/// to each draw.
 const DRAWS: usize = 2_000;
 
-/// Number of placements of the best documents that are compared.
+/// Number of ways to place the retriever's best documents that are compared.
 const RULES: usize = Placement::COMPARED.len();
 
 type Table = [f64; CELLS];
@@ -100,13 +102,13 @@ type Table = [f64; CELLS];
 /// of its documents in the order of the prompt.
 pub(super) struct Orders {
     asked: Vec<(usize, Vec<usize>)>,
-    /// Greatest number of documents of any question.
+    /// The number of documents of the question that has the most.
     documents: usize,
 }
 
 impl Orders {
-    /// Returns the orders and the requests that measure them: `orders` orders for each question, or as many as it has
-    /// documents. Of a chat, only the first turn is used.
+    /// Returns the orders, and for each the request that scores the right answer behind the documents in this order:
+    /// `orders` orders for each question, or as many as it has documents. Of a chat, only the first turn is used.
     ///
     /// # Errors
     /// Returns an error if no question has an answer and two documents.
@@ -153,8 +155,8 @@ impl Orders {
         Ok((Self { asked, documents }, forced))
     }
 
-    /// Fits the rank profile to the `likelihoods` of the right answers, in the order of the requests of
-    /// [`Orders::new`]. A request whose likelihood is `None` is left out.
+    /// Fits the rank profile to the `likelihoods` of the right answers, which are in the order of the requests of
+    /// [`Orders::new`]. A request without a likelihood is left out.
     pub(super) fn profile(
         self,
         likelihoods: &[Option<Likelihood>],
@@ -265,8 +267,8 @@ fn rank_class(rank: usize) -> usize {
     rank.min(RANKS.len() - 1)
 }
 
-/// Returns the class (index in [`PLACES`]) of a place, from 0, among `documents` places. Of three documents, the second
-/// is in the middle.
+/// Returns the class (index in [`PLACES`]) of a place, counted from 0, among `documents` places. Of three places, the
+/// second counts as the middle.
 fn place_class(place: usize, documents: usize) -> usize {
     match (place, documents - 1 - place) {
         (0, _) => 0,
@@ -321,8 +323,8 @@ impl Sums {
     }
 }
 
-/// Fits the effects of places by rank to the drawn questions (indices in `questions`) by least squares, and normalises
-/// the table as [`normalised`] does. `documents` is the greatest number of documents of a question.
+/// Fits the effects of places, by rank, to the drawn questions (indices in `questions`) by least squares, and
+/// normalises them as [`normalised`] does. `documents` is the number of documents of the question that has the most.
 #[expect(
     clippy::needless_range_loop,
     reason = "a matrix is addressed by row and column"
@@ -343,7 +345,7 @@ fn fitted(questions: &[Sums], drawn: &[usize], documents: usize) -> Table {
 }
 
 /// Solves the normal equations by Cholesky's decomposition; uses the lower triangle of `squares`. A small ridge keeps
-/// values near 0 that the data do not determine.
+/// values that the data do not determine near 0.
 #[expect(
     clippy::needless_range_loop,
     reason = "a matrix is addressed by row and column"
@@ -401,8 +403,8 @@ fn normalised(mut table: Table, documents: usize) -> Table {
     table
 }
 
-/// Returns the placements to compare, in descending order of the number of documents that they leave to the policy to
-/// order; `None` in place of one that would leave it none of `documents` documents.
+/// Returns the placements to compare; those that leave the policy more documents to order come first. An entry is
+/// `None` if its placement would fix all `documents` documents.
 fn rules(documents: usize) -> [Option<Placement>; RULES] {
     Placement::COMPARED
         .map(|placement| (usize::from(placement.documents) < documents).then_some(placement))
@@ -492,15 +494,15 @@ impl RankProfile {
         losses.sum()
     }
 
-    /// Returns the rows of the profile's table that have cells: the name of each class of ranks, with the effects of
-    /// those classes of places that occur in some order.
+    /// Returns the rows of the profile's table: the name of each class of ranks, with the effects in [`Self::columns`].
+    /// Classes that do not exist among so few documents are left out.
     pub(super) fn rows(&self) -> impl Iterator<Item = (&str, Vec<PlaceEffect>)> {
         let rows = self.ranks.iter().zip(&self.table);
         rows.map(|(rank, row)| (rank.as_str(), row.iter().copied().flatten().collect()))
             .filter(|(_, row): &(_, Vec<PlaceEffect>)| !row.is_empty())
     }
 
-    /// Returns the names of those classes of places that occur in some order.
+    /// Returns the names of the classes of places that exist among [`Self::documents`] documents.
     pub(super) fn columns(&self) -> impl Iterator<Item = &str> {
         let exists = |place: usize| self.table.iter().any(|row| row[place].is_some());
         let places = self.places.iter().enumerate();
@@ -513,7 +515,8 @@ impl RankProfile {
 pub(super) mod tests {
     use super::*;
 
-    /// A model whose answers are likelier by `first` or `last` if the best document is in that place.
+    /// Returns the sums of a model whose answers are likelier by `first` or `last` nats per token if the best document
+    /// is in that place.
     fn questions(count: usize, documents: usize, first: f64, last: f64) -> Vec<Sums> {
         let mut random = Random::new(5);
         (0..count)

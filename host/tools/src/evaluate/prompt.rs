@@ -11,7 +11,7 @@ use foreword_ordering::{Config, RawConfig, documents_of};
 use fxhash::FxHashSet;
 use serde_json::{Map, Value, json};
 
-/// The members and settings that all requests of a run share, such as the model and the system message.
+/// The fields and settings that all requests of a run share, such as the model and the system message.
 #[derive(Clone, Debug)]
 pub(super) struct Prompts {
     pub(super) model: String,
@@ -32,8 +32,8 @@ pub(super) struct Prompts {
 }
 
 impl Prompts {
-    /// Returns the name of a tag that the core recognises under the gateway's configuration, in which to send documents.
-    /// Returns an error if it recognises none.
+    /// Returns the name of the tag in which to send documents, one that the core recognises under the gateway's
+    /// configuration: `document` if possible. Returns an error if the configuration names no tag.
     pub(super) fn tag(ordering: &RawConfig) -> Result<String> {
         let tags = &ordering.documents.tags;
         let usual = tags.iter().find(|tag| *tag == "document");
@@ -103,8 +103,8 @@ impl Prompts {
         Value::Object(body).to_string().into_bytes()
     }
 
-    /// Checks that the core finds exactly the documents of each turn of the case in its request; otherwise the
-    /// measurement would not be of their order. Returns an error that names the case.
+    /// Checks that the core finds as many documents in the request of each turn of the case as the turn has; otherwise
+    /// the evaluation would measure the order of something else. Returns an error that names the case.
     pub(super) fn check(&self, case: &Case, config: &Config) -> Result<()> {
         for turn in &case.turns {
             let alone = Case {

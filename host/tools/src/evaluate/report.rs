@@ -65,8 +65,9 @@ fn cut(figures: &Figures) -> String {
     }
 }
 
-/// Returns the figures of the arm to highlight as what the filter does: the last gateway if there is one, otherwise the
-/// first of `dedup+hint`, `ordered+hint` and `ordered` that was asked; `None` if there is none of these.
+/// Returns the figures of the arm that the report highlights, the one closest to the filter: the last gateway if there
+/// is one, otherwise the first of `dedup+hint`, `ordered+hint` and `ordered` that was asked; `None` if there is none of
+/// these.
 fn filter(figures: &Figures) -> Option<&Figure> {
     use super::arm::Arm::{DedupHint, Ordered, OrderedHint};
     let gateway = figures.arms.iter().rfind(|figure| figure.arm.is_gateway());

@@ -22,8 +22,8 @@ fn ask(forced: &Forced, client: &Client) -> Result<Likelihood, Fault> {
     })
 }
 
-/// Returns the reason why the endpoint at `url` does not report the likelihood of a prompt's tokens, tested with the
-/// chat in `body`; `None` if it does report it.
+/// Returns the reason why the endpoint at `url` does not report the log-probabilities of a prompt's tokens, tested with
+/// the chat in `body`; `None` if it reports them.
 ///
 /// # Errors
 /// Returns an error if the endpoint does not answer.

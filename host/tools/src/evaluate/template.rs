@@ -131,7 +131,7 @@ impl Template {
 }
 
 /// Appends a document in tags to `text`, with `edge` before and after its title and text. Inserts a space into
-/// occurrences of the tag in these, so that they do not end the document early.
+/// occurrences of the tag inside these, so that they do not end the document early.
 fn write_tagged(
     text: &mut String,
     tag: &str,

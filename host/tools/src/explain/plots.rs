@@ -7,7 +7,8 @@ use foreword_report::words::grouped;
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
-/// Plots a bar for each of `rows`, in their order, with the tokens that the cause cost. Returns the SVG text.
+/// Plots one bar for each of `rows`, in their order. Its length is the number of prompt tokens that had to be computed
+/// again because of the row's cause of cache misses. Returns SVG text of this width.
 pub(super) fn tokens(rows: &[Row], width: Width) -> Result<String> {
     const ROW: i32 = 34;
     const TOP: i32 = 4;

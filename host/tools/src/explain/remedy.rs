@@ -16,16 +16,18 @@ pub(crate) struct Remedy {
 /// A part of the gateway's configuration (`ordering`) that can be a remedy against cache misses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Part {
-    /// Sends a request's tools in a stable order, and equal tools with the same keys.
+    /// Sends a request's tools in a stable order, and equal tools with their JSON keys in the same order.
     Tools,
-    /// Moves changing values of known form, such as dates and ids, out of the prompt's head (system text and tools).
+    /// Moves changing values of known form, such as dates and ids, out of the prompt's head (system text and tools)
+    /// into the newest user message, or replaces them by their first value in the chat.
     Patterns,
     /// Like [`Part::Patterns`], and also moves other lines and sentences of the head that are found to change between
-    /// requests.
+    /// requests into the newest user message.
     Learned,
-    /// Removes numbers by position and scores, which change between requests, from documents.
+    /// Takes position numbers and scores, which change between requests, out of documents and writes them in sentences
+    /// after the documents.
     Documents,
-    /// Keeps documents at the turn of the chat in which they were first sent.
+    /// Keeps each document in the turn of the chat in which it was first sent, even if the client sends it no longer.
     Pin,
     /// Orders documents so that prompts begin alike.
     Policy,

@@ -20,17 +20,17 @@ use foreword_simulation::{
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// What a log's prompts cost at an upstream whose cache matches only up to boundaries: cache markers in the body, or
+/// The cost of a log's prompts at an upstream whose cache matches only up to boundaries: cache markers in the body, or
 /// the ends of units that the cache stores.
 #[derive(Debug)]
 pub(super) struct Boundary {
     kind: CacheKind,
     model: Option<String>,
     currency: String,
-    /// Number of request bodies in the log that were replayed.
+    /// Number of requests in the log that were replayed.
     requests: u64,
-    /// Number of lines that only list ranked documents. They were left out, since they have no body that could have
-    /// cache markers.
+    /// Number of lines that only list ranked documents and were left out, since they have no body for cache markers; 0
+    /// for caches without markers, whose replay includes such lines.
     rankings: u64,
     /// The cost of the prompts under each arm (a way to order and mark them, see [`BoundaryArm`]); the first is that
     /// without caching.
@@ -64,7 +64,7 @@ pub(super) fn replay(options: &Options, kind: CacheKind) -> Result<Boundary> {
 }
 
 /// Replays the log's bodies against a cache that matches up to cache markers in the body. Returns `found` with the
-/// counts and results added.
+/// counts and costs filled in.
 fn marked(
     options: &Options,
     kind: CacheKind,
@@ -96,7 +96,7 @@ fn marked(
 }
 
 /// Replays the log's prompts, in the client's order and in Foreword's, against a cache that matches whole units of
-/// tokens or any prefix. Returns `found` with the counts and results added.
+/// tokens or any prefix. Returns `found` with the counts and costs filled in.
 fn stored(
     options: &Options,
     kind: CacheKind,

@@ -25,14 +25,16 @@ pub(super) struct Figures {
     /// Results of replaying the log's documents under each policy, at least one; with `--batch`, also of batches
     /// planned together.
     pub(super) outcomes: Vec<PolicyOutcome>,
-    /// Results of replaying whole prompts with stabilised heads (system text and tools), for each policy.
+    /// Results of replaying whole prompts with stabilised heads (changing texts in system text and tools moved, kept or
+    /// removed), for each policy.
     pub(super) stabilised: Vec<PolicyOutcome>,
-    /// The causes for which requests could not reuse earlier prompts, with the tokens lost.
+    /// The causes of lost reuse among the original prompts, such as a changed tool list, each with the tokens lost.
     pub(super) causes: Causes,
-    /// What the prompts cost at an upstream whose cache matches only up to boundaries (cache markers, or units of
+    /// The cost of the prompts at an upstream whose cache matches only up to boundaries (cache markers, or units of
     /// tokens); `None` without `--cache-kind`.
     pub(super) boundary: Option<Boundary>,
-    /// Reuse and expected loss of quality for each placement of the best documents; `None` without `--rank-profile`.
+    /// Reuse and expected loss of answer quality for each way to place the retriever's best documents; `None` without
+    /// `--rank-profile`.
     pub(super) frontier: Option<Frontier>,
 }
 

@@ -1,8 +1,8 @@
 //! For each placement of the best documents: a log's reuse, and the loss of quality that a [`RankProfile`] predicts.
 //!
-//! Each placement is replayed under the policy `foresight`. A request's loss is what the profile predicts for the exact
-//! order of its documents; the mean is over requests with at least two documents. A placement is on the frontier if
-//! none with more reuse has as little loss.
+//! Each placement is replayed under the policy `foresight`. A loss is predicted for the exact order of each group of
+//! documents that is ordered together; the mean is over groups of at least two documents. A placement is on the
+//! frontier if none with more reuse has as little loss.
 
 use crate::evaluate::RankProfile;
 use anyhow::Result;
@@ -18,8 +18,8 @@ use plotters::style::text_anchor::HPos;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// Reuse and expected loss of quality for each placement of the best documents and for retrieval order; those with the
-/// most reuse come first.
+/// Reuse and expected loss of answer quality for each way to place the retriever's best documents, and for retrieval
+/// order; those with the most reuse come first.
 #[derive(Clone, Debug)]
 pub(super) struct Frontier {
     model: String,
@@ -28,20 +28,21 @@ pub(super) struct Frontier {
 
 #[derive(Clone, Debug)]
 struct Point {
-    /// Where the retriever's best documents are placed; `None` for retrieval order.
+    /// The number of the retriever's best documents that keep a fixed place, and that place. `None` for retrieval
+    /// order, in which no document moves.
     placement: Option<Placement>,
     /// Share (0 to 1) of document tokens found in the cache.
     reuse: f64,
     /// Expected loss of the right answer's log-probability relative to retrieval order, in nats per token, as a mean
-    /// over requests.
+    /// over the log's groups of at least two documents. Negative if the answer becomes likelier.
     loss: f64,
-    /// True if no placement with more reuse has as little loss: this one is on the frontier.
+    /// True if every placement with more reuse has a greater expected loss: this one is on the frontier.
     is_efficient: bool,
 }
 
 impl Frontier {
-    /// Replays `trace` in retrieval order, and with every placement of the best documents under the policy `foresight`.
-    /// `profile` predicts the loss of quality; `config` returns a policy's configuration.
+    /// Replays `trace` once in retrieval order and once for each of [`Placement::COMPARED`], under the policy
+    /// `foresight`. `profile` predicts the loss of quality; `config` returns a policy's configuration.
     pub(super) fn new(
         trace: &CompactTrace,
         capacity: Capacity,
@@ -185,7 +186,8 @@ impl Point {
         }
     }
 
-    /// Returns the table cells of this placement: name, reuse, loss.
+    /// Returns the cells of this placement's row in the table: its name, such as `last:1`; the share of document tokens
+    /// found in the cache, in percent; the expected loss of log-probability in nats per token, with its sign.
     fn cells(&self) -> [String; 3] {
         let loss = format!("{:+.3}", self.loss);
         [self.name(), percent(self.reuse), loss]

@@ -18,7 +18,7 @@ use std::path::Path;
 struct File {
     currency: String,
     models: Vec<Model>,
-    /// The source of the prices, for people who read the file.
+    /// The source of the prices, as a note for people who read the file; not used.
     #[serde(default, rename = "source")]
     _source: String,
 }
@@ -35,8 +35,9 @@ struct Model {
     minimum_tokens: Option<u32>,
 }
 
-/// Reads the prices in `file`; if it is `None`, returns the providers' published rules and relative prices, in a
-/// currency whose unit is the price of a million tokens that are neither read from the cache nor written to it.
+/// Reads the prices in `file`. Without a file, returns the providers' published rules and prices relative to a plain
+/// token's: the unit of currency is the price of a million tokens that are neither read from the cache nor written to
+/// it.
 ///
 /// # Errors
 /// Returns an error that names the file and the field if the file cannot be read or a price is invalid.

@@ -6,7 +6,7 @@ use foreword_ordering::Config;
 use foreword_report::log::{self, Counts, OnBad};
 use foreword_simulation::{CompactTrace, LogReader, Logged};
 
-/// The documents of a log's requests, and how many lines were read, how many of them were bad, and how many have no
+/// The documents of a log's requests, with the numbers of lines that were read, that were bad, and that have no
 /// documents.
 #[derive(Debug, Default)]
 pub(super) struct Log {
@@ -16,7 +16,8 @@ pub(super) struct Log {
     pub(super) without_documents: u64,
 }
 
-/// Reads the log files of `options`, one after another, with the documents that the gateway finds under `config`.
+/// Reads the documents of all requests in the log files of `options`, as the gateway would find them under `config`.
+/// The files are read one after another.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read, or for a bad line with `--strict`.

@@ -15,16 +15,16 @@ use std::time::{Duration, Instant};
 pub(crate) struct PolicyOutcome {
     pub(super) name: &'static str,
     pub(super) reuse: Reuse,
-    /// The reuse after some numbers of requests, as pairs of the number and the reuse: at most [`POINTS`] evenly spaced
-    /// points, the last one at the end.
+    /// The cumulative reuse after the first `n` requests, as pairs of `n` and the reuse: at most [`POINTS`] evenly
+    /// spaced points, the last one at the end of the log. Empty for whole prompts.
     pub(super) curve: Vec<(usize, Reuse)>,
-    /// Mean time of the decision for one request, in microseconds: to intern its documents, order them, and record the
-    /// order. In a replay of whole prompts, the time of rewriting the body.
+    /// Mean time in microseconds to decide on one request: to intern its documents, order them and record the order;
+    /// for whole prompts, to rewrite the body.
     pub(super) mean_us: f64,
     pub(super) p99_us: f64,
     /// Number of replayed requests, for each of which the decision was timed.
     pub(super) requests: u64,
-    /// The reuse of whole prompts' tokens; `None` if only documents were replayed.
+    /// Reuse of all tokens of the prompts, not only those of documents; `None` if whole prompts were not replayed.
     pub(crate) prompts: Option<PromptReuse>,
 }
 
@@ -38,8 +38,8 @@ impl PolicyOutcome {
 /// Maximum number of points of [`PolicyOutcome::curve`]; a plot cannot show more.
 const POINTS: usize = 240;
 
-/// Replays the documents of `trace` under `policy` against a cache of the size `capacity`. `kind` is the policy's kind,
-/// which gives the name.
+/// Replays the documents of `trace` under `policy` against a simulated cache of size `capacity`. `kind` is the policy's
+/// kind, whose name the results get.
 pub(super) fn replay(
     trace: &CompactTrace,
     kind: PolicyKind,
@@ -71,9 +71,9 @@ pub(super) fn replay(
     Ok(outcome(kind.name(), replay.reuse(), curve, nanoseconds))
 }
 
-/// Replays the documents of `trace` in windows of `window` requests. Before a window's first request is served, the
-/// orders of the documents in its requests and of the requests are planned ([`foreword_simulation::batch_placed`]). The
-/// time of planning is divided equally among the window's requests.
+/// Replays the documents of `trace` in windows of `window` requests. Each window is planned as a whole before its first
+/// request is served: the order of its requests, and the order of the documents in each
+/// ([`foreword_simulation::batch_placed`]). The time of planning is divided equally among the window's requests.
 pub(super) fn replay_batches(
     trace: &CompactTrace,
     window: usize,
@@ -130,7 +130,8 @@ fn outcome(
     }
 }
 
-/// The times that decisions took, one for each request.
+/// The time that each decision on a request took, which is choosing an order or rewriting a body; in the order of the
+/// log.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     nanoseconds: Vec<u32>,
@@ -169,7 +170,7 @@ impl Curve {
         }
     }
 
-    /// Adds a point with the reuse after `done` requests, if it is time for the next point.
+    /// Adds a point with the reuse after `done` requests if the next evenly spaced point is due.
     fn add(&mut self, done: usize, reuse: Reuse) {
         if done * POINTS >= self.next_point * self.requests {
             self.points.push((done, reuse));

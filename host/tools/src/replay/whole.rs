@@ -28,11 +28,16 @@ use std::time::Instant;
 
 /// The results of replaying the whole prompts of a log.
 pub(super) struct Whole {
-    /// Reuse of the prompts with original heads (system text and tools), in the order of the policies.
+    /// Reuse (prompt tokens found in the simulated cache) under the configuration of [`Ordered::as_came`]: heads
+    /// (system text and tools) stay as clients send them. One entry for each policy, in the order of the results'
+    /// table.
     pub(super) came: Vec<PromptReuse>,
-    /// Results of the prompts with stabilised heads (system text and tools), in the order of the policies.
+    /// Results for the same prompts under the configuration of [`Ordered::stabilised`]: texts in heads (system text and
+    /// tools) that change between requests are moved, kept or removed. One entry for each policy, in the order of the
+    /// results' table.
     pub(super) stabilised: Vec<PolicyOutcome>,
-    /// The causes for which the original prompts could not reuse earlier ones, with the tokens lost.
+    /// The causes of lost reuse among the original prompts, such as a changed tool list, each with the number of tokens
+    /// that had to be computed again.
     pub(super) causes: Causes,
 }
 
@@ -79,8 +84,8 @@ pub(crate) struct Input<'i> {
 }
 
 /// Replays the log's whole prompts under the policy `kind` and the configuration `raw`. `is_stabilised` must be true if
-/// the configuration stabilises prompts' heads; then bodies are rewritten even if the policy is to keep the retriever's
-/// order.
+/// the configuration stabilises prompts' heads (system text and tools): then bodies are rewritten even under the policy
+/// that keeps the retriever's order.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read, or the configuration is not valid.
@@ -107,8 +112,8 @@ pub(crate) fn prompts(
     Ok(simulate::whole(kind.name(), reuse, pace))
 }
 
-/// Serves the request in a line of the log as the gateway and the simulated engine would, and adds the time of the
-/// decision to `pace`.
+/// Replays one line of the log: decides as the gateway would, serves the result from the simulated cache, and adds the
+/// time of the decision to `pace`.
 fn served(
     replay: &mut PromptReplay,
     reader: &LogReader,
@@ -131,8 +136,8 @@ fn served(
     (replay.serve(&logged, sent.as_deref())).map_err(BadLine::Body)
 }
 
-/// Returns the causes for which the log's original prompts could not reuse earlier ones; `came` is the configuration by
-/// which documents are found.
+/// Returns the causes of lost reuse among the log's original prompts, summed up over the log. `came` is the
+/// configuration by which documents are found.
 fn causes(options: &Options, came: &RawConfig) -> Result<Causes> {
     let mut explaining = Explaining::new(
         Limits::LOG.requests,
@@ -149,7 +154,7 @@ fn causes(options: &Options, came: &RawConfig) -> Result<Causes> {
     Ok(causes)
 }
 
-/// The gateway's `ordering` configuration as JSON, from which the configurations of a replay are derived.
+/// The gateway's `ordering` configuration as JSON. The configurations of a replay are derived from it.
 pub(crate) struct Ordered {
     value: Value,
     /// True if the configuration comes from a file.
@@ -225,8 +230,8 @@ impl Ordered {
         Ok(RawConfig::from_json(value.to_string().as_bytes())?)
     }
 
-    /// Returns the configuration, changed so that it neither stabilises prompts' heads nor pins documents to turns of a
-    /// chat.
+    /// Returns the configuration, changed so that it leaves prompts' heads (system text and tools) as clients send them
+    /// and does not pin documents (repeat them in later requests of the chat).
     ///
     /// # Errors
     /// Returns the errors of [`Ordered::raw`].
@@ -234,8 +239,9 @@ impl Ordered {
         self.raw(&json!({"head": {"mode": "off"}, "conversation": {"pin": false}}))
     }
 
-    /// Returns the configuration with `head.mode`, which stabilises prompts' heads, set to `apply`; a mode of `off` in
-    /// the file stays. If there is no file, documents are also pinned to the turn of the chat in which they were sent.
+    /// Returns the configuration, changed so that it stabilises prompts' heads (system text and tools): `head.mode`
+    /// becomes `apply`, unless the file says `off`. If there is no file, documents are also pinned (kept in the turn of
+    /// the chat in which they were first sent).
     ///
     /// # Errors
     /// Returns the errors of [`Ordered::raw`].

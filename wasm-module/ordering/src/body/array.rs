@@ -53,7 +53,8 @@ struct Parts<'a> {
     text: &'a str,
     /// True if the fields of the element are in an object `data` (Cohere).
     in_data: bool,
-    /// True if the object `data` has other fields too, which would be lost if the gateway rendered the document.
+    /// True if the object `data` also has fields other than [`RawDocument::NAMES`]. They would be lost if the gateway
+    /// rendered the document, so it stays in the array.
     has_more: bool,
 }
 
@@ -89,9 +90,12 @@ pub(crate) fn element_text(element: &str) -> Option<Cow<'_, str>> {
 }
 
 impl<'a> Finder<'a, '_> {
-    /// Finds the documents of `array`, the body's `documents` field; `(None, None)` if the array is empty or must not
-    /// be changed. Returns an error if the array is malformed, has too many documents, or has to be written into a
-    /// message and the chat has no user message.
+    /// Finds the documents of `array`, the body's `documents` field, as a group that stays in the array or is written
+    /// into a message (see [`FromArray`]). Returns `(None, None)` if the array is empty, or if its documents stay there
+    /// and one in Cohere's form has no id: answers would cite it by index, so the order must not change.
+    ///
+    /// Returns an error if the array is malformed, if the body has too many documents, or if the documents are to be
+    /// written into a message and the chat has no user message for them.
     pub(super) fn array(&mut self, array: &'a str, chat: &Chat<'a>) -> Result<FromArray<'a>, Skip> {
         let messages = &chat.messages;
         let elements = elements(self.body, array)?;

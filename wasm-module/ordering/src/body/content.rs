@@ -42,11 +42,13 @@ pub(super) struct Pieces<'a> {
     pub(super) parts: usize,
 }
 
-/// The content of a content block that is a tool's result.
+/// The inside of a content part that is a tool's result, in one of the two forms in which documents are found in it.
 enum Nested<'a> {
-    /// The result's own content: a string or a list.
+    /// The value of the result's field `content` (Anthropic's `tool_result`, Converse's `toolResult`), as JSON: a
+    /// string or a list of parts, which is divided like a message's content. Empty if the field is absent.
     Content(&'a str),
-    /// An object, in whose fields the result's texts and documents are.
+    /// The JSON object that the tool returned (Gemini's `response`, or `json` in a Converse `toolResult`). Its fields
+    /// have the texts and documents.
     Object(&'a str),
 }
 
@@ -76,7 +78,7 @@ struct RawPart<'a> {
     result: Option<&'a str>,
     /// The value of `response` in the field `functionResponse` (Gemini).
     response: Option<&'a str>,
-    /// The JSON of a block of a tool's result (Converse).
+    /// The field `json` of a block in a tool's result (Converse): the object that the tool returned.
     json: Option<&'a str>,
 }
 

@@ -301,5 +301,5 @@ pub(super) fn passage_label(passage: &str) -> Option<&str> {
     Some(filename.or(file_id).and_then(inner).unwrap_or_default())
 }
 
-/// Names of the fields that may have texts in a tool's result that is an object.
+/// Names of the fields whose texts are searched for documents if a tool's result is a JSON object.
 pub(super) const TEXTS_OF_RESULT: [&str; 3] = ["result", "output", "content"];

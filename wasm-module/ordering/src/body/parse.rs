@@ -220,9 +220,9 @@ impl<'a> Finder<'a, '_> {
         }])
     }
 
-    /// Finds the documents that one of the enabled formats marks within a text. `before` is the running hash of the
-    /// prompt; it advances to the beginning of the last group found, and not at all if there is none. Returns an error
-    /// if the body has too many documents.
+    /// Finds the documents within a text by the first enabled format that matches it, such as tags or headings; empty
+    /// if none does. `before` is the running hash of the prompt; it advances to the beginning of the last group found,
+    /// and not at all if there is none. Returns an error if the body has too many documents.
     fn within(
         &mut self,
         before: &mut Before<'a>,

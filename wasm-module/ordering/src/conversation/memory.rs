@@ -54,20 +54,21 @@ pub(crate) struct AddedMessage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MessageKey {
     pub(crate) chain: Chain,
-    /// Hash of what the gateway wrote into this message and all before it. It distinguishes recorded messages with the
-    /// same `chain`, that is, with the same text from the client up to and including the message.
+    /// Hash of the chat up to and including this message, with the lists of documents and the volatile spans (texts
+    /// that change between requests) recorded for its messages. It distinguishes recorded messages with the same
+    /// `chain`, that is, with the same text from the client up to and including the message.
     pub(crate) lineage: u64,
 }
 
-/// Those volatile spans of the system text (texts that change between requests, such as a date) that the gateway would
-/// move into the request's newest user message.
+/// The volatile spans of a request's system text (texts that change between requests, such as a date): those that the
+/// gateway would move into the newest user message, and those that it would replace by their first values.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Moving<'s> {
-    /// Hash of the text of the volatile spans (texts that change between requests), as [`SentMessage::kept_hash`]
-    /// computes it; 0 if there are no spans.
+    /// Hash of the volatile spans (texts that change between requests), as [`SentMessage::kept_hash`] computes it; 0 if
+    /// there are no spans, or if the newest user message does not end the request.
     pub(crate) hash: u64,
-    /// A hash of each volatile span (a text that changes between requests), to find the recorded chat that shares the
-    /// most of them.
+    /// A hash of each volatile span (a text that changes between requests), by which the recorded chat is found that
+    /// shares the most spans with the request.
     pub(crate) spans: &'s [u64],
     /// Index in the request of the newest user message, and the number of volatile spans (texts that change between
     /// requests) to write into it; `None` if there are none.
@@ -102,7 +103,8 @@ struct Node {
     /// to and including the message. It covers that text, the list of documents written into the message, the volatile
     /// spans (texts that change between requests) kept in it, and the `lineage` of the parent.
     lineage: u64,
-    /// The engine that received the latest request that ended with this message, or that added it.
+    /// The engine that received the latest request that ends with this message; if there was none, the request that
+    /// added it.
     engine: EngineId,
     sent: SentMessage,
 }
@@ -309,7 +311,7 @@ impl Memory {
     }
 
     /// Returns whether the recorded message was sent with exactly the volatile spans (texts that change between
-    /// requests) in `moving`; true if the message is no longer recorded.
+    /// requests) of [`Moving::hash`]; true if the message is no longer recorded.
     fn is_sent_with(&self, id: MessageId, moving: Moving<'_>) -> bool {
         let node = self.node(id);
         node.is_none_or(|node| node.sent.kept_hash() == moving.hash)
@@ -317,8 +319,8 @@ impl Memory {
 
     /// Returns whether the chat of the recorded message `id` has as many volatile spans (texts that change between
     /// requests) as the request would write, in the message into which it would write them. `message` is the index of
-    /// `id` in the request. True if `id` is an earlier message than the one written into. Each recorded message passed
-    /// on the way back through the chat subtracts 1 from `steps`.
+    /// `id` in the request. True if the request would write none, or if `id` is an earlier message than the one written
+    /// into. Each recorded message passed on the way back through the chat subtracts 1 from `steps`.
     fn holds_spans(
         &self,
         id: MessageId,
@@ -348,8 +350,8 @@ impl Memory {
         None
     }
 
-    /// Returns the one of `turns` (recorded messages) whose chat shares the largest number of volatile spans (texts that
-    /// change between requests) with the request's system text; `None` on a tie, or if none shares any.
+    /// Returns the one of `turns` (recorded messages) whose chat shares the largest number of volatile spans (texts
+    /// that change between requests) with the request's system text; `None` on a tie, or if none shares any.
     fn most_similar(&self, turns: &[MessageId], moving: Moving<'_>) -> Option<MessageId> {
         if moving.spans.is_empty() {
             return None;
@@ -366,8 +368,9 @@ impl Memory {
         (most > 0 && rivals == 1).then_some(id)
     }
 
-    /// Returns whether the gateway made the same changes to the prompts up to and including these two messages:
-    /// documents written, their order, volatile texts moved.
+    /// Returns whether the gateway made the same changes to two chats up to and including these two messages: the
+    /// documents written, the order of documents, and the volatile spans (texts that change between requests) moved or
+    /// kept.
     fn reads_like(&self, one: Option<MessageId>, other: Option<MessageId>) -> bool {
         self.history(one).eq(self.history(other))
     }
@@ -464,8 +467,8 @@ impl Node {
 /// and including the message. A chat with more is ambiguous anyway, and every request walks this list.
 const MAX_VERSIONS: usize = 16;
 
-/// The maximum number of steps, for each message of a request and one more, by which [`Memory::find`] goes back through
-/// recorded chats.
+/// The maximum number of steps back through recorded chats that [`Memory::find`] takes for each message of a request.
+/// The request as a whole has this many in addition.
 const MAX_STEPS: usize = 64;
 
 /// The maximum number of messages of one request for which [`Memory::find`] meets several recorded messages and cannot
@@ -516,7 +519,7 @@ mod tests {
         })
     }
 
-    /// A message into which `text` was written.
+    /// Returns the record of a message into which `text` was written.
     fn written(text: &str) -> SentMessage {
         SentMessage {
             groups: Box::new([]),
@@ -728,8 +731,9 @@ mod tests {
     }
 
     proptest! {
-        /// Chats over few words, so that they fork, meet and are evicted. Every step keeps the invariants, and every
-        /// chat found was recorded.
+        /// Records chats of few distinct words, so that they fork, meet and are evicted. After every step the
+        /// invariants hold, and every message found is one of the request's. If the bounds are wide enough, a recorded
+        /// request is found whole.
         #[test]
         fn invariants_hold_whatever_is_recorded(
             requests in prop::collection::vec(

@@ -163,7 +163,7 @@ impl<'a> Outputs<'a> {
         self.texts.push(OutputText { turn, lines });
     }
 
-    /// Counts the words that a location hint may quote in those results that were added since the last call.
+    /// Counts the words that a location hint may quote in results that were added since the last call of this method.
     fn count(&mut self) {
         for text in self.texts.iter().skip(self.counted) {
             for words in text.lines.iter().flatten().filter_map(|line| words(line)) {
@@ -174,8 +174,8 @@ impl<'a> Outputs<'a> {
     }
 }
 
-/// Lines at both ends of adjacent repeated lines by whose words a location hint can name them, because no other line of
-/// the results has these words: each line's index among the adjacent lines, and its words.
+/// The lines near both ends of a run of repeated lines whose words a location hint quotes, because no other line of the
+/// results has these words. Each is given by its index in the run and its words.
 struct Named<'t> {
     first: (usize, &'t str),
     last: (usize, &'t str),
@@ -203,8 +203,8 @@ fn named<'t>(lines: &[&'t str], quoted: &FxHashMap<&str, u32>) -> Option<Named<'
 }
 
 impl Named<'_> {
-    /// Returns those of `lines`, adjacent repeated lines, that a location hint replaces, with the hint. `start` is the
-    /// index in the result of the first of `lines`. `refer` makes the hint from the quoted words. `None` if a hint
+    /// Returns the part of `lines`, adjacent repeated lines, that a location hint replaces, with the hint. `start` is
+    /// the index in the result of the first of `lines`. `refer` makes the hint from the quoted words. `None` if a hint
     /// would replace too little, or would not be shorter.
     fn run(
         &self,
@@ -299,7 +299,8 @@ mod tests {
         Some(format!("({first} to {})", last.unwrap_or(first)))
     }
 
-    /// A line of a file; of every three, two are quoted by the same words.
+    /// Returns line `name` of an example file. Only lines whose number is a multiple of 3 have words of their own,
+    /// which a location hint can quote; all others have the same quotable words.
     fn line(name: usize) -> String {
         match name % 3 {
             0 => format!("line number {name} of the file, with some words"),
@@ -370,7 +371,8 @@ mod tests {
         assert!(words(&"x".repeat(9_999)).is_some_and(|words| words.len() == 56));
     }
 
-    /// Returns what a hint stands for, in the newest of `texts` that holds its lines and if `whole` does too.
+    /// Returns the lines that `hint` refers to, from the newest of `texts` (earlier results) in which they occur and
+    /// also are part of `whole`; `None` if there is no such text.
     fn meant(hint: &str, texts: &[String], whole: &str) -> Option<String> {
         let (first, last) = hint
             .strip_prefix('(')?
@@ -386,7 +388,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every hint can be undone.
+        /// Earlier results still have the lines that each hint replaced, so the original text can be rebuilt.
         #[test]
         fn nothing_is_lost(
             texts in prop::collection::vec(prop::collection::vec((0..6_usize, 0..40_usize, 1..40_usize), 1..4), 1..8),
@@ -410,7 +412,7 @@ mod tests {
             }
         }
 
-        /// Whatever the lines are, they are compared a bounded number of times.
+        /// The number of compared bytes grows at most linearly with the bytes of all results, whatever their lines are.
         #[test]
         fn the_work_is_linear(
             texts in prop::collection::vec(prop::collection::vec(0..12_usize, 1..200), 1..12),

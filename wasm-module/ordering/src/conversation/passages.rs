@@ -309,8 +309,8 @@ mod tests {
         assert_eq!(all, [r"a\\nb", r#"c\"\\"#, ""]);
     }
 
-    /// Returns true if `pieces` are `all` lines, where a reference stands for consecutive lines that the text named by
-    /// it contains in that order.
+    /// Returns whether `pieces`, the lines of a text as sent, stand for `all`, its original lines. A location hint may
+    /// stand for consecutive lines that the text it names, one of `shown`, contains.
     fn is_all(pieces: &[&str], all: &[&str], shown: &[String]) -> bool {
         let Some((piece, pieces)) = pieces.split_first() else {
             return all.is_empty();
@@ -333,8 +333,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a model that searches all texts for lines: omitted lines occur consecutively in an earlier text that
-        /// was sent in full, and all others are present in order.
+        /// Checks every text with a slow search: lines that a location hint replaced occur one after another in the
+        /// earlier text that the hint names, and all other lines are sent, in their order.
         #[test]
         fn what_is_left_out_stands_earlier(
             texts in prop::collection::vec(prop::collection::vec(0_u8..9, 1..14), 2..6),

@@ -603,14 +603,14 @@ struct Block<'a> {
     mark: Option<MarkTtl>,
     /// True if a field with a cache marker precedes the block's `text` field.
     is_marked_early: bool,
-    /// True if the block has a field for a cache marker that is no object, such as `null`: the gateway must not write a
-    /// second one.
+    /// True if the block has a cache marker's field whose value is not an object, such as `null`: the gateway must not
+    /// write the field a second time.
     has_void_mark: bool,
     /// True if the block's `text` field precedes its `type` field.
     is_text_first: bool,
     /// True if the block is a tool whose definition is loaded only once the model has found it (`defer_loading`).
     is_deferred: bool,
-    /// Number of the block's fields other than cache markers, `type` and `text`.
+    /// Number of the block's fields other than `type`, `text` and cache markers.
     others: u32,
     /// Number of the block's fields, cache markers included.
     fields: u32,
@@ -618,9 +618,11 @@ struct Block<'a> {
     is_point: bool,
     /// True if the block is a document of Bedrock Converse.
     is_converse_document: bool,
-    /// Hash of the names and values of the block's fields, except cache markers.
+    /// Hash of the names and JSON values of the block's fields, without cache markers. If the block is not an object,
+    /// the hash of its JSON.
     hash: u64,
-    /// Number of bytes of the values of the block's fields, except cache markers.
+    /// Total length in bytes of the JSON values of the block's fields, without field names and without cache markers.
+    /// If the block is not an object, the length of its JSON.
     bytes: usize,
 }
 

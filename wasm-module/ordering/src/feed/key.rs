@@ -116,8 +116,8 @@ impl FeedKey {
         is_ours.then_some(TenantKey(value))
     }
 
-    /// Seals (encrypts) a tenant's scope, the hash of a prompt before documents: returns its tag (a synthetic IV) and
-    /// its masked bits.
+    /// Seals (encrypts) a tenant's scope, the hash of a prompt before documents. Returns its tag (a synthetic IV) and
+    /// the scope, XORed with a mask.
     pub(super) fn seal_scope(&self, tenant: TenantKey, scope: u64) -> (u64, u64) {
         let tag = self.tag(Kind::Scope, tenant, scope.into());
         (tag, scope ^ low(self.mask(Kind::Scope, tag)))
@@ -128,8 +128,8 @@ impl FeedKey {
         (self.tag(Kind::Scope, tenant, scope.into()) == tag).then_some(scope)
     }
 
-    /// Seals (encrypts) a tenant's document: returns its tag (a synthetic IV), its masked fingerprint and its masked
-    /// token count.
+    /// Seals (encrypts) a tenant's document. Returns its tag (a synthetic IV), and its fingerprint and its token count,
+    /// both XORed with a mask.
     pub(super) fn seal_document(
         &self,
         tenant: TenantKey,
@@ -181,7 +181,8 @@ impl FeedKey {
         hasher.finish128().as_u128()
     }
 
-    /// Applies the mask of a tag to `bytes`, or removes it if they are masked (XOR).
+    /// Encrypts `bytes` in place: XORs them with a mask (keystream) that is derived from `tag`. A second call with the
+    /// same tag decrypts them.
     fn mask_bytes(&self, tag: u128, bytes: &mut [u8]) {
         for (number, block) in (0_u64..).zip(bytes.chunks_mut(SEAL_BYTES)) {
             let mut hasher = SipHasher24::new_with_key(&self.masks);
@@ -223,8 +224,8 @@ impl fmt::Debug for FeedKey {
     }
 }
 
-/// Derives 32 bytes from the secret for a label, by HMAC-SHA-256. HMAC accepts secrets of every length, so this cannot
-/// fail.
+/// Derives 32 bytes from `secret` by HMAC-SHA-256; `label` names their purpose, and each purpose gets other bytes. HMAC
+/// accepts secrets of every length, so this cannot fail.
 fn derive(secret: &[u8], label: &[u8]) -> [u8; 32] {
     Hmac::<Sha256>::new_from_slice(secret)
         .map(|mut mac| {

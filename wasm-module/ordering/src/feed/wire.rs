@@ -97,8 +97,9 @@ impl Batch {
     }
 }
 
-/// Checks that a feed sealed (encrypted) with the key whose check value is `theirs` (`None` if it is not sealed) can be
-/// read with `key`; an error if it cannot.
+/// Checks that a reader with `key` can read a feed whose batches name the check value `theirs`; `None` stands for a
+/// reader without a key and for a feed that is not sealed (encrypted). Returns an error if the keys differ or only one
+/// side has a key: a reader with a key refuses an unsealed feed.
 pub(super) fn agree(key: Option<&FeedKey>, theirs: Option<KeyCheck>) -> Result<(), ReadError> {
     match (key.map(FeedKey::check), theirs) {
         (None, Some(_)) => Err(ReadError::Sealed),

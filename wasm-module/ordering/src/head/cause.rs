@@ -4,10 +4,10 @@ crate::named! {
     /// The reason why a prompt does not share a longer prefix with an earlier one. JSON and metrics use these names.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
     pub enum Cause {
-        /// Nothing differs before the part that is new in this request, such as the new question.
+        /// There is no miss: nothing differs before the part that is new in this request, such as the new question.
         #[default]
         None = "none",
-        /// No earlier request has a significant part in common with this one.
+        /// No recent request has a significant part of its prompt in common with this one.
         FirstSeen = "first-seen",
         /// The tools are the same, in another order.
         ToolOrder = "tool-order",
@@ -15,7 +15,8 @@ crate::named! {
         ToolSet = "tool-set",
         /// A tool of the same name has another description or parameters.
         ToolSchema = "tool-schema",
-        /// The keys of a JSON object, or the elements of a set, are in another order.
+        /// The keys of a JSON object, or the elements of an array whose order has no meaning (such as `required` in a
+        /// tool), are in another order.
         KeyOrder = "key-order",
         /// The system text differs, in more than a volatile value (such as a date or an id).
         SystemText = "system-text",
@@ -53,7 +54,7 @@ crate::named! {
         Evicted = "evicted",
         /// The shared prefix is shorter than a page, the unit of the engine's cache.
         BelowPage = "below-page",
-        /// The prompt has more tools, documents and texts than the gateway compares, so it was not diagnosed.
+        /// The prompt was not diagnosed, because it has more tools, documents and texts than the gateway compares.
         Unread = "unread",
     }
 }

@@ -189,7 +189,8 @@ fn first_mismatch(new: &[Flat], old: &[Flat]) -> Option<usize> {
     (same < new.len() || same < old.len()).then_some(same)
 }
 
-/// Returns whether the pieces (tools, documents, sentences) of two lists have the same keys, in any order.
+/// Returns whether `key` gives the same values for the pieces (tools, documents, sentences) of both lists, in any
+/// order.
 fn are_permuted<K: Ord>(new: &[Flat], old: &[Flat], key: impl Fn(&Flat) -> K) -> bool {
     if new.len() != old.len() {
         return false;
@@ -278,9 +279,9 @@ fn system(sides: &Sides<'_>, new: &Regions<'_>, old: &Regions<'_>) -> Option<Dif
     Some(wording(&news, &olds, at, KIND, place))
 }
 
-/// Returns the difference of two texts whose pieces (sentences or lines) first differ at index `at`: white space, a
-/// volatile value, another order, or other words. `kind` is the kind of the texts. `place` is the index at which to
-/// report the difference, counted over all pieces of the new request.
+/// Returns the difference between two texts whose pieces (sentences or lines) first differ at index `at`: white space,
+/// a volatile value (such as a date), another order, or other words. `kind` is the kind of the texts. `place` is the
+/// index at which to report the difference, counted over all pieces of the new request.
 fn wording(new: &[Flat], old: &[Flat], at: usize, kind: SegmentKind, place: usize) -> Difference {
     if solid(new) == solid(old) {
         return Difference::at(Cause::Whitespace, kind, place);
@@ -402,7 +403,8 @@ fn has_documents(message: &Message<'_>) -> bool {
     message.pieces.iter().any(is_document)
 }
 
-/// Returns a hash of a message's role and content, by which two requests' messages are matched.
+/// Returns a hash of a message's role and content. Messages of two requests with equal hashes count as the same
+/// message.
 fn identity(message: &Message<'_>) -> u64 {
     let start = message.role as u64 + 1;
     message.pieces.iter().fold(start, |hash, flat| {
@@ -410,10 +412,12 @@ fn identity(message: &Message<'_>) -> u64 {
     })
 }
 
-/// Returns whether two messages have the same words apart from contexts (retrieved documents). If both have contexts,
-/// their last sentences must be equal; if one has, all words of the other must follow one another in it. `new_behind`
-/// and `old_behind` are the numbers of messages after this one in both requests: false unless the new request has more,
-/// since a message loses its contexts only in a later turn.
+/// Returns whether the only difference between two messages may be contexts (retrieved documents). If both have
+/// contexts, their last sentences must be equal. If only one has, all words of the other must occur in it, one after
+/// another. False if neither has.
+///
+/// `new_behind` and `old_behind` are the numbers of messages after this one in both requests. The result is false
+/// unless the new request has more of them, since a client removes contexts only when the chat continues.
 fn differs_in_contexts(
     new: &Message<'_>,
     old: &Message<'_>,
@@ -491,9 +495,9 @@ fn branch(new: &Message<'_>, old: &Message<'_>, place: usize) -> Option<Differen
     is_same.then(|| Difference::at(Cause::Whitespace, SegmentKind::Message, place))
 }
 
-/// Returns the difference of two messages that differ while a later message is the same. Their pieces (documents or
-/// sentences) first differ at index `at` of each message. `place` is the index at which to report the difference,
-/// counted over all pieces of the new request.
+/// Returns the difference between two messages that differ although both requests have the same message right after
+/// them. The pieces (documents or sentences) of the two first differ at index `at`. `place` is the index at which to
+/// report the difference, counted over all pieces of the new request.
 fn edited(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Difference {
     const KIND: SegmentKind = SegmentKind::Message;
     if solid(new.pieces) == solid(old.pieces) && new.role == old.role {

@@ -73,9 +73,9 @@ object! {
 }
 
 object! {
-    /// The configuration of contexts, as written: of retrieved passages that a client writes into its newest request
-    /// only, and omits from the history later. Neither option has an effect without
-    /// [`pin`](crate::config::RawConversation::pin).
+    /// The configuration, as written, of contexts: retrieved passages that a client writes only into its newest request
+    /// and omits from the history later. Without [`pin`](crate::config::RawConversation::pin), neither option has an
+    /// effect.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct RawContexts in "head.contexts." {
         /// True if an earlier user message gets back the contexts (retrieved passages) that its client has removed from

@@ -17,8 +17,8 @@ pub(crate) struct Decision<'a> {
     pub(crate) removed: Vec<Range<usize>>,
     /// Volatile spans (texts that change between requests) that are replaced by their first value in the conversation.
     pub(crate) frozen: Vec<Frozen<'a>>,
-    /// Volatile spans (texts that change between requests) that move into the newest user message; `None` if nothing
-    /// moves and no span keeps its first value.
+    /// The volatile spans (texts that change between requests) that move into the newest user message or keep their
+    /// first values. `None` if there are none of either, or if the body has no user message that can be written to.
     pub(crate) moved: Option<Moved>,
     pub(crate) report: HeadReport,
 }
@@ -32,13 +32,14 @@ pub(crate) struct Frozen<'a> {
     pub(crate) words: &'a str,
 }
 
-/// Volatile spans (texts that change between requests) that are written into the newest user message.
+/// The volatile spans (texts that change between requests) that are recorded with the newest user message: those that
+/// move into it, and those that keep their first values in the system text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Moved {
     /// Index of the user message into which the volatile spans are written.
     pub(crate) message: u32,
-    /// The text of the volatile spans (texts that change between requests), one a line, escaped as in a JSON string.
-    /// Empty if no span moves and some keep their first values.
+    /// The text of the volatile spans (texts that change between requests) that move, one a line, escaped as in a JSON
+    /// string. Empty if none moves.
     pub(crate) words: Box<str>,
     /// Hash of `words` and of the values of the volatile spans (texts that change between requests) that keep their
     /// first values.
@@ -65,19 +66,21 @@ impl Decision<'_> {
         Some(replaced(parsed.text, range_in(parsed.text, field), tools))
     }
 
-    /// Returns the ranges of removed texts and of texts that keep their first values, sorted. The hash chains of
-    /// messages and the scopes of documents leave them out.
+    /// Returns the ranges of removed texts and of texts that keep their first values, sorted. The hashes that identify
+    /// chats and scopes (prompts before documents) leave these ranges out, so that they match requests with other
+    /// values.
     pub(crate) fn unhashed_ranges(&self) -> Vec<Range<usize>> {
         let frozen = self.frozen.iter().map(|span| span.range.clone());
         merged(self.removed.iter().cloned().chain(frozen).collect())
     }
 }
 
-/// The order in which a tool's JSON keys (and set-like arrays), or the tools of a set, are forwarded, for other workers
-/// to use the same one.
+/// The order in which a tool's JSON keys (and the elements of its set-like arrays), or the tools of a set, are
+/// forwarded. Workers send it to each other, so that all use the same one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Form {
-    /// A hash of the tool that does not depend on the order of its JSON keys and sets; or the key of the set of tools.
+    /// A hash of the tool that does not depend on the order of its JSON keys and set-like arrays; or, for the order of
+    /// a set of tools, the key of that set.
     pub(crate) canonical: u64,
     /// For each list of two or more members (JSON keys, or elements of a set): its members in the order forwarded, each
     /// as its rank among the list's sorted members. The order of the lists does not depend on the client.
@@ -97,12 +100,14 @@ pub(crate) struct ContextMessage {
     pub(crate) tokens: u32,
 }
 
-/// A chat's continuation after a [`ContextMessage`], which entitles that chat to the message's contexts (retrieved
-/// documents).
+/// A record that one chat continued after a [`ContextMessage`] and received its contexts (retrieved documents) again.
+/// They are restored in that chat's later requests too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
+    /// The [`ContextMessage::key`] of the message whose contexts the chat received.
     pub(crate) key: u128,
-    /// The hash that identifies the chat up to and including the message after it.
+    /// Hash of the chat up to and including the first message after the [`ContextMessage`] that is not a system
+    /// message. It identifies the chat.
     pub(crate) next: Chain,
 }
 

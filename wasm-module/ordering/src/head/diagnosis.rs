@@ -108,7 +108,8 @@ impl Diagnosis {
     /// cache. `page_tokens` is the size of a page of that cache.
     ///
     /// If the engine had cached clearly less than an earlier prompt shares, the cause becomes [`Cause::Evicted`]. If it
-    /// had cached more than expected, the lost tokens are reduced.
+    /// had cached more than expected, the lost tokens are reduced; a cause that was only assumed to prevent reuse, such
+    /// as another salt, may then become [`Cause::None`].
     pub fn apply_usage(&mut self, prompt: u64, cached: u64, page_tokens: u32) {
         if prompt == 0 || self.prompt_tokens == 0 {
             return;
@@ -146,8 +147,8 @@ impl Diagnosis {
     }
 
     /// Corrects the diagnosis by the number of tokens of this prompt's documents that the engine's cache is believed to
-    /// hold. If that is clearly less than an earlier prompt shares, the cause becomes [`Cause::Evicted`]. `page_tokens`
-    /// is the size of a page of that cache.
+    /// hold. If that is clearly less than the documents' tokens in the prefix shared with an earlier prompt, the cause
+    /// becomes [`Cause::Evicted`]. `page_tokens` is the size of a page of that cache.
     pub fn believed(&mut self, document_tokens: u64, page_tokens: u32) {
         let mut start = 0;
         let mut expected = 0_u64;
@@ -177,8 +178,8 @@ impl Diagnosis {
     }
 }
 
-/// An index of recent requests, by which it diagnoses why a prompt shares no longer prefix with an earlier one. It
-/// stores hashes and no text.
+/// An index of recent requests. Against these it diagnoses why a prompt does not share a longer prefix with an earlier
+/// one. It stores hashes and no text.
 #[derive(Debug)]
 pub struct Index {
     limits: Limits,
@@ -190,8 +191,8 @@ pub struct Index {
     /// The newest requests that contain a piece (tool, document or sentence), by the piece's
     /// [`same`](super::outline::Piece::same) hash.
     holders: FxHashMap<u64, Holders>,
-    /// Recent values at a position in a text (hashes of a piece that changes), by a hash of the pieces (tools,
-    /// documents, sentences) before and after that position.
+    /// For each position in a text at which a piece changed, up to three of its values, as hashes; the key is a hash of
+    /// the pieces (tools, documents, sentences) before and after the position.
     slots: FxHashMap<u64, SmallVec<[u64; 3]>>,
 }
 
@@ -238,8 +239,8 @@ impl Effort {
     }
 }
 
-/// The maximum number of places in texts, each between two sentences, whose changing values are recorded; when it is
-/// reached, all are dropped.
+/// The maximum number of positions in texts, each between two pieces (such as sentences), whose changing values are
+/// recorded; when it is reached, all are dropped.
 const SLOTS: usize = 4_096;
 
 /// The distinct pieces (tools, documents, sentences) of the stored requests' prompts, each identified by a number.
@@ -255,8 +256,8 @@ impl Slab {
         self.held.get(id).map(|(piece, _)| piece)
     }
 
-    /// Counts one more stored segment (tool, document or text) with the piece. Returns the piece's number, and whether
-    /// the piece was not stored before.
+    /// Records that one more stored segment (tool, document or text) contains `piece`. Returns the piece's number, and
+    /// whether the piece was not stored before.
     fn hold(&mut self, piece: Piece) -> (u32, bool) {
         if let Some(&id) = self.by_hash.get(&piece.hash) {
             if let Some((_, held)) = self.held.get_mut(id) {
@@ -269,8 +270,9 @@ impl Slab {
         (id, true)
     }
 
-    /// Counts one stored segment (tool, document or text) less with the piece of this number; if none is left, frees
-    /// the number and returns the piece. `None` if the piece stays stored or the number is unknown.
+    /// Records that one stored segment (tool, document or text) fewer contains the piece with this number. If none
+    /// contains it any more, frees the number and returns the piece. `None` if the piece stays stored or the number is
+    /// unknown.
     fn release(&mut self, id: u32) -> Option<Piece> {
         let (piece, held) = self.held.get_mut(id)?;
         *held = held.saturating_sub(1);
@@ -321,8 +323,8 @@ impl Index {
         self.pieces.len()
     }
 
-    /// Reads a request, with a copy of what [`Index::diagnose`] needs of it. O(parts of the prompt), plus hashing and
-    /// copying of texts that are not stored yet.
+    /// Reads a request, and copies the parts of its text that [`Index::diagnose`] needs. O(parts of the prompt), plus
+    /// hashing and copying of texts that are not stored yet.
     fn read(&mut self, asked: &DiagnosedRequest<'_, '_>) -> PendingPrompt {
         let DiagnosedRequest {
             parsed, segments, ..
@@ -452,8 +454,8 @@ impl Index {
         diagnosis
     }
 
-    /// Counts one more request with the segment (tool, document or text) that has this key and kind, and returns the
-    /// numbers of its pieces; `make` is called to create the pieces if they are not stored.
+    /// Records that one more request has the segment (tool, document or text) with this key and kind, and returns the
+    /// numbers of its pieces. If they are not stored, calls `make` to create them.
     fn part(
         &mut self,
         key: u64,
@@ -485,7 +487,7 @@ impl Index {
         pieces
     }
 
-    /// Counts one more request with the segment (tool, document or text) that has this key and kind, and returns the
+    /// Records that one more request has the segment (tool, document or text) with this key and kind, and returns the
     /// numbers of its pieces; `None` if they are not stored.
     fn hold_part(&mut self, key: u64, kind: SegmentKind) -> Option<Arc<[u32]>> {
         let part = self.parts.get_mut(&(key, class_of(kind)))?;
@@ -613,9 +615,9 @@ impl Index {
         (diagnosis, at.map(|at| (found, at)))
     }
 
-    /// Returns the difference `found`, but as a volatile value if two conditions hold: the piece (sentence or line)
-    /// that differs is short, and three values or more were recently seen between the same two neighbours. Records the
-    /// values of both requests. `new` and `old` are all pieces of the two prompts.
+    /// Returns the difference `found`, reported as a volatile value if two conditions hold: the piece (sentence or
+    /// line) that differs is short, and at least three values were recently seen between the same two neighbours.
+    /// Records the values of both requests. `new` and `old` are all pieces of the two prompts.
     fn slotted(&mut self, mut found: Difference, new: &[Flat], old: &[Flat]) -> Difference {
         let (Cause::SystemText | Cause::VolatileValue, Some(at)) = (found.cause, found.at) else {
             return found;
@@ -756,7 +758,7 @@ impl Index {
         self.entries.get(at)
     }
 
-    /// Stores a request in the index, and evicts the oldest ones beyond the bounds.
+    /// Stores a request in the index, and evicts the oldest requests while the index exceeds its [`Limits`].
     fn keep(&mut self, entry: Entry) {
         let most = Effort::of(self.limits.depth).holders;
         for placed in &entry.segments {
@@ -961,7 +963,7 @@ fn hash_of(text: &str) -> u64 {
     xxh3_64_with_seed(inner_of(text).unwrap_or(text).as_bytes(), 0)
 }
 
-/// Methods that need the configuration with which bodies are parsed.
+/// The methods that take a request's body, parsed or not, with the configuration for parsing it.
 impl Index {
     /// Reads a parsed request for [`Index::diagnose`], with the documents in the order in which `rewritten` sends them,
     /// if there is a rewrite. If the rewrite changed the prompt's head (tools, system text), use
@@ -1014,5 +1016,6 @@ impl Index {
     }
 }
 
-/// Number of the oldest stored requests whose similarity scores are in a dense list; those of newer ones are in a map.
+/// The number of stored requests, from the oldest on, whose similarity scores are kept in a dense list; the scores of
+/// newer ones are in a map.
 const FEW: usize = 1_024;

@@ -6,7 +6,8 @@ use crate::document::Fingerprint;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// A request to diagnose: its parsed body, and what else decides on the cache that it can use.
+/// A request to diagnose: its parsed body, and the tenant, engine and order of documents, on which the cached prefixes
+/// that it can use depend too.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DiagnosedRequest<'r, 'a> {
     /// The request's body, parsed.
@@ -27,7 +28,8 @@ pub(super) struct Entry {
     pub(super) number: u64,
     pub(super) realm: Realm,
     pub(super) parameters: Parameters,
-    /// Sum of the hashes of the system messages that follow other messages of the chat.
+    /// Sum of the hashes of the system messages that follow other messages of the chat. Some chat templates render
+    /// these before all other messages.
     pub(super) inline: u64,
     pub(super) tokens: u64,
     pub(super) segments: Box<[Placed]>,
@@ -52,7 +54,7 @@ pub(super) struct Realm {
 /// value.
 pub(super) type Parameters = SmallVec<[(&'static str, u64); 2]>;
 
-/// A segment (tool, document or text) of a diagnosed request. `P` is the form of its pieces: by default the numbers of
+/// A segment (tool, document or text) of a diagnosed request. `P` is the type of its pieces, by default the numbers of
 /// stored ones.
 #[derive(Clone, Debug)]
 pub(super) struct Placed<P = Arc<[u32]>> {
@@ -66,7 +68,7 @@ pub(super) struct Placed<P = Arc<[u32]>> {
 }
 
 impl<P> Placed<P> {
-    /// Returns this segment (tool, document or text) of a prompt with other pieces.
+    /// Returns a copy of this segment (tool, document or text) of a prompt, with `pieces` as its pieces.
     pub(super) fn with<Q>(&self, pieces: Q) -> Placed<Q> {
         Placed {
             kind: self.kind,

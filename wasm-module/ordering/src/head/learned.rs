@@ -47,8 +47,8 @@ struct Slot {
     is_volatile: bool,
 }
 
-/// Hash and length of a unit (line or sentence) of a system text, which is what the templates (stable lines of earlier
-/// texts) need.
+/// Hash and length of a unit (line or sentence) of a system text: all that the templates (stable lines of earlier
+/// texts) need of it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
     pub(super) hash: u64,
@@ -66,8 +66,8 @@ impl Seen {
 
 impl Learned {
     /// Compares a system text, given by its units (lines or sentences), with the templates (stable lines of earlier
-    /// texts), which learn from it. Returns for each unit whether it is where text changes between requests. O(units),
-    /// for a bounded number of templates.
+    /// texts), and adapts them to it. Returns, for each unit, whether it is in a place where the text changes between
+    /// requests. O(units), for a bounded number of templates.
     pub(super) fn learn(&mut self, units: &[Seen]) -> Vec<bool> {
         let mut volatile = vec![false; units.len()];
         if units.len() > MAX_UNITS {
@@ -149,8 +149,8 @@ impl Template {
     }
 
     /// Adapts the template (the stable lines of earlier texts) to a system text that belongs to it, and sets `volatile`
-    /// for the units (lines or sentences) that are where text changes between requests. Returns true if the template
-    /// lost stable units, or if text has now changed at a place where it had not before.
+    /// for the units (lines or sentences) in places where the text changes between requests. Returns true if the
+    /// template lost stable units, or if a place has changed for the first time.
     fn take(&mut self, units: &[Seen], fit: &Fit, volatile: &mut [bool]) -> bool {
         let mut changed = false;
         let is_whole = fit.pairs.len() == self.stable.len();
@@ -304,7 +304,7 @@ const MAX_TEMPLATES: usize = 8;
 mod tests {
     use super::*;
 
-    /// The words (one unit each) that are in a volatile slot.
+    /// Learns `text`, in which each word is a unit, and returns the words in places where the text changes.
     fn learn(learned: &mut Learned, text: &str) -> Vec<String> {
         let words: Vec<&str> = text.split(' ').collect();
         let seen = |word: &&str| Seen {

@@ -23,7 +23,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// The smallest part of a prompt that is compared (a tool, a document, or a sentence or line of a text), as hashes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
-    /// Hash of the bytes of this tool, document or sentence that an engine would match.
+    /// Hash of the bytes of this tool, document or sentence that must be equal for an engine to reuse its KV state.
     pub(super) hash: u64,
     /// Hash of the content of the tool, document or sentence, independent of the order of a tool's keys and, at
     /// [`Depth::Full`], of a document's score.
@@ -99,8 +99,8 @@ pub(super) enum RawPiece {
 }
 
 impl RawPiece {
-    /// Returns the piece of a prompt that a document is; `keep` stores the parts of the document's text to read and
-    /// returns the range of each.
+    /// Returns the piece for a document of a prompt; `keep` stores the parts of the document's text to read and returns
+    /// the range of each.
     pub(super) fn document(
         fingerprint: u64,
         label: &str,
@@ -123,8 +123,8 @@ impl RawPiece {
         }
     }
 
-    /// Returns the piece of a prompt that a sentence of a message's text is; `keep` stores the text, unless it is too
-    /// long to be read, and returns its range.
+    /// Returns the piece for a sentence or line of a message's text; `keep` stores the text and returns its range. A
+    /// text that is too long to be read at this depth is not stored.
     pub(super) fn text(
         text: &str,
         role: Role,
@@ -196,7 +196,7 @@ impl Piece {
         }
     }
 
-    /// Returns this piece of a prompt with the hashes of a document's text added, given the text's beginning, its end
+    /// Returns this document's piece with the hashes of the document's text added, given the text's beginning, its end
     /// (empty if the beginning is all) and its length in bytes.
     fn of_document(self, [first, last]: [&str; 2], length: u32, depth: Depth) -> Self {
         let found = DocumentMarks::of(first);

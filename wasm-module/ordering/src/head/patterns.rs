@@ -81,8 +81,8 @@ impl Pattern {
 }
 
 /// Returns the matches of `patterns` in a line of a system message, in order and without overlaps; earlier patterns
-/// take precedence. `before` stands for the message: a pattern that requires a text in the message is tried only if
-/// `before` contains that text. Each pattern tried takes the line's length from `budget`; `None` if too little is left.
+/// take precedence. `before` contains those texts of the message that patterns may require ([`Pattern::inside`]). Each
+/// pattern tried takes the line's length from `budget`; `None` if too little is left.
 pub(super) fn matches(
     patterns: &[Pattern],
     before: &str,

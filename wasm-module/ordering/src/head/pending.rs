@@ -25,7 +25,8 @@ use std::sync::Arc;
 pub struct PendingPrompt {
     pub(super) realm: Realm,
     pub(super) parameters: Parameters,
-    /// Sum of the hashes of the system messages that follow other messages of the chat.
+    /// Sum of the hashes of the system messages that follow other messages of the chat. Some chat templates render
+    /// these before all other messages.
     pub(super) inline: u64,
     pub(super) segments: Vec<Placed<PendingPieces>>,
     /// True if the prompt has more than [`MAX_SEGMENTS`] segments (tools, documents, texts), so that it is not

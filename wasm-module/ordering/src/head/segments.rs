@@ -232,8 +232,7 @@ impl Reading<'_, '_> {
         self.words(kind, message, at, done..whole.end);
     }
 
-    /// Adds a segment (tool, document or text) with the text of `range` of the message with index `at`, unless it is
-    /// empty.
+    /// Adds a segment with the text of `range` in the message with index `at`, unless the range is empty.
     fn words(&mut self, kind: SegmentKind, message: &Message<'_>, at: u32, range: Range<usize>) {
         if range.is_empty() {
             return;
@@ -243,8 +242,8 @@ impl Reading<'_, '_> {
         self.text(kind, message, at, range, hash);
     }
 
-    /// Adds a segment (tool, document or text): the text of `range` in the message with index `at`. `hash` identifies
-    /// the text without its role.
+    /// Adds a segment with the text of `range` in the message with index `at`. `hash` identifies the text without its
+    /// role.
     fn text(
         &mut self,
         kind: SegmentKind,

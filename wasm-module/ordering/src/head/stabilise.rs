@@ -38,8 +38,8 @@ pub(crate) struct Heads {
 }
 
 impl Heads {
-    /// Decides the changes to the head (tools, system text) of a request's prompt, and learns from it. O(new bytes) for
-    /// tools, lines and templates.
+    /// Decides the changes to the head (tools, system text) of a request's prompt, and learns from it for later
+    /// requests. O(new bytes) for tools, lines and templates (stable lines of system texts).
     pub(crate) fn decide<'a>(&mut self, config: &Head, parsed: &Parsed<'a>) -> Decision<'a> {
         let mut decision = Decision::default();
         if config.raw.mode == HeadMode::Off {
@@ -325,9 +325,9 @@ impl Heads {
         all
     }
 
-    /// Returns, for each unit (line or sentence) of each text, whether it is where text changes between requests. False
-    /// for units that hold documents, and for units that a pattern moves, freezes or drops. The templates also learn
-    /// from the texts.
+    /// Returns, for each unit (line or sentence) of each text, whether it is in a place where the text changes between
+    /// requests. False for units that hold documents, and for units that a pattern moves, freezes or drops. The
+    /// templates (stable lines of earlier texts) also learn from the texts.
     fn volatile(
         &mut self,
         config: &Head,
@@ -405,10 +405,10 @@ const ENVIRONMENT: &str = "<env>";
 /// The maximum length in bytes of a line of a system text against which patterns are matched.
 const MAX_LINE_BYTES: usize = 2_048;
 
-/// The maximum share of a request's bytes that are matched against patterns: one byte in this many, in addition to a
-/// fixed minimum. A byte counts once for each pattern that is tried, and not at all in a line with cached matches.
-/// Volatile texts in lines beyond the maximum stay in place until a later request. A regular expression takes a hundred
-/// times as long per byte as everything else.
+/// The divisor that limits matching against patterns: of a request with `n` bytes, `n` / this many bytes are matched,
+/// and [`LEAST_MATCHED_BYTES`] more. A byte counts once for each pattern that is tried, and not at all in a line with
+/// cached matches. Volatile texts in lines beyond the limit stay in place until a later request. A regular expression
+/// takes a hundred times as long per byte as everything else.
 const MATCHED_SHARE: usize = 9;
 const LEAST_MATCHED_BYTES: usize = 1_024;
 

@@ -51,8 +51,8 @@ pub(super) struct SystemTexts<'a> {
 }
 
 impl<'a> SystemTexts<'a> {
-    /// Reads the system messages before all others, up to [`MAX_TEXTS`] texts and [`MAX_UNITS`] lines and sentences.
-    /// O(bytes).
+    /// Reads the system messages at the prompt's beginning, up to [`MAX_TEXTS`] texts and [`MAX_UNITS`] lines and
+    /// sentences. O(bytes).
     pub(super) fn of(parsed: &Parsed<'a>) -> Self {
         let opening = (parsed.messages.iter()).take_while(|message| message.role == Role::System);
         let mut read = Self {
@@ -138,8 +138,8 @@ impl<'a> SystemText<'a> {
         })
     }
 
-    /// Returns the ranges of the unescaped text to cut out so that the lines and sentences for which `gone` is true are
-    /// removed, with their line breaks or spaces.
+    /// Returns the ranges of the unescaped text to remove for the lines and sentences for which `gone` is true: these
+    /// with their line breaks or spaces.
     pub(super) fn without(&self, gone: &[bool]) -> Vec<Range<usize>> {
         let mut out: Vec<Range<usize>> = Vec::new();
         let units: Vec<(&Unit, bool)> = self.units.iter().zip(gone.iter().copied()).collect();

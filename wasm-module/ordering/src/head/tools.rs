@@ -47,8 +47,8 @@ pub(crate) struct Tools {
 }
 
 /// Forms (orders of a tool's members or of a set of tools) by hash. Most take a few dozen bytes, and products with many
-/// tool lists have thousands of them, so large forms are in a separate list with a bound of its own. Together the two
-/// lists take at most half a megabyte.
+/// tool lists have thousands of them, so large forms are in a separate list with a bound of its own. The forms in each
+/// list take at most half a megabyte.
 #[derive(Debug, Default)]
 struct Forms {
     small: Lru<u64, Box<[u8]>>,
@@ -78,11 +78,13 @@ impl Forms {
 struct Known {
     /// Range in the tool's JSON of its name, without quotes; empty if it has none.
     name: Range<usize>,
-    /// Hash of the tool, independent of the order of its members (keys and set elements); `None` if the tool must not
-    /// be changed.
+    /// Hash of the tool that does not depend on the order of its JSON keys and of the elements of set-like arrays such
+    /// as `required`; `None` if the tool must not be changed.
     canonical: Option<u64>,
-    /// Hash of the order of the members (keys and set elements) in this JSON of the tool.
+    /// Hash of the order in which this JSON of the tool has its keys and the elements of set-like arrays; 0 if the tool
+    /// must not be changed.
     order: u64,
+    /// True if the tool has a cache marker (`cache_control` or `cachePoint`): then no tool of its request is changed.
     marked: bool,
 }
 
@@ -273,7 +275,7 @@ pub(crate) fn name_of(tool: &str) -> Option<&str> {
 /// The JSON of a tool, parsed as nested lists of members (fields of objects, elements of sets).
 struct Layout {
     canonical: u64,
-    /// The outermost lists of the JSON: exactly one, the fields of the tool's object.
+    /// One list: the fields of the tool's object. Lists inside it are in [`Member::lists`].
     lists: Vec<List>,
     /// Number of lists in the JSON, nested ones included.
     count: usize,

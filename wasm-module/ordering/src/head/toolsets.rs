@@ -39,10 +39,10 @@ struct ToolSet {
     last_used: u64,
 }
 
-/// A tool of a set, reduced to what decides on its position: hash and size.
+/// The hash and the size in bytes of a tool of a set, on which the tool's position in the chosen order depends.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SetTool {
-    /// Hash of the tool, independent of the order of its JSON keys.
+    /// Hash of the tool. It does not depend on the order of the tool's JSON keys if the gateway stabilises that order.
     pub(super) id: u64,
     pub(super) bytes: usize,
 }
@@ -217,7 +217,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every order is one of the set's tools, and the state stays within its bound.
+        /// Every order returned has each tool of the set once, and the state stays within its bounds.
         #[test]
         fn an_order_holds_each_tool_once(offered in prop::collection::vec(1_u16..1 << 10, 1..600)) {
             let mut sets = ToolSets::default();

@@ -87,8 +87,8 @@ impl<'t> Start<'t> {
         }
     }
 
-    /// Returns the same start, for documents that the client did not send in rank order, so that none of them is
-    /// favoured (kept in a fixed place).
+    /// Returns a copy of this start for documents that the client did not send in rank order: none of them is favoured
+    /// (kept in a fixed place).
     #[must_use]
     pub fn unranked(self) -> Self {
         Self {
@@ -110,7 +110,7 @@ impl<'t> Start<'t> {
         }
     }
 
-    /// Returns the same start in `tree`, which must be empty, so that no document counts as cached.
+    /// Returns a copy of this start in `tree`, which must be empty, so that no document counts as cached.
     fn in_empty<'e>(self, tree: &'e KnowledgeTree) -> Start<'e> {
         Start {
             tree,

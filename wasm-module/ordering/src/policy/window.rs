@@ -26,16 +26,19 @@ pub(super) struct Window {
     /// The index in `slots`, a ring buffer, at which the next request will be stored.
     next: u16,
     size: u16,
-    /// For each stored request, by its index in `slots`, what the current call of [`Window::sharing`] has counted so
-    /// far; zero between calls.
+    /// For each stored request, by its index in `slots`: the documents that it was found to share with the arguments of
+    /// the running call of [`Window::sharing`]. Between calls, all are zero.
     marks: Vec<Mark>,
     /// The indices in `slots` of the requests whose entry in `marks` is not zero.
     marked: Vec<u16>,
 }
 
+/// The documents that a stored request shares with the arguments `required` and `optional` of [`Window::sharing`].
 #[derive(Clone, Copy, Debug, Default)]
 struct Mark {
+    /// Number of the documents in `required` that the request has.
     required: u16,
+    /// Bit `i` is set if the request has the document `optional[i]`.
     shared: u64,
 }
 

@@ -72,10 +72,11 @@ struct Node {
     tokens: u32,
 }
 
-/// What leads to a node of the tree from its parent.
+/// The label of a node: the document that it adds to its parent's path or, for a root, the scope of the root's trie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Edge {
-    /// The node has no parent and no document: it is the root for this hash of the prompt before documents.
+    /// The node is the root of a trie: it has no parent and no document. The scope is the hash of the prompt before the
+    /// documents of this trie.
     Scope(Scope),
     /// The document that the node adds to the documents of its ancestors.
     Document(DocumentId),

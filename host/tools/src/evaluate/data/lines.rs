@@ -127,7 +127,8 @@ fn holder(documents: &[Arc<Document>], answers: &[String]) -> Option<usize> {
     first.filter(|_| holding.next().is_none())
 }
 
-/// The documents read so far that have no id in the file, by title and text. Each was given a number as its id.
+/// The documents read so far to which the file gives no id, by title and text, each with the number that it got as its
+/// id.
 #[derive(Default)]
 struct Known {
     numbered: FxHashMap<(String, String), Arc<Document>>,

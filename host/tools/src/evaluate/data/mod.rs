@@ -74,7 +74,8 @@ foreword_ordering::named! {
 }
 
 impl Format {
-    /// Returns the format for the file name's extension; an error that names `--format` if there is none.
+    /// Returns the format that the file name's extension stands for. Returns an error that names `--format` if it
+    /// stands for none.
     fn of(path: &Path) -> Result<Self> {
         match path.extension().and_then(|ending| ending.to_str()) {
             Some("json") => Ok(Self::Squad),
@@ -109,7 +110,7 @@ impl Case {
     }
 }
 
-/// Returns the letter for the choice with the index `at`: A for 0; `None` for indices from 26 on.
+/// Returns the letter of the choice with index `at`: A for 0; `None` from index 26 on.
 pub(super) fn letter(at: usize) -> Option<char> {
     (at < 26).then(|| char::from(b'A' + at as u8))
 }
@@ -166,7 +167,7 @@ pub(super) fn read(path: &Path, reading: Reading) -> Result<Data> {
     Ok(data)
 }
 
-/// Default number of paragraphs that a question of a SQuAD file is asked with.
+/// Default number of documents (paragraphs) with which a question of a SQuAD file is asked.
 const SQUAD_DOCUMENTS: usize = 10;
 
 /// Maximum size in bytes of a data file, which is read into memory.

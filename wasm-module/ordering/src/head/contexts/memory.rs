@@ -23,8 +23,7 @@ use crate::lru::Lru;
 use smallvec::SmallVec;
 
 /// The memory of user messages that were forwarded with contexts (retrieved documents), for one tenant and model; see
-/// the module's documentation. Beyond its bounds the least recently used messages are evicted, of one chat the later
-/// ones first.
+/// the module's documentation. Beyond its bounds, the least recently used messages are evicted.
 #[derive(Debug)]
 pub(crate) struct ContextMemory {
     bounds: Bounds,
@@ -70,8 +69,8 @@ impl SentContexts {
     }
 }
 
-/// A Bloom filter of the keys of messages added last, in two generations. It has at least the last [`GENERATION_KEYS`]
-/// of them, and false positives.
+/// A Bloom filter of messages' keys, in two generations. It has at least the last [`GENERATION_KEYS`] keys that were
+/// added, and false positives.
 #[derive(Debug, Default)]
 struct Forgotten {
     /// The bits of the newer and the older generation of keys; empty before the first key.
@@ -334,9 +333,12 @@ mod tests {
     }
 
     proptest! {
-        /// Against a model without evictions: a text handed out was forwarded under that key, to at most as many
-        /// continuations as it was forwarded times, and to none that came first after other words had been forwarded
-        /// too. The bounds hold.
+        /// Records, claims and looks up messages at random. After every step:
+        ///
+        /// 1. A text that the memory gives out for a key was recorded under this key, at least as often as there are
+        ///    continuations that have received it.
+        /// 2. A continuation receives a text for the first time only if no other text was ever recorded under the key.
+        /// 3. The memory has at most `max_entries` messages and `max_bytes` bytes, and counts both correctly.
         #[test]
         fn what_is_handed_out_was_sent_and_is_nobody_elses(
             steps in prop::collection::vec((0_u128..6, 0_u8..3, 0_u128..4), 1..120),

@@ -128,8 +128,8 @@ struct UnrankedGroup<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// Returns, for each group, the changes that remove numbers and scores from documents' blocks; counts all documents
-    /// in the plan.
+    /// Returns the changes that take numbers and scores out of documents, for each group that has such changes. Also
+    /// counts all documents of the body in the plan.
     fn unrank(&mut self, config: &Config, parsed: &Parsed<'a>) -> Vec<UnrankedGroup<'a>> {
         let mut all = Vec::new();
         let wanted = config.head.raw.documents;
@@ -256,8 +256,9 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Adds to the plan the contexts (retrieved documents) that their client has removed from user messages before the
-    /// message with index `target`. `chains` are the hashes of the chat before each message.
+    /// Restores contexts (retrieved documents) that the client left out of user messages before the message with index
+    /// `target`: adds to the plan the replacement of each such message's content by the content forwarded earlier, as
+    /// recorded in `memory`. `chains` are the hashes of the chat before each message and after the last one.
     fn restore(
         &mut self,
         parsed: &Parsed<'a>,
@@ -317,8 +318,8 @@ impl<'a> Plan<'a> {
         replaced(text, 0..text.len(), edits)
     }
 
-    /// Returns whether `read`, the rebuilt and parsed body, still has every document, and the moved ones in the newest
-    /// user message.
+    /// Returns whether `read`, the rebuilt body after parsing, has no fewer documents than the client's body, and at
+    /// least as many in the newest user message as were moved there.
     pub(crate) fn is_whole(&self, read: &Parsed<'_>) -> bool {
         let found = |message: &Message<'_>| -> usize {
             message.groups.iter().map(|group| group.found.len()).sum()
@@ -404,7 +405,8 @@ impl<'a> Plan<'a> {
 /// The record to keep of a request's newest user message, so that its contexts (retrieved documents) can be restored.
 #[derive(Debug)]
 pub(crate) enum Newest {
-    /// Nothing: the message was forwarded before, or contexts (retrieved documents) are not restored.
+    /// Nothing to record: the newest user message does not end the body, so it was recorded before; or contexts
+    /// (retrieved documents) are not to be restored.
     Known,
     /// A message with contexts (retrieved documents).
     Contexts(ContextMessage),
