@@ -55,13 +55,14 @@ impl Orderer {
         }
         let state = (self.tenants).of(&self.config, self.now, record.tenant(), &record.model);
         state.learn(record.engine, &record.runs);
-        for claim in &record.claims {
-            state.contexts.claim(claim.key, claim.next);
-        }
         if let Some(message) = &record.context
             && self.config.pin.is_some()
         {
             state.record_contexts(&self.bare, message.clone());
+        }
+        // In reverse, so that the chat's first messages are evicted last.
+        for claim in record.claims.iter().rev() {
+            state.contexts.claim(claim.key, claim.next);
         }
         if let Some(ChatContinuation { after, added }) = &record.chat
             && let Some(path) = after.map_or(Some(Path::new()), |place| state.memory.path_to(place))
