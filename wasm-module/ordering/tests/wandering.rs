@@ -164,6 +164,36 @@ fn a_chat_that_comes_to_another_worker_gets_its_contexts_back() {
 }
 
 #[test]
+fn a_worker_that_was_told_of_a_chat_evicts_its_first_messages_last() {
+    let config =
+        json!({"conversation": {"pin": true, "max_entries": 3}, "head": {"mode": "apply"}});
+    let client = Client::OpenWebUi;
+    let mut workers = [(); 2].map(|()| orderer(config.clone()));
+    let ask = |workers: &mut [Orderer; 2], at: usize, turns: &[Turn]| {
+        let body = client.body(turns);
+        let rewrite = workers[at].rewrite(Tenant::named("t"), body.as_bytes());
+        let rewrite = rewrite.unwrap();
+        let told = PeerUpdate::decode(&rewrite.record.encode()).unwrap();
+        workers[1 - at].learn(&told);
+        contents(&String::from_utf8(rewrite.body.unwrap_or(body.into())).unwrap())
+    };
+    let mut chat = chat();
+    let mut before = Vec::new();
+    for turns in 1..=chat.len() {
+        before = ask(&mut workers, 0, &chat[..turns]);
+    }
+    ask(
+        &mut workers,
+        0,
+        &[turn("What is a tray?", &["tray"], "Flat.")],
+    );
+    chat.push(turn("And a jug?", &["jug"], ""));
+    let sent = ask(&mut workers, 1, &chat);
+    assert_eq!(sent[..4], before[..4]);
+    assert_ne!(sent[5], before[5], "one message of the chat was evicted");
+}
+
+#[test]
 fn chats_that_cannot_be_told_apart_get_nothing_back() {
     let ask = |contexts: &[&str]| vec![turn("Why?", contexts, "So.")];
     for client in [Client::OpenWebUi, Client::AnythingLlm] {
