@@ -208,7 +208,8 @@ impl Fault {
     }
 }
 
-/// Returns the meaning of an HTTP status for a client of any of the tools; the module's table has the statuses.
+/// Returns the meaning of an HTTP status, the same for all tools: 2xx is [`Verdict::Served`]; 401, 403, 1xx and 3xx are
+/// [`Verdict::Denied`]; 408, 425, 429 and 5xx are [`Verdict::Again`]; any other 4xx is [`Verdict::Refused`].
 pub(crate) fn verdict(status: u16) -> Verdict {
     match status {
         200..300 => Verdict::Served,
@@ -296,7 +297,7 @@ pub(crate) fn on_one_line(body: &[u8]) -> String {
 pub(crate) const MAX_SHOWN: usize = 600;
 /// Longest wait between two attempts of a request, except that a tool may wait longer if `Retry-After` says so.
 pub(crate) const MAX_WAIT: Duration = Duration::from_secs(30);
-/// Default name of the response header in which the gateway's filter reports its ordering decision.
+/// Default name of the response header in which the gateway's filter reports how it ordered the request's documents.
 pub(crate) const REPORT_HEADER: &str = "x-foreword";
 const CHAT: &str = "/chat/completions";
 

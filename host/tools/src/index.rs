@@ -52,8 +52,8 @@ pub struct Options {
     json: bool,
 }
 
-/// Reads the logs, writes the gateway's `ordering` configuration with the index's history, and prints figures about the
-/// index to standard output.
+/// Reads the logs, writes the gateway's `ordering` configuration with the lists of documents (`history`) from which the
+/// index is built, and prints figures about the index to standard output.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read or written, for a bad line with `--strict`, and
@@ -102,8 +102,8 @@ pub fn run(options: &Options) -> Result<()> {
 #[derive(Default)]
 struct Newest {
     most: usize,
-    /// Contexts in the order in which requests used them, each with the number of that use (1 for the first use of any
-    /// context). An entry is outdated if `used` has a later number for its context.
+    /// Contexts (lists of requests' documents) in the order in which requests used them, each with the number of that
+    /// use (1 for the first use of any context). An entry is outdated if `used` has a later number for its context.
     queue: VecDeque<(Vec<Fingerprint>, u64)>,
     /// For each context (list of a request's documents) that is kept, the number of its last use.
     used: FxHashMap<Vec<Fingerprint>, u64>,
@@ -155,8 +155,8 @@ struct Figures {
     /// Fraction (0 to 1) of all contexts' documents that are in a beginning shared with another context (list of a
     /// request's documents).
     shared_documents: f64,
-    /// Number of contexts (lists of requests' documents) at each depth of the index tree; the first entry is for depth
-    /// 1.
+    /// Number of contexts (lists of requests' documents) at each depth of the index, a tree of shared beginnings; the
+    /// first entry is for depth 1.
     #[serde(rename = "contexts_by_path_length")]
     depths: Vec<usize>,
 }

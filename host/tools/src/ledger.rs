@@ -57,8 +57,8 @@ pub struct Options {
 /// Maximum number of groups in a ledger; requests that belong to no group yet are then counted together as [`OTHERS`].
 const MAX_GROUPS: usize = 1_000;
 
-/// Minimum number of requests with reported token counts, in each of an experiment's two arms, from which the saving is
-/// computed from the experiment. With fewer, the filter's estimate is used.
+/// Minimum number of requests with reported token counts in each of an experiment's two arms (ordered, and control)
+/// from which the saving is computed from the experiment. With fewer, the filter's estimate is used.
 const LEAST_COUNTED: u64 = 100;
 
 /// Name of the group for all requests beyond [`MAX_GROUPS`] groups.
@@ -76,7 +76,7 @@ struct Sum {
     prompt_tokens: u64,
     cached_tokens: u64,
     counted_estimated_tokens: u64,
-    /// Number of prompt tokens that the filter expected to be cached with the documents in the chosen order.
+    /// Number of prompt tokens that the filter expected to be cached with the documents in the order that it chose.
     matched_tokens: u64,
     /// Number of prompt tokens that the filter expects would have been cached with the documents in the clients' own
     /// order.
@@ -86,13 +86,13 @@ struct Sum {
 /// Sums over the requests of one group (equal values of the `--by` fields), by arm of the experiment.
 #[derive(Clone, Debug, Default)]
 struct Group {
-    /// Requests in an experiment's control arm, whose documents stay in the client's order.
+    /// Sums over the requests in an experiment's control arm, whose documents stay in the client's order.
     control: Sum,
-    /// Requests in an experiment's treated arm, whose documents are ordered.
+    /// Sums over the requests in an experiment's treated arm, whose documents are ordered.
     ordered: Sum,
-    /// Requests that took part in no experiment.
+    /// Sums over the requests that took part in no experiment.
     others: Sum,
-    /// Requests of dry runs: an order was chosen, but the original body was sent.
+    /// Sums over the requests of dry runs: an order was chosen, but the original body was sent.
     dry: Sum,
     /// The model of all requests in the group; `None` if they have several.
     model: Option<String>,
@@ -110,10 +110,11 @@ struct Row {
     counted: u64,
     prompt_tokens: u64,
     cached_tokens: u64,
-    /// How `saved_tokens` was computed: `control`, from an experiment's control arm, or `estimate`, from the filter's
-    /// simulation of the clients' own order.
+    /// Source of `saved_tokens`: `control`, computed from an experiment's control arm (requests left in the client's
+    /// order), or `estimate`, from the filter's simulation of the clients' own order.
     basis: &'static str,
-    /// Number of prompt tokens that ordering saved the engine from computing; negative if it cost reuse.
+    /// Number of prompt tokens that Foreword saved the engine from computing; negative if fewer tokens were reused than
+    /// without Foreword. An estimate counts only the order of documents.
     saved_tokens: i64,
     /// `saved_tokens` as a fraction (0 to 1) of all prompt tokens of the group.
     saved_share: f64,
@@ -133,7 +134,8 @@ struct Ledger {
     skipped: u64,
 }
 
-/// Reads access logs, and prints the tokens and money that ordering saved, by group, to standard output.
+/// Reads access logs, and prints the tokens and money that Foreword saved, by group (equal values of the `--by`
+/// fields), to standard output.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read or the prices are invalid, and [`BadInput`](log::BadInput) if no line has
@@ -185,8 +187,9 @@ fn read(options: &Options) -> Result<Ledger> {
     })
 }
 
-/// Returns how much more a million computed prompt tokens of `model` cost than a million cached ones. A price applies
-/// if its model's name in the file is contained in `model`; if several are, the longest name counts. `None` if none is.
+/// Returns the price of a million computed prompt tokens of `model` minus that of a million cached ones, in the
+/// currency of `prices`. A price applies if its model's name in the file is contained in `model`; if several are, the
+/// longest name counts. `None` if none is.
 fn price(prices: &CachePrices, model: &str) -> Option<f64> {
     let listed = prices.models.iter();
     let listed = listed.filter(|(_, name, _)| model.contains(&**name));

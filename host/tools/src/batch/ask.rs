@@ -31,10 +31,10 @@ pub(super) struct Batch<'a> {
     /// Root of the endpoint's URL, to which a line's `url` is appended.
     pub(super) root: &'a str,
     pub(super) workers: usize,
-    /// True if a request that still gets a 5xx, or too long an answer, after all retries is written as failed.
-    /// Otherwise it counts towards the failures that end the run.
+    /// True if a request that still gets a 5xx after all retries, or gets too long an answer, is written to the output
+    /// as failed. If false, such a request counts towards the [`MAX_FAILED`] consecutive failures that end the run.
     pub(super) keep_going: bool,
-    /// Prefix of the answers' ids in the output; random in each run.
+    /// Random name of this run, which is part of the `id` of each answer in the output.
     pub(super) run: &'a str,
     pub(super) bar: &'a ProgressBar,
 }
@@ -47,17 +47,21 @@ pub(super) struct Progress {
     pub(super) answers: BatchAnswers,
     /// Number of retries in this run, over all requests.
     pub(super) repeated: u64,
-    /// Number of requests in this run whose documents the core ordered.
+    /// Number of requests in this run whose bodies Foreword's ordering core changed, such as by reordering documents.
+    /// The other bodies are sent unchanged.
     pub(super) ordered: u64,
-    /// Requests that failed since the last answered one. At [`MAX_FAILED`] of them the run ends with an error. As the
-    /// fault may be the endpoint's, they are written as failed only once another request is answered or, for those that
-    /// the endpoint responded to, at the end of the run. Otherwise the next run sends them again.
+    /// Requests that failed since another request was last answered, and are not yet written to the output, since the
+    /// fault may be the endpoint's:
+    /// (1) When another request is answered, they are written as failed.
+    /// (2) When there are [`MAX_FAILED`] of them, the run ends with an error; the next run sends them again.
+    /// (3) At the end of the run, those to which the endpoint responded are written as failed. If others are left, the
+    /// run ends with an error; the next run sends them again.
     pub(super) unanswered: Vec<Unanswered>,
     /// The error that ends the run; `None` while the run continues.
     pub(super) stop: Option<anyhow::Error>,
 }
 
-/// A request that failed after all attempts, or whose answer was too long.
+/// A request that failed in all attempts, or whose answer was too long.
 pub(super) struct Unanswered {
     line: u32,
     /// The line about the failure, to be written to the output.
@@ -130,8 +134,9 @@ impl Batch<'_> {
         }
     }
 
-    /// Sends a request once, when the run's [`Pace`] allows it, and pauses the whole run if the response has
-    /// `Retry-After`. Returns the response, which may be a refusal of this request; `None` if the run has ended.
+    /// Sends a request once, as soon as the run's [`Pace`] (rate limit and pauses) allows it. Pauses the whole run if
+    /// the response has `Retry-After` and a status that permits a retry. Returns the response, which may be a refusal
+    /// of this request; `None` if the run has ended, so that nothing was sent.
     fn attempt(&self, url: &str, body: &[u8]) -> Result<Option<Reply>, Fault> {
         if !self.pace.wait() {
             return Ok(None);
@@ -171,8 +176,12 @@ impl Batch<'_> {
         self.pace.end();
     }
 
-    /// Returns the next request for this worker, with its documents ordered; `None` if the schedule has none left or
+    /// Takes the next request for the worker with this number from the schedule, reads it from the input file, and has
+    /// the ordering core order its documents. Returns `None` if the schedule has no request left for this worker, or if
     /// the run has ended.
+    ///
+    /// # Errors
+    /// Returns an error if the input file cannot be read, or was changed since the run began.
     fn next(&self, worker: usize, progress: &mut Progress) -> Result<Option<Request>> {
         if progress.stop.is_some() {
             return Ok(None);
@@ -202,8 +211,9 @@ impl Batch<'_> {
         }))
     }
 
-    /// Writes a request's answer to the output, or holds a failure back (see [`Progress::unanswered`]). Returns an
-    /// error if the run must end.
+    /// Writes a request's answer to the output, or keeps its failure in [`Progress::unanswered`] for later. Returns an
+    /// error, which ends the run, if the endpoint refuses this client, if too many consecutive requests failed, or if
+    /// the output cannot be written.
     fn record_answer(
         &self,
         progress: &mut Progress,

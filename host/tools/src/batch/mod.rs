@@ -118,12 +118,13 @@ pub struct Summary {
     pub failed: u64,
     /// Number of retries in this run.
     pub repeated: u64,
-    /// Number of requests of this run whose documents the core ordered.
+    /// Number of requests of this run whose bodies Foreword's ordering core changed, such as by reordering documents.
     pub ordered: u64,
-    /// Number of distinct documents in the batch whose order a plan may change: those before any other text of the
-    /// prompt, except the favoured ones (the retriever's best, which keep their places).
+    /// Number of distinct documents in all requests of the batch whose order the plan (`--order plan`) may change. Only
+    /// the first documents of a prompt count, and of these not the retriever's best ones if the configuration gives
+    /// them fixed places.
     pub documents: u64,
-    /// Token counts of all answers together, as the endpoint reports them.
+    /// Token counts, as the endpoint reports them, summed over the answers of this run and of earlier ones.
     pub usage: BatchUsage,
     /// Seconds that this run took.
     pub seconds: f64,

@@ -20,12 +20,12 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Opens or creates the output file, locks it, and reads which requests of the batch it answers. With
-    /// `retry_failed`, first removes the lines of requests that were not served. A last line that is cut short is
-    /// removed too.
+    /// Opens or creates the batch's output file, locks it, and reads which requests of the batch it answers. With
+    /// `retry_failed`, first removes the lines of requests that were not served (2xx). A last line that is cut short is
+    /// removed too. Returns the file and the answers in it.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read or written, another run is writing it, it is the input, or it
+    /// Returns an error if the file cannot be read or written, another run is writing it, it is the input file, or it
     /// contains lines that are no answers to this batch.
     pub(super) fn open(
         path: &Path,

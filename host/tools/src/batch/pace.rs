@@ -4,7 +4,7 @@
 use parking_lot::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-/// The rate limit and the pauses of a run, which all workers share.
+/// The rate limit of a run and the pauses that the endpoint asked for. All workers share it.
 pub(super) struct Pace {
     slots: Mutex<Slots>,
     changed: Condvar,
@@ -15,9 +15,9 @@ pub(super) struct Pace {
 struct Slots {
     /// Shortest time between two requests.
     interval: Duration,
-    /// Earliest time at which the next request may be sent, pauses aside.
+    /// Earliest time at which the rate limit allows the next request; a pause may delay it further.
     next: Instant,
-    /// End of the pause that the endpoint requested.
+    /// End of the latest pause that the endpoint requested; in the past if there is no pause.
     pause_ends: Instant,
     is_over: bool,
 }
@@ -31,7 +31,8 @@ impl Slots {
         at
     }
 
-    /// Returns how long from `now` a request with the reserved time `at` must wait, until a pause has ended too.
+    /// Returns the time from `now` until both the reserved time `at` is reached and any pause has ended; zero if both
+    /// are past.
     fn wait(&self, at: Instant, now: Instant) -> Duration {
         at.max(self.pause_ends).saturating_duration_since(now)
     }
@@ -70,7 +71,7 @@ impl Pace {
         }
     }
 
-    /// Lets no request be sent for `time` from now on; a longer pause that was requested before stays.
+    /// Lets no request be sent for `time` from now on. A pause that was requested earlier and ends later stays.
     pub(super) fn pause(&self, time: Duration) {
         let mut slots = self.slots.lock();
         slots.pause_ends = slots.pause_ends.max(Instant::now() + time);

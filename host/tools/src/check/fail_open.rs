@@ -15,10 +15,12 @@ use serde_json::Value;
 /// The settings in a file that decide whether requests bypass Foreword while it is unavailable.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Failures {
-    /// True if the file has at least one of these settings, whatever its value. Such a file may be without a plugin
-    /// configuration, which for an external processor is in another file.
+    /// True if the file has at least one setting that decides whether requests bypass Foreword while it is unavailable,
+    /// whatever its value. Such a file need not contain Foreword's configuration: that of an external processor is in
+    /// another file.
     pub(super) has_setting: bool,
-    /// Those settings that let requests bypass Foreword ("fail open"), as `path: value`.
+    /// The settings in the file that let requests bypass Foreword while it is unavailable ("fail open"), each as
+    /// `path: value`.
     pub(super) open: Vec<String>,
 }
 
@@ -67,9 +69,9 @@ fn search(place: &str, value: &Value, found: &mut Failures) {
     }
 }
 
-/// Returns true if the field `name` with this `value` lets requests bypass Foreword while it is unavailable, and `None`
-/// if the field is none of these settings. `is_processor` is true if the field belongs to an ext_proc filter:
-/// `failure_mode_allow` counts only there.
+/// Returns whether the field `name` with this `value` lets requests bypass Foreword while it is unavailable. `None` if
+/// the field does not decide this, or its value has the wrong type. `is_processor` is true if the field belongs to an
+/// ext_proc filter: `failure_mode_allow` counts only there.
 fn is_open(name: &str, value: &Value, is_processor: bool) -> Option<bool> {
     match name {
         "failure_mode_allow" if is_processor => value.as_bool(),

@@ -30,8 +30,10 @@ use serde_json::Value;
 pub enum Verdict {
     /// The filter would accept every configuration.
     Accepted,
-    /// The filter would refuse at least one configuration. Also if a configuration has salts and a gateway fails open
-    /// (lets requests bypass Foreword while it is unavailable), unless `--accept-fail-open` is given.
+    /// At least one of these is true:
+    /// (1) The filter would refuse a configuration.
+    /// (2) A configuration has salts and a gateway fails open (lets requests bypass Foreword while it is unavailable),
+    /// unless `--accept-fail-open` is given.
     Refused,
 }
 

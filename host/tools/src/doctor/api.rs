@@ -110,7 +110,8 @@ impl Api {
         json!({"model": model, self.field.0: prompt, self.limit: 1})
     }
 
-    /// Returns a request body like [`Api::body`] with a `cache_salt` that consists of `salt`, repeated 32 times.
+    /// Returns the body of a request for one token after the prompt `text`, with a `cache_salt` that consists of
+    /// `salt`, repeated 32 times.
     pub(super) fn salted(&self, model: &str, text: &str, salt: &str) -> Value {
         let mut body = self.body(model, text);
         body["cache_salt"] = salt.repeat(32).into();

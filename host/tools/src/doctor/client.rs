@@ -7,7 +7,8 @@ use serde_json::Value;
 use std::cell::Cell;
 use std::time::Duration;
 
-/// The HTTP client of one examination; it counts its requests and their prompt tokens, and limits the requests.
+/// The HTTP client of one examination (a run of `foreword doctor`). It counts its requests and their prompt tokens, and
+/// limits the number of requests.
 pub(super) struct Client {
     /// Client whose connections are reused.
     kept: Connections,
@@ -15,7 +16,7 @@ pub(super) struct Client {
     fresh: Connections,
     requests: Cell<u64>,
     prompt_tokens: Cell<u64>,
-    /// Number of consecutive requests without a response.
+    /// Number of consecutive requests up to now that got no response.
     silent: Cell<u32>,
 }
 
@@ -25,7 +26,7 @@ pub(super) type Answer = Result<Reply, String>;
 /// The connection over which a request is sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Connection {
-    /// An idle connection if there is one.
+    /// An idle connection, or a new one if none is idle.
     Kept,
     /// A new connection, which a gateway may assign to another of its workers.
     Fresh,
@@ -68,8 +69,8 @@ impl Client {
         self.send(url, Some(body), &[], Connection::Kept)
     }
 
-    /// Posts `body`, or sends a GET if `body` is `None`; retries after 429 and 503. Returns an error without sending
-    /// once a limit of the examination is reached.
+    /// Posts `body`, or sends a GET if `body` is `None`; retries after 429 and 503. Returns an error without sending if
+    /// [`MAX_REQUESTS`] were sent already, or [`MAX_SILENT`] in a row got no response.
     pub(super) fn send(
         &self,
         url: &str,
@@ -147,9 +148,10 @@ pub(super) fn refusal(request: &str, answer: &Answer) -> String {
     }
 }
 
-/// Maximum number of requests of one examination; about a third of it is usual.
+/// Maximum number of requests of one examination (a run of `foreword doctor`); no more are sent. About a third is
+/// usual.
 const MAX_REQUESTS: u64 = 160;
-/// An examination ends after this number of consecutive requests that got no response.
+/// Number of consecutive requests without a response after which an examination sends no further requests.
 const MAX_SILENT: u32 = 3;
 /// Maximum number of attempts of a request that is answered with 429 or 503.
 const MAX_ATTEMPTS: u32 = 3;

@@ -92,7 +92,8 @@ impl Source {
 
     /// Sends a new prompt of about `length` words, and returns the KV events that arrive after it. The prompt goes to
     /// `api` if the source is the socket, otherwise to the chat API, with documents. If Foreword's feed then has no
-    /// events, sends a prompt through the gateway too, because `kv-bridge` learns of documents only from there.
+    /// events, sends another prompt through the gateway, because the feed of `foreword kv-bridge` knows only documents
+    /// that the gateway has announced.
     ///
     /// # Errors
     /// Returns an error if there is no source, or if the prompt or the source fails.
@@ -189,8 +190,8 @@ fn observe_blocks(
     })
 }
 
-/// Sends a chat with documents to `root` (engine or gateway), ordered and announced as the gateway's filter would, and
-/// returns the events that the feed at `url` then has.
+/// Sends a chat with documents to `root` (engine or gateway): with the documents in the order, and with the header that
+/// lists them, that the gateway's filter would send. Returns the events that the feed at `url` then reports.
 fn observe_documents(
     url: &str,
     engine: &Engine<'_>,
@@ -235,8 +236,8 @@ fn compared(sent: &[u64], stored: &[u64]) -> Agreement {
     }
 }
 
-/// Returns how many of the prompt's tokens are in blocks that events report as stored, at positions where a block can
-/// begin.
+/// Returns the number of the prompt's tokens that are in stored blocks. `stored` has the blocks that KV events report
+/// as stored; a block counts if the prompt contains its tokens at a multiple of the block size.
 fn covered(prompt: &[u64], stored: &[Stored]) -> u64 {
     let mut is_held = vec![false; prompt.len()];
     for block in stored {
@@ -251,7 +252,7 @@ fn covered(prompt: &[u64], stored: &[Stored]) -> u64 {
 }
 
 /// Checks that KV events (reports of what enters and leaves the engine's KV cache) arrive. `caching` is the status of
-/// the check of that name: if nothing is cached, nothing is stored.
+/// the check `caching` (whether the engine caches prompts at all); if that check failed, missing events are no failure.
 pub(super) fn arrive(observed: &Result<Observed, Unobserved>, caching: Status) -> Finding {
     match observed {
         Err(Unobserved::NotAsked(came)) => Finding::skipped(came, PUBLISH),
@@ -270,7 +271,8 @@ pub(super) fn arrive(observed: &Result<Observed, Unobserved>, caching: Status) -
     }
 }
 
-/// Checks that the KV events report the prompt that was sent as stored.
+/// Checks that the KV events report the prompt that was sent as stored in the engine's cache. Skipped if no events
+/// arrived.
 pub(super) fn agree(observed: &Result<Observed, Unobserved>) -> Finding {
     match observed {
         Ok(observed) if observed.stored > 0 => match &observed.agreement {

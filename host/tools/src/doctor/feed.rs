@@ -23,7 +23,7 @@ pub(super) struct EventsSince {
     pub(super) is_removal: bool,
 }
 
-/// Returns the current position of the feed at `url`.
+/// Returns the current position of the KV feed (an engine's cache events over HTTP) at `url`: the next event to come.
 ///
 /// # Errors
 /// Returns the unexpected response as a message if it is not a feed's, or the reason why there is no response.
@@ -37,7 +37,8 @@ pub(super) fn position(client: &Client, url: &str) -> Result<Position, String> {
     }
 }
 
-/// Returns a summary of the events after `since` in the feed at `url`. Waits for the first one, [`PATIENCE`] at most.
+/// Returns a summary of the events after `since` in the KV feed (an engine's cache events over HTTP) at `url`. Waits
+/// for the first one, [`PATIENCE`] at most.
 ///
 /// # Errors
 /// Returns the unexpected response as a message if it is not a feed's, or the reason why there is no response.

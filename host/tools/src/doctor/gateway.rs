@@ -19,14 +19,15 @@ use std::time::Duration;
 
 /// The responses, from the engine and through the gateway, from which the findings about the gateway are made.
 pub(super) struct Gateway {
-    /// The responses to the same body: first from the engine directly, then through the gateway.
+    /// The responses to the same request body (token counts and JSON): first from the engine directly, then through the
+    /// gateway.
     pair: [Result<(Usage, Value), String>; 2],
     stream: Answer,
-    /// The gateway's decisions about requests with the same documents, in the order of sending: the first request lists
-    /// the documents in one order, all later requests in one other order.
+    /// The gateway's ordering decisions about requests with the same documents, in the order of sending: the first
+    /// request lists the documents in one order, all later requests in one other order.
     decisions: Vec<Decision>,
     /// Token counts of one prompt: through the gateway with two different `cache_salt`s, then from the engine without
-    /// one. `None` if the engine ignores salts.
+    /// one; or the error of one of these requests. `None` if the engine ignores salts, so that none was sent.
     salted: Option<Result<[Usage; 3], String>>,
 }
 
@@ -49,7 +50,8 @@ impl Gateway {
 }
 
 impl Decision {
-    /// Returns the number in a field of the report header, such as `matched`; `None` if there is none.
+    /// Returns the number in a field of the report header, such as `matched`; `None` if there is no header, or no such
+    /// number in it.
     fn field(&self, name: &str) -> Option<u64> {
         let mut fields = self.report.as_deref()?.split("; ");
         let value = fields.find_map(|field| field.strip_prefix(name)?.strip_prefix('='))?;
@@ -61,8 +63,8 @@ impl Decision {
     }
 }
 
-/// Sends a chat about the documents through the gateway at `root`, and returns the gateway's decision. `ranks` are the
-/// documents' indices, best first.
+/// Sends a chat about the documents through the gateway at `root`, and returns the gateway's ordering decision. `ranks`
+/// are the documents' indices, best first.
 pub(super) fn decide(
     engine: &Engine<'_>,
     root: &str,
@@ -134,7 +136,8 @@ pub(super) fn reachable(answer: &Answer) -> Finding {
     }
 }
 
-/// Checks that the gateway forwards the request body and the answer unchanged.
+/// Checks that the gateway forwards the request body and the answer unchanged, as far as prompt tokens, cached tokens,
+/// log-probabilities and the answer's length show it.
 pub(super) fn forwards(gateway: &Gateway) -> Finding {
     let ((direct, answer), (through, passed)) = match &gateway.pair {
         [Ok(direct), Ok(through)] => (direct, through),
@@ -171,8 +174,8 @@ pub(super) fn forwards(gateway: &Gateway) -> Finding {
     }
 }
 
-/// Checks that the gateway forwards a streamed answer to its end, with the token counts if `is_reported`: the engine's
-/// chat API reports cached tokens.
+/// Checks that the gateway forwards a streamed answer to its end. If `is_reported` (the engine's chat API reports
+/// cached tokens), also checks that the stream contains token counts.
 pub(super) fn streams(gateway: &Gateway, is_reported: bool) -> Finding {
     let reply: &Reply = match &gateway.stream {
         Ok(reply) => reply,
@@ -226,7 +229,8 @@ pub(super) fn orders(gateway: &Gateway, is_reported: bool) -> Finding {
     }
 }
 
-/// Checks that all of the gateway's workers count documents as resident that one of them has forwarded before.
+/// Checks that all of the gateway's workers count documents as resident in the engine's cache that one of them has
+/// forwarded before.
 pub(super) fn agree(gateway: &Gateway) -> Finding {
     let matched = gateway.decisions[1..].iter().map(Decision::matched);
     let matched: Vec<u64> = matched.collect();

@@ -8,7 +8,8 @@ use super::finding::Finding;
 pub(super) struct Metrics(Result<String, String>);
 
 impl Metrics {
-    /// Reads the metrics at the first of `urls` that responds with 200.
+    /// Reads the metrics at the first of `urls` that responds with 200. If none does, the returned value contains the
+    /// last error.
     pub(super) fn scrape(client: &Client, urls: &[String]) -> Self {
         let mut missing = "no address was given".to_owned();
         for url in urls {
@@ -49,8 +50,9 @@ impl Metrics {
         Some(values.map(|sample| sample.2).sum())
     }
 
-    /// Returns the number of ordering decisions that found no resident documents, and the number of all decisions;
-    /// `None` if the metric is missing.
+    /// Returns the number of the gateway's ordering decisions that found none of the request's documents resident in
+    /// the engine's cache, and the number of all decisions. `None` if the metric is missing, or has no bucket for such
+    /// decisions.
     fn decisions(&self) -> Option<(f64, f64)> {
         let all = self.sum("foreword_matched_percent_count")?;
         let buckets =
@@ -122,8 +124,9 @@ const SCRAPE: &str = "--gateway-metrics URL: Envoy's http://HOST:9901/stats/prom
 /// The remedy (configuration to change) if the gateway believes documents resident that the engine has evicted.
 pub(super) const FEED: &str = "\"engines\": [{\"name\": \"a\", \"feed\": {\"cluster\": \"a-feed\"}}], from foreword serve's internal \
                                listener or foreword kv-bridge beside vLLM";
-/// Minimum number of requests (or ordering decisions) for which the share of requests whose answers corrected the
-/// gateway (or of decisions without resident documents) is judged.
+/// Minimum number of requests, or of ordering decisions, from which these shares are judged: the share of requests
+/// whose answers reported fewer cached tokens than the gateway expected, and the share of decisions that found no
+/// resident documents.
 const ENOUGH: f64 = 20.0;
 const MAX_BLIND: f64 = 0.5;
 const MAX_CORRECTED: f64 = 0.05;

@@ -19,11 +19,12 @@ pub(super) struct Rendered {
     text: Option<String>,
 }
 
-/// One request body rendered twice by the engine, or the error of a request.
+/// The two prompts that the engine's chat template made from one request body, rendered twice; or the error of a
+/// request.
 pub(super) type Renderings = Result<[Rendered; 2], String>;
 
-/// A chat with tools: the prompt rendered twice, and the token counts of the chat sent twice if the chat API reports
-/// cached tokens.
+/// The responses about one chat with tools: the prompt rendered twice, and the token counts of the chat sent twice. The
+/// counts are missing if the chat API does not report cached tokens.
 pub(super) struct Tools {
     rendered: Renderings,
     asked: Option<[Usage; 2]>,

@@ -21,16 +21,18 @@ pub(super) enum Cleared {
         /// Token counts of a prompt that was cached before the clearing and sent again after it; `None` if there was no
         /// such prompt, or the request failed.
         after: Option<Usage>,
-        /// True if a KV event reported a removal in time; `None` if events do not arrive, or their source fails.
+        /// True if a KV event reported a removal after the clearing, false if none did within `zmq::PATIENCE` (3 s).
+        /// `None` if events do not arrive at all, or their source fails.
         is_announced: Option<bool>,
-        /// The gateway's ordering decision, after the clearing, about documents that were cached before; `None` if no
-        /// gateway is examined.
+        /// The gateway's ordering decision about documents that were cached before the clearing, in a request sent
+        /// after it; `None` if no gateway is examined.
         decision: Option<Decision>,
     },
 }
 
-/// Clears the engine's cache at the first of `roots` (URLs of servers) that allows it. Then sends again what was cached
-/// before: the prompt of `route`, and the documents that the gateway ordered.
+/// Clears the engine's cache at the first of `roots` (URLs of servers) that allows it. Then sends again, to see whether
+/// it is still cached, the prompt of `route` and the documents that `gateway` (URL and documents) ordered. `source`
+/// reports removals.
 pub(super) fn clear(
     engine: &Engine<'_>,
     roots: &[String],
@@ -65,8 +67,8 @@ pub(super) fn clear(
     }
 }
 
-/// Checks that KV events report the clearing of the cache, and that the gateway no longer believes the documents
-/// resident. Skipped if the cache was not cleared; a warning if the engine still has the prompt cached.
+/// Checks that KV events report the clearing of the cache, and that the gateway no longer counts documents as resident
+/// that were cached before. Skipped if the cache was not cleared; a warning if the engine still has the prompt cached.
 pub(super) fn believed(cleared: &Cleared) -> Finding {
     let (after, is_announced, decision) = match cleared {
         Cleared::NotAllowed => return Finding::skipped("the cache was not emptied", ALLOW),

@@ -22,7 +22,8 @@ pub(super) fn ask(engine: &Engine<'_>, route: &Route) -> Option<Salted> {
     Some(all())
 }
 
-/// Checks that the engine honours salts on a route. `kept`: paths of the routes that honour them, for the remedy.
+/// Checks that the engine honours salts on a route: it does not share cached prompts between different `cache_salt`s.
+/// `kept` are the paths of the routes on which it does, for the remedy.
 pub(super) fn honoured(route: &Route, salted: Option<&Salted>, kept: &[&str]) -> Finding {
     let path = route.api.path;
     let (warm, [a, b, again]) = match (route.warm(), salted) {

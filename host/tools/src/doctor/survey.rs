@@ -167,7 +167,7 @@ pub(super) fn caching(survey: &Survey, metrics: &Metrics) -> Finding {
 }
 
 /// Checks that responses of `route`'s API state how many prompt tokens were cached. `caching` is the status of the
-/// check of that name: if it failed, an API that states nothing is no failure, since nothing was cached.
+/// check `caching` (whether the engine caches prompts at all): if it failed, an API that states nothing is no failure.
 pub(super) fn cached_tokens(route: &Route, survey: &Survey, caching: Status) -> Finding {
     let warm = match &route.pair {
         Ok([_, warm]) => warm,

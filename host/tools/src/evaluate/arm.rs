@@ -34,25 +34,34 @@ use std::sync::Arc;
 /// A way to ask each question of an evaluation: the order of its documents, and the configuration of the ordering core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Arm {
-    /// The retriever's order, with which every arm is compared.
+    /// The retriever's order of the documents, best first. Every other arm (way to ask) is compared with this one.
     Retrieval,
-    /// The order of the configured policy, without order hints or location hints.
+    /// Documents in the order of the gateway's configured policy. No hints: the model is not told the retriever's
+    /// ranking, and documents that an earlier turn contains are sent again.
     Ordered,
-    /// Like `Ordered`, with the order hint, a sentence that tells the model the retriever's ranking.
+    /// Documents in the order of the configured policy, with the order hint: a sentence that tells the model the
+    /// retriever's ranking.
     OrderedHint,
-    /// Like `OrderedHint`, with the order hint in a place of the user message that the gateway does not use.
+    /// Documents in the order of the configured policy, with the order hint (a sentence with the retriever's ranking)
+    /// at the given place of the user message. The gateway itself writes it between documents and question.
     OrderedHintAt(HintPlace),
-    /// Like `Ordered`, with the retriever's best documents in the given place; their number is the configured one, or
-    /// the least that the place needs. If the flag is true, also with the order hint.
+    /// Documents in the order of the configured policy, except that the retriever's best ones get the given place.
+    /// Their number is that of the configuration (`rank.documents`), or the least that the place needs if that is more.
+    /// If the flag is true, the order hint (a sentence with the retriever's ranking) is added.
     OrderedWith(Place, bool),
-    /// Like `Ordered`; a document that an earlier turn of the chat contains is replaced by its label.
+    /// Documents in the order of the configured policy, without order hints. A document that an earlier turn of the
+    /// chat contains is replaced by its label (the name that it has in the prompt).
     Dedup,
-    /// The gateway's configuration unchanged, so what the filter does: like `Dedup`, with order hints, and with
-    /// location hints (references to the earlier copy) in place of bare labels, if the configuration enables them.
+    /// The gateway's configuration unchanged, which is what the filter does: documents in the order of the configured
+    /// policy and, if the configuration enables them,
+    /// (1) order hints (sentences with the retriever's ranking),
+    /// (2) location hints (references to the earlier copy) in place of documents that an earlier turn of the chat
+    /// contains.
     DedupHint,
-    /// Like `DedupHint`, with order hints in a place of the user message that the gateway does not use.
+    /// The gateway's configuration, except that order hints (sentences with the retriever's ranking) are at the given
+    /// place of the user message. The gateway itself writes them between documents and question.
     DedupHintAt(HintPlace),
-    /// A random order.
+    /// The documents in a random order.
     Random,
     /// The retriever's order reversed: the worst document first.
     Reversed,
@@ -62,22 +71,23 @@ pub(super) enum Arm {
     Middle,
     /// The retriever's order, with the document that contains the answer moved to the last place.
     Last,
-    /// The retriever's order, with the prompt's head (system text and tools) stabilised: texts in it that change
-    /// between requests are moved into the user message, kept at their first value or dropped.
+    /// The retriever's order, with the prompt's head (system text and tools) stabilised: tools get a stable order, and
+    /// texts that change between requests are moved into the user message, kept at their first value or dropped.
     Stabilised,
-    /// Like `Stabilised`, with only the tools stabilised, not the system text.
+    /// The retriever's order, with only the tools stabilised: they get a stable order. The system text stays unchanged.
     StabilisedTools,
-    /// Like `Stabilised`, with only the system text stabilised, not the tools.
+    /// The retriever's order, with only the system text stabilised: texts in it that change between requests are moved
+    /// into the user message, kept at their first value or dropped. The tools stay unchanged.
     StabilisedWords,
     /// The retriever's order, sent through the gateway of this name, whose filter orders the documents.
     Gateway(&'static str),
 }
 
 impl Arm {
-    /// The arm of a gateway to which `--gateway` gives no name.
+    /// The arm (way to ask) that goes through a gateway to which `--gateway` gives no name.
     pub(super) const GATEWAY: Self = Self::Gateway("gateway");
 
-    /// All arms except those of gateways, with their names, in the order in which tables list them.
+    /// All arms (ways to ask) except those of gateways, with their names, in the order in which tables list them.
     const NAMED: [(Self, &str); 27] = [
         (Self::Retrieval, "retrieval"),
         (Self::Ordered, "ordered"),
@@ -108,16 +118,17 @@ impl Arm {
         (Self::StabilisedWords, "stabilised:words"),
     ];
 
-    /// The arms that the option `--positions` adds.
+    /// The arms (ways to ask) that the option `--positions` adds.
     pub(super) const POSITIONS: [Self; 3] = [Self::First, Self::Middle, Self::Last];
 
-    /// Returns all arms, in the order in which tables list them. Of the gateways, only [`Self::GATEWAY`] is among them.
+    /// Returns all arms (ways to ask), in the order in which tables list them. Of the gateways, only [`Self::GATEWAY`]
+    /// is among them.
     pub(super) fn all() -> impl Iterator<Item = Self> {
         let own = Self::NAMED.into_iter().map(|(arm, _)| arm);
         own.chain([Self::GATEWAY])
     }
 
-    /// Returns the arm's name, as in tables and in the option `--arms`.
+    /// Returns the name of the arm (way to ask), as in tables and in the option `--arms`.
     pub(super) fn name(self) -> &'static str {
         if let Self::Gateway(name) = self {
             return name;
@@ -127,23 +138,23 @@ impl Arm {
         named.map_or("", |(_, name)| name)
     }
 
-    /// Returns the arm with this name; `None` if there is none.
+    /// Returns the arm (way to ask) with this name; `None` if there is none.
     pub(super) fn by_name(name: &str) -> Option<Self> {
         Self::all().find(|arm| arm.name() == name)
     }
 
-    /// Returns whether the arm puts the document with the answer first, in the middle or last.
+    /// Returns whether the arm (way to ask) puts the document with the answer first, in the middle or last.
     pub(super) fn is_position(self) -> bool {
         Self::POSITIONS.contains(&self)
     }
 
-    /// Returns whether requests of this arm go through a gateway, which orders the documents.
+    /// Returns whether requests of this arm (way to ask) go through a gateway, which orders the documents.
     pub(super) fn is_gateway(self) -> bool {
         matches!(self, Self::Gateway(_))
     }
 
-    /// Returns the place to which the order hint is moved in the user message; `None` for arms without the hint, and
-    /// for those that leave it in the gateway's place.
+    /// Returns the place of the user message to which the evaluation moves the order hint (a sentence with the
+    /// retriever's ranking). `None` for arms without the hint, and for those that leave it where the gateway writes it.
     pub(super) fn hint_place(self) -> Option<HintPlace> {
         match self {
             Self::OrderedHintAt(place) | Self::DedupHintAt(place) => Some(place),
@@ -151,8 +162,9 @@ impl Arm {
         }
     }
 
-    /// Returns the core's configuration for this arm, derived from `base`, the gateway's configuration. `seed` is that
-    /// of the random order.
+    /// Returns the ordering core's configuration for this arm (way to ask), derived from `base`, the gateway's
+    /// configuration. `seed` determines the random order of [`Self::Random`]. Returns an error if the configuration is
+    /// invalid for this arm.
     pub(super) fn config(self, base: &RawConfig, seed: u64) -> Result<Config> {
         let failed = || format!("the configuration for the arm {}", self.name());
         let mut raw = base.clone();
@@ -191,8 +203,8 @@ impl Arm {
         Config::try_from(raw).with_context(failed)
     }
 
-    /// Returns the configuration for stabilising the prompt's head (system text and tools) in this arm; `base` is the
-    /// gateway's.
+    /// Returns the configuration for stabilising the prompt's head (system text and tools) in this arm (way to ask);
+    /// `base` is the gateway's.
     fn head(self, base: &RawHead) -> RawHead {
         let mut head = base.clone();
         match self {
@@ -217,7 +229,7 @@ impl Arm {
         head
     }
 
-    /// Returns the documents of a turn in the order in which the client sends them under this arm.
+    /// Returns the documents of a turn in the order in which the client sends them under this arm (way to ask).
     pub(super) fn arrange(self, turn: &Turn) -> Vec<&Arc<Document>> {
         let mut documents: Vec<_> = turn.documents.iter().collect();
         let last = documents.len().saturating_sub(1);

@@ -17,8 +17,8 @@
 //! arrive.
 //!
 //! A resumed run first orders the recorded requests again, unanswered ones too, in the original order. So does scoring
-//! ([`Questions::forced`]), which forces right answers on the prompts that were sent. A run that only scores uses the
-//! first right answers in place of the model's.
+//! ([`Questions::forced`]), which scores right answers as continuations of the prompts that were sent. A run that only
+//! scores uses the first right answers in place of the model's.
 
 use super::arm::Arm;
 use super::choice::{self, ChosenBy};
@@ -35,32 +35,33 @@ use fxhash::{FxHashMap, FxHashSet};
 use indicatif::ProgressBar;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The questions to ask, the arms under which to ask them, and the endpoint.
+/// The questions to ask, the arms (ways to ask) under which to ask them, and the endpoint.
 pub(super) struct Questions<'a> {
     pub(super) cases: &'a [Case],
     pub(super) arms: &'a [Arm],
-    /// The core's configuration for each element of `arms`, in the same order.
+    /// The ordering core's configuration for each element of `arms`, in the same order.
     pub(super) configs: Vec<Config>,
     pub(super) prompts: &'a Prompts,
     pub(super) client: &'a Client,
     /// URL of the endpoint's chat route.
     pub(super) url: &'a str,
-    /// Name of each gateway, and URL of its chat route. Each gateway has an arm of its own.
+    /// Name of each gateway, and URL of its chat route. Each gateway has an arm (way to ask) of its own.
     pub(super) gateways: &'a [(&'static str, String)],
     pub(super) seed: u64,
     pub(super) concurrency: usize,
 }
 
-/// The result of asking all questions under all arms.
+/// The result of asking all questions under all arms (ways to ask).
 #[derive(Debug, Default)]
 pub(super) struct RunOutcome {
     /// The records of all requests, including those of earlier runs; unanswered ones have `is_failed` set.
     pub(super) records: Vec<Record>,
-    /// Ids of the cases that the endpoint refused or failed to serve under at least one arm.
+    /// Ids of the cases that the endpoint refused or failed to serve under at least one arm (way to ask).
     pub(super) left_out: FxHashSet<String>,
 }
 
-/// A case (question or chat) to ask under one arm; both are indices, in [`Questions::cases`] and [`Questions::arms`].
+/// A case (question or chat) to ask under one arm (way to ask); both are indices, in [`Questions::cases`] and
+/// [`Questions::arms`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Job {
     case: usize,
@@ -68,12 +69,13 @@ struct Job {
 }
 
 impl Questions<'_> {
-    /// Asks the questions that have no answer in `records` (the journal's content) under each arm, and appends the
-    /// answers to the journal.
+    /// Asks the questions that have no answer in `records` (the journal's content) under each arm (way to ask), and
+    /// appends the answers to the journal.
     ///
     /// # Errors
-    /// Returns an error if the endpoint is unsuitable or fails repeatedly, or if the journal cannot be written. Answers
-    /// received before that are in the journal.
+    /// Returns an error if the endpoint serves no request of this client (such as by 401 or 404), if too many requests
+    /// in a row are refused or fail, or if the journal cannot be written. Answers received before that are in the
+    /// journal.
     pub(super) fn ask(
         &self,
         journal: &mut Journal,
@@ -137,8 +139,8 @@ impl Questions<'_> {
     }
 
     /// Returns, for each answered record whose turn has a right answer, its index in `records` and a request. The
-    /// request scores the first right answer as the continuation of the record's prompt. Also adds the core's report to
-    /// records of turns that the model was not asked ([`Record::is_forced`]).
+    /// request scores the first right answer as the continuation of the record's prompt. Also adds the ordering core's
+    /// report to records of turns that the model was not asked ([`Record::is_forced`]).
     ///
     /// # Errors
     /// Returns an error if a record belongs to no question.
@@ -166,21 +168,22 @@ impl Questions<'_> {
         Ok(forced)
     }
 
-    /// Returns the URL of the chat route to which an arm's requests are sent.
+    /// Returns the URL of the chat route to which the requests of an arm (way to ask) are sent: its gateway's, if it
+    /// has one.
     fn url_of(&self, arm: Arm) -> &str {
         let is_asked = |(name, _): &&(&'static str, String)| arm == Arm::Gateway(name);
         let gateway = self.gateways.iter().find(is_asked);
         gateway.map_or(self.url, |(_, url)| url)
     }
 
-    /// Returns the number of requests needed to ask all cases under all arms: one for each turn.
+    /// Returns the number of requests needed to ask all cases under all arms (ways to ask): one for each turn.
     pub(super) fn requests(&self) -> usize {
         let plan = self.plan().into_iter();
         plan.map(|job| self.cases[job.case].turns.len()).sum()
     }
 
-    /// Returns a job for every case under every arm that applies to it, in the order in which they are asked: case by
-    /// case, the arms of a case in random order.
+    /// Returns a job for every case under every arm (way to ask) that applies to it, in the order in which they are
+    /// asked: case by case, the arms of a case in random order.
     fn plan(&self) -> Vec<Job> {
         let mut random = Random::new(self.seed);
         let mut plan = Vec::new();
@@ -260,8 +263,8 @@ impl Questions<'_> {
 }
 
 impl Record {
-    /// Copies the counts of documents in the core's report on the request into this record; does nothing if `report` is
-    /// `None`.
+    /// Copies the counts of documents in the ordering core's report on the request into this record; does nothing if
+    /// `report` is `None`.
     fn note(&mut self, report: Option<&Report>) {
         if let Some(report) = report {
             self.documents = report.documents;
@@ -273,17 +276,18 @@ impl Record {
 }
 
 /// The state from which each chat's next request is built: the answers received so far, and one instance of the
-/// ordering core for each arm.
+/// ordering core for each arm (way to ask).
 struct Chats<'a> {
     questions: &'a Questions<'a>,
     /// Indices of the cases in [`Questions::cases`], by their ids.
     places: FxHashMap<&'a str, usize>,
-    /// The instances of the ordering core, one for each arm of [`Questions::arms`]. Each has seen the arm's requests so
-    /// far, so it orders as a gateway would.
+    /// The instances of the ordering core, one for each arm (way to ask) of [`Questions::arms`]. Each has seen the
+    /// arm's requests so far, so it orders as a gateway would.
     orderers: Vec<Orderer>,
-    /// Number of requests ordered so far, over all arms.
+    /// Number of requests ordered so far, over all arms (ways to ask).
     at: u64,
-    /// For each chat (a case under an arm), the answers received so far, one for each answered turn.
+    /// For each chat (a case and the arm, or way to ask, under which it is asked), the answers received so far, one for
+    /// each answered turn.
     answers: FxHashMap<Job, Vec<String>>,
 }
 
@@ -295,9 +299,9 @@ struct Run<'a> {
     journal: &'a mut Journal,
     bar: &'a ProgressBar,
     outcome: RunOutcome,
-    /// Number of consecutive refused requests, since the last answer.
+    /// Number of requests that the endpoint refused (4xx) since the last answer.
     refused: u32,
-    /// Number of consecutive failed requests, since the last answer.
+    /// Number of requests that failed in all attempts (such as by 5xx or a broken connection) since the last answer.
     failed: u32,
     is_warned: bool,
     /// The error that ends the run; `None` while the run continues.
@@ -307,7 +311,8 @@ struct Run<'a> {
 /// A request for the next answer of a chat, with its documents ordered, ready to be sent.
 struct Request {
     body: Vec<u8>,
-    /// The core's report on the request; `None` if the core was not used, or found no documents.
+    /// The ordering core's report on the request; `None` if the request goes through a gateway instead, or if the
+    /// ordering core skipped it, such as for lack of documents.
     report: Option<Report>,
     /// Position of this request, from 0, in the sequence of all requests that were ordered.
     at: u64,
@@ -326,8 +331,8 @@ impl<'a> Chats<'a> {
         }
     }
 
-    /// Orders a recorded request again, so that its arm's ordering core has the same state as after the original
-    /// request. Returns the record's case and arm, and the request.
+    /// Orders a recorded request again, so that the ordering core of its arm (way to ask) has the same state as after
+    /// the original request. Returns the record's case and arm, and the request.
     ///
     /// # Errors
     /// Returns an error if the record's question or arm is not asked, or if the record is not its chat's next turn.
@@ -356,8 +361,8 @@ impl<'a> Chats<'a> {
         self.answers.entry(job).or_default().push(answer);
     }
 
-    /// Returns the next request of a chat (a case under an arm), with its documents ordered. This changes the state of
-    /// the arm's ordering core.
+    /// Returns the next request of a chat (a case and the arm, or way to ask, under which it is asked), with its
+    /// documents ordered. This changes the state of the arm's ordering core.
     fn request(&mut self, job: Job) -> Result<Request> {
         let questions = self.questions;
         let (case, arm) = (&questions.cases[job.case], questions.arms[job.arm]);
@@ -438,7 +443,8 @@ impl Run<'_> {
     }
 
     /// Writes the unanswered request to the journal and leaves its case out of the results. Returns an error, which
-    /// ends the run, if the endpoint is unsuitable or too many consecutive requests failed.
+    /// ends the run, if the endpoint serves no request of this client, or if too many requests in a row were refused or
+    /// failed.
     fn fail(&mut self, job: Job, record: Record, fault: Fault) -> Result<()> {
         self.journal.append(&record)?;
         self.outcome.records.push(record);

@@ -3,8 +3,8 @@
 //!
 //! From `n` cases (questions and chats), `n` are drawn with replacement, 10,000 times. The figure is computed from
 //! every draw, and the interval covers the middle 95 % of the results. A case is drawn as a whole, with its turns under
-//! all arms. So a question's difficulty cancels out of a difference, and similar turns of one chat do not count as
-//! independent.
+//! all arms (ways to ask). So a question's difficulty cancels out of a difference, and similar turns of one chat do not
+//! count as independent.
 
 use foreword_ordering::random::Random;
 use foreword_report::plot::quantile;
@@ -16,39 +16,44 @@ pub(super) struct Interval {
     pub(super) high: f64,
 }
 
-/// The verdict on the difference between the scores of two arms over the same cases, by the difference's confidence
-/// interval.
+/// The verdict on the difference between the scores of two arms, or ways to ask (the first minus the second), over the
+/// same cases, by the difference's 95 % confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Equal: the whole interval is within [`MARGIN`] of 0, and there are enough cases.
+    /// The two scores are equal: the whole interval is within [`MARGIN`] of 0, and there are at least
+    /// [`MIN_CASES_WITHIN`] cases.
     Within,
-    /// The confidence interval of the difference lies entirely above 0.
+    /// The first score is higher: the confidence interval of the difference lies entirely above 0, and
+    /// [`Verdict::Within`] does not apply.
     Better,
-    /// The confidence interval of the difference lies entirely below 0.
+    /// The first score is lower: the confidence interval of the difference lies entirely below 0, and
+    /// [`Verdict::Within`] does not apply.
     Worse,
-    /// Unclear: the interval includes 0 and is not within [`MARGIN`] of 0, or there are too few cases.
+    /// Unclear: there are fewer than [`MIN_CASES`] cases, or the interval includes 0 and [`Verdict::Within`] does not
+    /// apply.
     NotEnough,
-    /// No answer is right under either arm, so there is nothing to compare.
+    /// No answer is right under either arm (way to ask), so there is nothing to compare.
     NothingRight,
 }
 
 /// Number of times that the cases (questions and chats) are drawn, with replacement, for one confidence interval.
 pub(super) const RESAMPLES: usize = 10_000;
 
-/// Largest difference of two scores that counts as equal, in percentage points.
+/// Largest difference between the scores of two arms (ways to ask) that counts as equal, in percentage points.
 pub(super) const MARGIN: f64 = 1.0;
 
-/// Minimum number of cases (questions and chats) for a verdict. With fewer, the interval is too narrow: draws vary less
-/// than other questions would.
+/// Minimum number of cases (questions and chats) for a verdict on a difference. With fewer, the bootstrap's interval is
+/// too narrow: draws of the same few cases vary less than other questions would.
 pub(super) const MIN_CASES: usize = 30;
 
-/// Minimum number of cases (questions and chats) for [`Verdict::Within`]. Even if two arms agree in all `n` cases, they
-/// may differ in up to a share of 3/n of all questions (the rule of three, at 95 %), and redrawing the cases cannot
-/// show that. For a margin of one point, `n` must be 300.
+/// Minimum number of cases (questions and chats) for [`Verdict::Within`], the verdict that the scores of two arms (ways
+/// to ask) are equal within [`MARGIN`] (one percentage point). If the scores agree in all `n` cases, they can still
+/// differ in a share of up to 3/n of all questions (the rule of three, at 95 %); drawing the same cases again cannot
+/// show this. So 3/n must be at most one point, and `n` at least 300.
 pub(super) const MIN_CASES_WITHIN: usize = 300;
 
-/// Returns the 95 % confidence interval of `statistic`. `cases` is the number of cases; `statistic` gets the indices of
-/// the drawn ones, some of them several times.
+/// Returns the 95 % confidence interval of `statistic` by the bootstrap. Each of the `resamples` draws takes `cases`
+/// indices of cases (from 0) at random, with replacement, and `statistic` returns its value for the drawn cases.
 ///
 /// The same seed gives the same draws. With 0 cases, both ends are the value of `statistic` for no cases.
 pub(super) fn interval(
@@ -61,7 +66,8 @@ pub(super) fn interval(
     interval
 }
 
-/// Returns the 95 % confidence intervals of several statistics, like [`interval`], all computed from the same draws.
+/// Returns the 95 % confidence intervals of `N` statistics, each as [`interval`] computes it, but all from the same
+/// draws of cases.
 pub(super) fn intervals<const N: usize>(
     cases: usize,
     resamples: usize,
@@ -106,8 +112,8 @@ impl Verdict {
         }
     }
 
-    /// Returns the verdict on a difference by the sign of its confidence interval and the number of cases, without a
-    /// margin: never [`Verdict::Within`].
+    /// Returns the verdict on a difference by the sign of its confidence interval and the number of cases. It ignores
+    /// [`MARGIN`], so it is never [`Verdict::Within`].
     pub(super) fn of_sign(difference: Interval, cases: usize) -> Self {
         match difference {
             _ if cases < MIN_CASES => Self::NotEnough,

@@ -20,9 +20,9 @@ use serde_json::{Map, Value};
 /// The part of a response from which the model's choice among the answers of a multiple-choice question was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChosenBy {
-    /// From the log-probabilities of the choices' letters.
+    /// The choice was read from the log-probabilities of the choices' letters.
     LogProbability,
-    /// From the text of the answer.
+    /// The choice was read from the answer's text, since the response has no log-probability of a choice's letter.
     Text,
 }
 
@@ -71,8 +71,8 @@ pub(super) fn chosen(streamed: &Streamed, choices: usize) -> (String, ChosenBy) 
     }
 }
 
-/// Returns the letter of a choice that stands alone at the beginning of a text, in upper case; the whole text if there
-/// is none.
+/// Returns, in upper case, the letter of one of the first `choices` choices with which a text begins, if no letter or
+/// digit follows it; otherwise the whole text.
 fn named(text: &str, choices: usize) -> String {
     let answer = without_thinking(text);
     let answer = answer.trim_start_matches(|c: char| c.is_whitespace() || "([*\"".contains(c));

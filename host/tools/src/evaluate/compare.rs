@@ -17,9 +17,10 @@ use fxhash::FxHashMap;
 #[derive(Clone, Debug)]
 pub(super) struct Figure {
     pub(super) arm: Arm,
-    /// Number of cases (questions and chats) over which the figures are computed: those answered under every arm.
+    /// Number of cases (questions and chats) over which the figures are computed: those answered under every arm (way
+    /// to ask).
     pub(super) cases: usize,
-    /// Number of answers that the model gave under this arm; 0 if right answers were only scored.
+    /// Number of answers that the model gave under this arm (way to ask); 0 if right answers were only scored.
     pub(super) asked: usize,
     /// Number of the model's answers that were compared with right answers, because the data file states them.
     pub(super) scored: usize,
@@ -33,10 +34,10 @@ pub(super) struct Figure {
     /// Number of multiple-choice answers read from the answer's text, because the endpoint reported no
     /// log-probabilities of the letters.
     pub(super) by_text: u64,
-    /// Prompt tokens, including cached ones, per second of time to first token, over all requests of the arm; `None` if
-    /// the endpoint does not report token counts.
+    /// Prompt tokens (cached ones included) of all requests of the arm (way to ask), divided by the sum of their times
+    /// to the first token, in tokens per second; `None` if the endpoint does not report token counts.
     pub(super) prefill: Option<f64>,
-    /// Prompt tokens of all requests of the arm; `None` if the endpoint does not report them.
+    /// Prompt tokens of all requests of the arm (way to ask); `None` if the endpoint does not report them.
     pub(super) prompt_tokens: Option<u64>,
     pub(super) cached_tokens: Option<u64>,
     /// Share of the prompt tokens that were cached, in percent; `None` if the endpoint does not report it.
@@ -45,27 +46,30 @@ pub(super) struct Figure {
     pub(super) ttft_median: f64,
     pub(super) ttft_p95: f64,
     pub(super) ttft_mean: f64,
-    /// Number of documents that the core found in all requests of the arm; 0 for gateways.
+    /// Number of documents that the ordering core found in all requests of the arm (way to ask); 0 for gateways.
     pub(super) documents: u64,
-    /// Number of documents that the core moved in all requests of the arm; 0 for gateways.
+    /// Number of documents, in all requests of the arm (way to ask), that the ordering core sent at another position
+    /// than the client did; 0 for gateways.
     pub(super) moved: u64,
-    /// Number of documents that the core replaced by a reference to an earlier turn in all requests of the arm; 0 for
-    /// gateways.
+    /// Number of documents that the ordering core replaced by a reference to an earlier turn in all requests of the arm
+    /// (way to ask); 0 for gateways.
     pub(super) deduplicated: u64,
-    /// Number of requests of the arm to which the core added an order hint (a sentence with the retriever's ranking); 0
-    /// for gateways.
+    /// Number of requests of the arm (way to ask) to which the ordering core added an order hint (a sentence with the
+    /// retriever's ranking); 0 for gateways.
     pub(super) hinted: u64,
-    /// Number of the arm's answers that were truncated at the limit of the option `--max-tokens`.
+    /// Number of answers under this arm (way to ask) that were truncated at the limit of the option `--max-tokens`.
     pub(super) cut: usize,
-    /// Mean over the right answers of the log-probability per token, in nats; `None` if they were not scored.
+    /// Mean log-probability per token of right answers under this arm (way to ask), in nats, over the cases whose right
+    /// answers were scored under every arm; `None` if there are none.
     pub(super) answer_logprob: Option<AnswerLikelihood>,
-    /// Mean over the right answers of the log-probability of the whole answer, in nats; `None` if they were not scored.
+    /// Mean log-probability of whole right answers under this arm (way to ask), in nats, over the cases whose right
+    /// answers were scored under every arm; `None` if there are none.
     pub(super) answer_nats: Option<AnswerLikelihood>,
-    /// The arm's figures minus those of retrieval order, over the same cases. `None` for retrieval order itself, if
-    /// retrieval order was not asked for these cases, or if no answers were requested.
+    /// The figures of this arm (way to ask) minus those in retrieval order, over the same cases. `None` for retrieval
+    /// order itself, if retrieval order was not asked for these cases, or if no answers were requested.
     pub(super) difference: Option<Difference>,
-    /// The arm's figures minus those of the baseline (the arm of the option `--baseline`). `None` if no baseline was
-    /// given, for the baseline itself, or if no answers were requested.
+    /// The figures of this arm (way to ask) minus those of the baseline (the arm that the option `--baseline` names).
+    /// `None` if no baseline was given, for the baseline itself, or if no answers were requested.
     pub(super) from_baseline: Option<Difference>,
 }
 
@@ -76,42 +80,46 @@ pub(super) struct Estimate {
     pub(super) interval: Interval,
 }
 
-/// Mean log-probability of right answers under an arm, and its difference from retrieval order.
+/// Mean log-probability of right answers under an arm (way to ask), in nats, and its differences from other arms. It is
+/// either per token or of whole answers; the field of [`Figure`] that contains it decides.
 #[derive(Clone, Debug)]
 pub(super) struct AnswerLikelihood {
     pub(super) mean: f64,
     /// Number of cases (questions and chats) over which the mean is computed.
     pub(super) cases: usize,
-    /// The mean minus that of retrieval order over the same cases, and the verdict on the difference; `None` for
-    /// retrieval order itself, and if it was not asked.
+    /// The mean log-probability under this arm (way to ask) minus that in retrieval order over the same cases, in nats,
+    /// with its interval and a verdict on its sign. `None` for retrieval order itself, or if no question was asked in
+    /// retrieval order.
     pub(super) less_retrieval: Option<(Estimate, Verdict)>,
-    /// The mean minus that of the baseline (the arm of the option `--baseline`) over the same cases, and the verdict on
-    /// the difference; `None` if no baseline was given, and for the baseline itself.
+    /// The mean log-probability under this arm (way to ask) minus that of the baseline (the arm that the option
+    /// `--baseline` names) over the same cases, in nats, with its interval and a verdict on its sign. `None` if no
+    /// baseline was given, or for the baseline itself.
     pub(super) less_baseline: Option<(Estimate, Verdict)>,
 }
 
-/// An arm's figures minus those of another arm, over the same cases.
+/// The figures of one arm (way to ask) minus those of another arm, over the same cases.
 #[derive(Clone, Debug)]
 pub(super) struct Difference {
-    /// Difference in exact match, in percentage points, and the verdict on it.
+    /// The share of answers that match a right one exactly under one arm (way to ask) minus that under the other, in
+    /// percentage points, and the verdict on this difference.
     pub(super) exact_match: (Estimate, Verdict),
     pub(super) contains: (Estimate, Verdict),
     pub(super) f1: (Estimate, Verdict),
-    /// Difference in answers that the judge (a model) finds right, in percentage points; `None` if no answer was
-    /// judged.
+    /// The share of answers that the judge (a model) finds right under one arm (way to ask) minus that under the other,
+    /// in percentage points, and the verdict on this difference; `None` if no answer was judged.
     pub(super) judged: Option<(Estimate, Verdict)>,
     pub(super) reused: Option<Estimate>,
-    /// Difference of median times to the first token, in milliseconds.
+    /// The median time to the first token under one arm (way to ask) minus that under the other, in milliseconds.
     pub(super) ttft: Estimate,
 }
 
-/// The results of one case (a question or chat) under one arm, as sums over its turns.
+/// The results of one case (a question or chat) under one arm (way to ask), as sums over its turns.
 #[derive(Clone, Debug, Default)]
 struct Sums {
-    /// Number of the case's turns that were answered (or scored) under the arm. If the case has more turns, it is left
-    /// out.
+    /// Number of the case's turns that were answered (or scored) under the arm (way to ask). If the case has more
+    /// turns, it is left out.
     turns: usize,
-    /// Number of answers that the model gave.
+    /// Number of the case's turns to which the model gave an answer.
     asked: usize,
     /// Number of the model's answers that were compared with right ones.
     scored: f64,
@@ -132,7 +140,7 @@ struct Sums {
     /// Number of answers that the judge found right.
     judged_right: f64,
     by_text: u64,
-    /// Prompt tokens of the case's requests; `None` if an answer does not report them.
+    /// Prompt tokens of all the case's requests; `None` if an answer does not report them.
     prompt: Option<u64>,
     cached: Option<u64>,
     ttft_us: Vec<u64>,
@@ -143,9 +151,9 @@ struct Sums {
     cut: usize,
 }
 
-/// Returns the figures of `arms`, in this order, over the cases that were answered under every arm. Each arm is
-/// compared with retrieval order and, if it is given, with `baseline`, which must be one of the arms. `seed` is for the
-/// confidence intervals.
+/// Returns the figures of `arms`, in this order, over the cases that were answered under every arm (way to ask). Each
+/// arm is compared with retrieval order and, if it is given, with `baseline`, which must be one of the arms. `seed` is
+/// for the confidence intervals.
 pub(super) fn compare(
     cases: &[Case],
     arms: &[Arm],
@@ -207,7 +215,8 @@ pub(super) fn compare(
     arms.iter().map(|&arm| figure(arm)).collect()
 }
 
-/// Returns the sums of `cases` under `arm`, in the order of `cases`. Cases that have none under this arm are left out.
+/// Returns the results ([`Sums`]) of each of `cases` under `arm`, in the order of `cases`. Cases without results under
+/// this arm (way to ask) are left out.
 fn of<'a>(
     sums: &'a FxHashMap<(&'a str, Arm), Sums>,
     arm: Arm,
@@ -217,8 +226,8 @@ fn of<'a>(
     found.flatten().collect()
 }
 
-/// Returns the sums of each case under each arm, by the case's id and the arm. A case is left out under an arm if one
-/// of its turns was not answered under that arm.
+/// Returns the results ([`Sums`]) of each case under each arm (way to ask), by the case's id and the arm. A case is
+/// left out under an arm if one of its turns was not answered under that arm.
 fn sums<'a>(
     cases: &'a [Case],
     arms: &[Arm],
@@ -319,14 +328,16 @@ fn alone(arm: Arm, own: &[&Sums], seed: u64) -> Figure {
     }
 }
 
-/// Returns the mean of `value` per scored right answer, over the drawn cases (indices in `sums`).
+/// Returns the sum of `value` over the drawn cases, divided by the number of their right answers that were scored.
+/// `drawn` has indices in `sums`.
 fn mean(sums: &[&Sums], drawn: &[usize], value: Part) -> f64 {
     let of = |part: Part| drawn.iter().map(|&case| part(sums[case])).sum::<f64>();
     of(value) / of(|sums| sums.likely).max(1.0)
 }
 
-/// Returns the mean of `value` per scored right answer under one arm (`own`) minus that under another (`other`), with
-/// its confidence interval and the verdict; `None` if the two do not have equally many cases.
+/// Returns the mean of `value` per scored right answer under one arm, or way to ask (`own`), minus that under another
+/// (`other`), with its confidence interval and the verdict on its sign; `None` if the two do not have equally many
+/// cases.
 fn less(own: &[&Sums], other: &[&Sums], value: Part, seed: u64) -> Option<(Estimate, Verdict)> {
     let less = |drawn: &[usize]| mean(own, drawn, value) - mean(other, drawn, value);
     (own.len() == other.len()).then(|| {
@@ -374,8 +385,8 @@ const JUDGED: Part = |sums| sums.judged;
 const RIGHT: Part = |sums| sums.judged_right;
 
 impl Estimate {
-    /// Returns the value of `statistic` for all cases, with its 95 % confidence interval; `statistic` gets the indices
-    /// of cases.
+    /// Returns the value of `statistic` for all of the `cases` cases, with its 95 % confidence interval. `statistic`
+    /// gets the indices of the cases for which to compute the value.
     fn of(cases: usize, seed: u64, statistic: impl Fn(&[usize]) -> f64) -> Self {
         let every: Vec<usize> = (0..cases).collect();
         Self {
@@ -393,7 +404,8 @@ fn percent(sums: &[&Sums], drawn: &[usize], of: Part, all: Part) -> f64 {
     if all > 0.0 { 100.0 * of / all } else { 0.0 }
 }
 
-/// Returns the cases' prompt tokens per second of time to first token; `None` if the endpoint does not report tokens.
+/// Returns the prompt tokens of all requests of the cases, divided by the sum of their times to the first token, in
+/// tokens per second. `None` if an answer does not report its prompt tokens, or if there are no requests.
 fn prefill(sums: &[&Sums]) -> Option<f64> {
     let tokens: Option<u64> = sums.iter().map(|sums| sums.prompt).sum();
     let micros: u64 = sums.iter().flat_map(|sums| &sums.ttft_us).sum();

@@ -22,16 +22,17 @@ pub(super) struct Figures {
     pub(super) concurrency: usize,
     /// Number of cases asked: questions, and chats of several turns.
     pub(super) cases: usize,
-    /// Number of cases (questions and chats) for which a request was refused or failed under at least one arm.
+    /// Number of cases (questions and chats) for which a request was refused or failed under at least one arm (way to
+    /// ask).
     pub(super) left_out: usize,
     /// Number of the file's questions that have no answer and so were not asked.
     pub(super) without_answers: usize,
-    /// True if a different `cache_salt` for each arm kept the arms' prompts apart in the engine's cache.
+    /// True if a different `cache_salt` for each arm (way to ask) kept the arms' prompts apart in the engine's cache.
     pub(super) salted: bool,
-    /// The arm with which the others are compared in addition to retrieval order; `None` if the option `--baseline` was
-    /// not given.
+    /// The arm (way to ask) with which the others are compared in addition to retrieval order; `None` if the option
+    /// `--baseline` was not given.
     pub(super) baseline: Option<Arm>,
-    /// Figures of each arm, in the order in which tables list the arms.
+    /// Figures of each arm (way to ask), in the order in which tables list the arms.
     pub(super) arms: Vec<Figure>,
     /// The model's rank profile (the effect of a document's place on the right answer, by the document's rank); `None`
     /// if it was not measured.
@@ -39,17 +40,18 @@ pub(super) struct Figures {
 }
 
 impl Figures {
-    /// Iterates over the figures of the arms that put the answer's document first, in the middle or last.
+    /// Iterates over the figures of the arms (ways to ask) that put the answer's document first, in the middle or last.
     pub(super) fn positions(&self) -> impl Iterator<Item = &Figure> {
         self.arms.iter().filter(|figure| figure.arm.is_position())
     }
 
-    /// Iterates over the figures of the arms that are not among [`Self::positions`].
+    /// Iterates over the figures of the arms (ways to ask) that do not put the answer's document in a given place.
     pub(super) fn orders(&self) -> impl Iterator<Item = &Figure> {
         self.arms.iter().filter(|figure| !figure.arm.is_position())
     }
 
-    /// Returns whether the model was asked for answers under at least one arm. If not, right answers were only scored.
+    /// Returns whether the model was asked for answers under at least one arm (way to ask). If false, the evaluation
+    /// only measured the log-probability of the right answers.
     pub(super) fn is_asked(&self) -> bool {
         self.arms.iter().any(|figure| figure.asked > 0)
     }
@@ -109,7 +111,8 @@ impl Figures {
         table
     }
 
-    /// Appends to `table` the scores, the reuse of the cache and the times of the model's answers, a line for each arm.
+    /// Appends to `table` the scores, the reuse of the cache and the times of the model's answers, a line for each arm
+    /// (way to ask).
     fn add_answers(&self, table: &mut String) {
         *table += "\narm                    questions  exact match  contains       F1   reused  \
             TTFT median         p95   prompt tokens  prefill tok/s\n";
@@ -126,7 +129,8 @@ impl Figures {
         }
     }
 
-    /// Appends to `table` the likelihood of right answers under each arm, if known.
+    /// Appends to `table` the mean log-probability of right answers under each arm (way to ask) for which it was
+    /// measured.
     fn add_likelihood(&self, table: &mut String) {
         let heading = "right answer           questions nats a token    less retrieval [95 %]                                   \
             nats    less retrieval [95 %]";
@@ -158,8 +162,8 @@ impl Figures {
         *table += &section(&format!("{heading:<width$}nats a token [95 %]"), lines);
     }
 
-    /// Appends to `table` the shares of answers that the judge finds right, if there is a judge, and the number of
-    /// choices that were read from the answer's text.
+    /// Appends to `table` the shares of answers that the judge (a model) finds right, if there is a judge, and the
+    /// number of multiple-choice answers that were read from the answer's text.
     fn add_judged(&self, table: &mut String) {
         let lines = self.arms.iter().filter_map(|figure| {
             let judged = figure.judged.as_ref()?;
@@ -184,8 +188,8 @@ impl Figures {
         }
     }
 
-    /// Returns a table with `heading` and a row for each arm for which `of` returns a difference; empty if `of` returns
-    /// none. `width` is that of the first column, in characters.
+    /// Returns a table with `heading` and a row for each arm (way to ask) for which `of` returns a difference; empty if
+    /// there is none. `width` is the width of the first column, in characters.
     fn differences(
         &self,
         heading: &str,
@@ -325,8 +329,8 @@ fn interval(estimate: &Estimate) -> Value {
     })
 }
 
-/// Returns the table cells of an arm: questions, exact match, answers that contain a right one, F1, share of prompt
-/// tokens reused, and the median and 95th percentile of the time to first token.
+/// Returns the table cells of an arm (way to ask): questions, exact match, answers that contain a right one, F1, share
+/// of prompt tokens reused, and the median and 95th percentile of the time to first token.
 pub(super) fn cells(figure: &Figure) -> [String; 7] {
     [
         grouped(figure.cases as u64),
@@ -356,15 +360,16 @@ pub(super) fn with_interval(estimate: &Estimate) -> String {
 }
 
 impl AnswerLikelihood {
-    /// Returns the mean minus that of retrieval order, in nats, with its interval; empty for retrieval order itself, or
-    /// if it was not asked.
+    /// Returns the mean log-probability of right answers under this arm (way to ask) minus that in retrieval order, in
+    /// nats, with its interval, as text; empty for retrieval order itself, or if no question was asked in retrieval
+    /// order.
     pub(super) fn less(&self) -> String {
         let less = self.less_retrieval.map(|(less, _)| less.in_nats());
         less.unwrap_or_default()
     }
 
-    /// Returns the verdict on the difference from retrieval order, as a word for tables such as `better`; empty for
-    /// retrieval order itself, or if it was not asked.
+    /// Returns the verdict on the difference of this arm (way to ask) from retrieval order in a word for tables, such
+    /// as `better`; empty for retrieval order itself, or if no question was asked in retrieval order.
     pub(super) fn verdict(&self) -> &'static str {
         (self.less_retrieval).map_or("", |(_, verdict)| verdict.words())
     }

@@ -7,13 +7,14 @@
 //!   Answer the question from the documents, …       the system message
 //! ```
 //!
-//! The head is derived from the run's seed and the case, so a question has the same head under every arm.
+//! The head is derived from the run's seed and the case, so a question has the same head under every arm (way to ask).
 
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::random::Random;
 use serde_json::{Value, json};
 
-/// The changing part of one request's head: lines that are written before the system message, and the tools.
+/// The parts of one request's head (system text and tools) that change from request to request: lines that are written
+/// before the system message, and the tools.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ChangingHead {
     /// The lines with a clock and a session id, to be written before the system message.

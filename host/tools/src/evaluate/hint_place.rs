@@ -1,4 +1,5 @@
-//! The place of the order hint in the user message, for arms that measure another place than the gateway's.
+//! The place of the order hint (a sentence with the retriever's ranking) in the user message, for arms (ways to ask)
+//! that measure another place than the gateway's.
 //!
 //! RAGBoost writes the hint between documents and question (section 5.3), and reports that places before and after the
 //! question differ by less than half a point of accuracy (section 7, *Hint robustness*). The gateway does the same. The
@@ -10,18 +11,20 @@
 //! | the same with `:end` | documents, question, **hint** | the documents |
 //! | the same with `:top` | **hint**, documents, question | nothing after a hint that differs |
 //!
-//! Only lines that the core moves there from the head may be between documents and question, so *before the question*
-//! is not a separate place.
+//! Only lines that the ordering core moves there from the head (system text and tools) may be between documents and
+//! question, so *before the question* is not a separate place.
 //!
-//! Only the core knows the hint's words, and it writes them after the documents. For these arms it is configured to
-//! write them between two marks; the hint is then moved, and the marks are removed, before the request is sent.
+//! Only the ordering core knows the hint's words, and it writes them after the documents. For these arms it is
+//! configured to write them between two marks; the hint is then moved, and the marks are removed, before the request is
+//! sent.
 
 use super::data::Case;
 use anyhow::{Context, Result, ensure};
 use foreword_ordering::RawConfig;
 use serde_json::Value;
 
-/// A place of the order hint in a user message for which the gateway has no setting.
+/// A place in the user message for the order hint (a sentence with the retriever's ranking) for which the gateway has
+/// no setting: the gateway writes the hint between documents and question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum HintPlace {
     /// Before the documents, at the beginning of the user message.
@@ -30,8 +33,8 @@ pub(super) enum HintPlace {
     End,
 }
 
-/// Changes the configuration so that the core writes each order hint between two marks, by which it can be found and
-/// moved.
+/// Changes the configuration so that the ordering core writes each order hint (a sentence with the retriever's ranking)
+/// between two marks, by which the hint can be found and moved.
 ///
 /// # Errors
 /// Returns an error if the configuration never writes an order hint.
@@ -72,11 +75,11 @@ pub(super) fn check(case: &Case) -> Result<()> {
 }
 
 impl HintPlace {
-    /// Returns a body in which the marked order hint of every user message is moved to this place, and the marks are
-    /// removed.
+    /// Returns the request body with the order hint of every user message moved to this place. The hint is found by the
+    /// marks around it, which are removed.
     ///
     /// # Errors
-    /// Returns an error if the body is not a JSON object. The core writes no such body.
+    /// Returns an error if the body is not JSON. The ordering core writes no such body.
     pub(super) fn moved(self, body: &[u8]) -> Result<Vec<u8>> {
         let mut body: Value = serde_json::from_slice(body).context("a body that the core wrote")?;
         let messages = body.get_mut("messages").and_then(Value::as_array_mut);
@@ -91,7 +94,8 @@ impl HintPlace {
         Ok(body.to_string().into_bytes())
     }
 
-    /// Returns a message's text with its order hint moved to this place; `None` if the text has no marked hint.
+    /// Returns a message's text with its order hint moved to this place and without the marks around it; `None` if the
+    /// text has no marked hint.
     fn moved_text(self, text: &str) -> Option<String> {
         let (before, rest) = text.split_once(OPEN)?;
         let (hint, behind) = rest.split_once(CLOSE)?;

@@ -25,12 +25,13 @@ pub(super) struct Record {
     pub(super) case: String,
     /// Index of the case's turn to which the request belongs, from 0.
     pub(super) turn: usize,
-    /// Name of the arm under which the question was asked.
+    /// Name of the arm (way to ask) under which the question was asked.
     pub(super) arm: String,
     /// Position of the request, from 0, in the sequence in which all requests of the run were ordered.
     pub(super) at: u64,
     pub(super) answer: String,
-    /// The finish reason that the endpoint reports for the answer.
+    /// The finish reason that the endpoint reports for the answer, such as `stop` or `length`; `None` if it reports
+    /// none.
     pub(super) finish: Option<String>,
     /// Hash of the request body sent, as 16 hexadecimal digits.
     pub(super) sent: String,
@@ -39,21 +40,23 @@ pub(super) struct Record {
     pub(super) total_us: u64,
     #[serde(flatten)]
     pub(super) usage: Usage,
-    /// Number of documents that the core found in the request.
+    /// Number of documents that the ordering core found in the request.
     pub(super) documents: u32,
-    /// Number of documents in the request that the core moved.
+    /// Number of documents in the request that the ordering core sent at another position than the client did.
     pub(super) moved: u32,
-    /// Number of documents in the request that the core replaced by a reference to the copy in an earlier turn.
+    /// Number of documents in the request that the ordering core replaced by a reference to the copy in an earlier
+    /// turn.
     pub(super) deduplicated: u32,
-    /// True if the core added an order hint (a sentence that tells the model the retriever's ranking) to the request.
+    /// True if the ordering core added an order hint (a sentence that tells the model the retriever's ranking) to the
+    /// request.
     #[serde(default)]
     pub(super) hinted: bool,
     /// True if a multiple-choice answer was read from the answer's text, because the endpoint reported no
     /// log-probabilities of the choices' letters.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) by_text: bool,
-    /// True if the request was not answered. It is recorded because the arm's ordering core has seen it: a resumed run
-    /// must order it again.
+    /// True if the request was not answered. It is recorded because the ordering core has seen it: a resumed run must
+    /// order it again, to bring the core into the same state.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) is_failed: bool,
     /// True if the judge (a model) finds the answer right; `None` if it was not judged or the judgement is unclear.
@@ -70,8 +73,8 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// Returns the index in `arms` of the arm under which the record's question was asked; `None` if it is not among
-    /// them.
+    /// Returns the index in `arms` of the arm (way to ask) under which the record's question was asked; `None` if it is
+    /// not among them.
     pub(super) fn arm(&self, arms: &[Arm]) -> Option<usize> {
         arms.iter().position(|arm| arm.name() == self.arm)
     }
@@ -162,8 +165,8 @@ impl Journal {
     }
 }
 
-/// Returns a text with the name of the first parameter that differs, its old value and its new one; `None` if all are
-/// equal.
+/// Returns a text with the name of the first parameter whose value differs between the journal (`was`) and this run
+/// (`is`), with both values; `None` if all are equal.
 fn difference(was: &Map<String, Value>, is: &Map<String, Value>) -> Option<String> {
     let names = was.keys().chain(is.keys());
     let shown = |value: Option<&Value>| value.map_or("absent".to_owned(), Value::to_string);

@@ -4,10 +4,10 @@
 //!   answers ──▶ question, right answers, answer ──▶ judge ──▶ "yes" or "no" ──▶ judgements.jsonl
 //! ```
 //!
-//! Common words are a poor measure for long answers (MT-RAG uses a model as judge). The judge sees neither the arm nor
-//! the documents. Equal answers to a question are judged once, so arms that answer alike are judged alike. Judgements
-//! are stored in the run's folder: the same command never requests one twice, and a finished run can be judged later,
-//! also by another judge.
+//! Common words are a poor measure for long answers (MT-RAG uses a model as judge). The judge sees neither the arm (way
+//! to ask) nor the documents. Equal answers to a question are judged once, so arms that answer alike are judged alike.
+//! Judgements are stored in the run's folder: the same command never requests one twice, and a finished run can be
+//! judged later, also by another judge.
 
 use super::data::{Case, Turn};
 use super::journal::Record;
@@ -30,7 +30,8 @@ struct Judgement {
 }
 
 /// Asks the judge (a model at `url`) about the answer of each record whose turn has right answers in words, not
-/// choices, and stores the judgement in the record. Judgements in `folder` are not requested again.
+/// choices, and stores the judgement in the record. Judgements that `judgements.jsonl` in `folder` already contains are
+/// not requested again.
 ///
 /// # Errors
 /// Returns an error if the judge does not answer, or the file of judgements cannot be used. Earlier judgements stay in

@@ -46,7 +46,7 @@ pub(super) struct Forced {
     pub(super) url: String,
 }
 
-/// Those tokens of a prompt whose log-probabilities the endpoint reports, in order. They reach to the prompt's end.
+/// The last tokens of a prompt, in order, each with its log-probability: those for which the endpoint reports one.
 #[derive(Debug)]
 pub(super) struct ScoredPrompt(Vec<ScoredToken>);
 
@@ -61,7 +61,7 @@ struct Response {
     prompt_logprobs: Option<Vec<Option<Map<String, Value>>>>,
 }
 
-/// Number of tokens that are scored in addition to as many as the answer has bytes. An answer has at most as many
+/// Number of prompt tokens to score in addition to one for each byte of the answer. An answer has at most as many
 /// tokens as bytes, but its first token may begin in the text before it.
 const BEFORE: usize = 8;
 
@@ -160,7 +160,7 @@ impl ScoredPrompt {
     }
 }
 
-/// Returns the printable ASCII characters of a text except spaces, which all tokenizers report alike.
+/// Returns the printable ASCII characters of a text except spaces. All tokenizers report these alike.
 fn visible(text: &str) -> String {
     text.chars().filter(char::is_ascii_graphic).collect()
 }

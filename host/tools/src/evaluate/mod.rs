@@ -329,11 +329,12 @@ pub fn run(options: &Options) -> Result<()> {
     show(&figures, options)
 }
 
-/// Returns whether the endpoint reports the log-probabilities of a prompt's tokens, which scoring right answers needs;
-/// prints a warning with the reason if it does not.
+/// Returns whether the endpoint reports the log-probabilities of a prompt's tokens, which scoring right answers needs.
+/// If it does not, prints a warning with the reason.
 ///
 /// # Errors
-/// Returns an error if it does not and `--score-only` or `--profile` was given, or if the endpoint does not answer.
+/// Returns an error if the endpoint does not answer, or if it reports no log-probabilities and `--score-only` or
+/// `--profile` was given.
 fn can_score(options: &Options, client: &Client, prompts: &Prompts, url: &str) -> Result<bool> {
     let Some(reason) = scores::reason_unscored(client, &prompts.probe(), url)? else {
         return Ok(true);
@@ -350,8 +351,8 @@ fn can_score(options: &Options, client: &Client, prompts: &Prompts, url: &str) -
     Ok(false)
 }
 
-/// Requests the likelihood of the right answer as the continuation of each record's prompt, and stores it in the
-/// record.
+/// Requests, for each record, the log-probability of the right answer as the continuation of the record's prompt, and
+/// stores it in the record.
 fn score(
     options: &Options,
     client: &Client,
@@ -368,9 +369,9 @@ fn score(
     Ok(())
 }
 
-/// Measures the likelihood of each question's right answer in several orders of its documents, and fits the model's
-/// rank profile to it: the effect of a document's place in the prompt, by its rank. `orders` is the number of orders
-/// per question; with `None`, as many as the question has documents.
+/// Measures the log-probability of each question's right answer in several orders of its documents, and fits the
+/// model's rank profile to it (the effect of a document's place in the prompt on the right answer, by the document's
+/// rank). `orders` is the number of orders per question; with `None`, as many as the question has documents.
 fn measure_profile(
     options: &Options,
     orders: Option<NonZeroUsize>,
@@ -403,8 +404,8 @@ fn show(figures: &Figures, options: &Options) -> Result<()> {
     })
 }
 
-/// Returns the arms to ask, each once: gateways last, the others in the order of [`Arm::all`]. `has_chats` is true if a
-/// case has several turns.
+/// Returns the arms (ways to ask) that the options request, each once: gateways last, the others in the order of
+/// [`Arm::all`]. `has_chats` is true if a case has several turns.
 fn arms(options: &Options, has_chats: bool) -> Result<Vec<Arm>> {
     let mut arms: FxHashSet<Arm> = options.arms.iter().copied().collect();
     if arms.is_empty() {
@@ -446,8 +447,8 @@ fn arms(options: &Options, has_chats: bool) -> Result<Vec<Arm>> {
     Ok(core.chain(named).filter(|arm| arms.contains(arm)).collect())
 }
 
-/// Returns the arm of `--baseline`; `None` if the option was not given. Returns an error unless it is one of `arms` and
-/// puts no document in a given position, so that it is asked all questions.
+/// Returns the arm (way to ask) that the option `--baseline` names; `None` if the option was not given. Returns an
+/// error unless the arm is one of `arms` and puts no document in a given position, so that it is asked all questions.
 fn baseline(options: &Options, arms: &[Arm]) -> Result<Option<Arm>> {
     let Some(name) = options.baseline.as_deref() else {
         return Ok(None);
@@ -463,7 +464,7 @@ fn baseline(options: &Options, arms: &[Arm]) -> Result<Option<Arm>> {
 }
 
 /// Returns the options on which answers and times depend, by name: a run can be resumed only with the same ones. API
-/// key, time limit and retries are not among them.
+/// key, time limit and retries are not among them. `data` is the hash of the data file.
 fn parameters(
     options: &Options,
     ordering: &RawConfig,
@@ -498,7 +499,7 @@ fn parameters(
 }
 
 /// Parses a value `[NAME=]URL` of `--gateway` into the gateway's name (`gateway` if none is given) and its URL. Returns
-/// an error if the name is empty or belongs to another arm.
+/// an error if the name is empty or is that of another arm (way to ask).
 fn gateway(text: &str) -> Result<(&'static str, String), String> {
     let usual = Arm::GATEWAY.name();
     let (name, url) = match text.split_once('=') {

@@ -10,14 +10,14 @@ use foreword_report::plot::{Area, BASELINE, BEST, GRID, INK, OTHERS, Width, draw
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
-/// Plots each arm's difference of exact match from retrieval order, in percentage points with confidence intervals,
-/// over a band of ±1 point. Returns the SVG text.
+/// Plots, for each arm (way to ask), the share of exactly right answers minus that in retrieval order, in percentage
+/// points with confidence intervals, over a band of ±1 point. Returns the SVG text.
 pub(super) fn exact_match_differences(figures: &Figures, width: Width) -> Result<String> {
     differences(figures, width, |difference| difference.exact_match.0)
 }
 
-/// Plots each arm's difference of F1 from retrieval order, in percentage points with intervals, over a band of ±1
-/// point.
+/// Plots, for each arm (way to ask), the mean F1 score minus that in retrieval order, in percentage points with
+/// confidence intervals, over a band of ±1 point. Returns the SVG text.
 pub(super) fn f1_differences(figures: &Figures, width: Width) -> Result<String> {
     differences(figures, width, |difference| difference.f1.0)
 }
@@ -30,8 +30,8 @@ fn differences(figures: &Figures, width: Width, of: fn(&Difference) -> Estimate)
     rows_of(&rows.collect::<Vec<_>>(), Some(MARGIN), width)
 }
 
-/// Plots each arm's difference of the right answers' mean log-probability from retrieval order, in nats per token, with
-/// intervals.
+/// Plots, for each arm (way to ask), the right answers' mean log-probability minus that in retrieval order, in nats per
+/// token, with confidence intervals. Returns the SVG text.
 pub(super) fn likelihood(figures: &Figures, width: Width) -> Result<String> {
     let rows = figures.arms.iter().filter_map(|figure| {
         let (less, _) = figure.answer_logprob.as_ref()?.less_retrieval?;
@@ -41,7 +41,8 @@ pub(super) fn likelihood(figures: &Figures, width: Width) -> Result<String> {
     rows_of(&rows.collect::<Vec<_>>(), None, width)
 }
 
-/// Plots exact match with the answer's document first, in the middle and last, in percent with intervals.
+/// Plots the share of exactly right answers with the answer's document first, in the middle and last, in percent with
+/// intervals. Returns the SVG text.
 pub(super) fn positions(figures: &Figures, width: Width) -> Result<String> {
     let rows = figures.positions().map(|figure| {
         let Estimate { value, interval } = figure.exact_match;
@@ -99,7 +100,8 @@ const CELL: i32 = 64;
 /// Largest radius of a circle in a cell of the rank profile's plot, in pixels.
 const RADIUS: i32 = 20;
 
-/// Plots the share of cached prompt tokens under each arm, for arms for which the endpoint reports it.
+/// Plots, for each arm (way to ask) for which the endpoint reports it, the share of prompt tokens that were cached.
+/// Returns the SVG text.
 pub(super) fn reused(figures: &Figures, width: Width) -> Result<String> {
     let rows = figures.orders().filter_map(|figure| {
         let reused = figure.reused?;
@@ -108,7 +110,7 @@ pub(super) fn reused(figures: &Figures, width: Width) -> Result<String> {
     rows_of(&rows.collect::<Vec<_>>(), None, width)
 }
 
-/// Plots the median time to first token under each arm, in milliseconds.
+/// Plots the median time to first token under each arm (way to ask), in milliseconds. Returns the SVG text.
 pub(super) fn ttft(figures: &Figures, width: Width) -> Result<String> {
     let rows = figures.orders().map(|figure| {
         let median = figure.ttft_median;
@@ -151,13 +153,14 @@ fn colour(arm: Arm) -> RGBColor {
 const ROW: i32 = 34;
 /// Margin of a plot above the first row and below the last, in pixels.
 const EDGE: i32 = 8;
-/// Width of the column with the arms' names, at the left of a plot, in pixels.
+/// Width of the column with the names of the arms (ways to ask), at the left of a plot, in pixels.
 const NAMES: i32 = 132;
 /// Width of the column with the values' labels, at the right of a plot, in pixels.
 const LABELS: i32 = 84;
 
-/// Plots rows on a common scale, which includes 0 and all values and intervals. `band` is the half-width of a shaded
-/// band around 0, in the values' unit; no band if `None`.
+/// Draws `rows` below each other on one horizontal scale, and returns the plot as SVG text. The scale includes 0 and
+/// all values and intervals. If `band` is given, the part of the scale from `-band` to `band` (in the values' unit) is
+/// shaded.
 fn rows_of(rows: &[Row], band: Option<f64>, width: Width) -> Result<String> {
     let ends = rows.iter().flat_map(|row| {
         let interval = row.interval.map(|interval| [interval.low, interval.high]);

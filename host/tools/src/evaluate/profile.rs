@@ -39,22 +39,24 @@ pub(crate) struct RankProfile {
     pub(crate) model: String,
     /// Name of the template (`tags`, `numbered`, …) in which the documents were written into the prompt.
     template: String,
-    /// The number of documents of the measured question that has the most.
+    /// Number of documents of the measured question that has the most documents.
     pub(super) documents: usize,
     /// Number of questions measured.
     pub(super) questions: usize,
-    /// Names of the classes of ranks (`1`, `2`, `3`, `others`), which are the rows of the table.
+    /// Names of the classes of documents' ranks in the retriever's order (`1`, `2`, `3`, `others`), which are the rows
+    /// of the table.
     ranks: Vec<String>,
     /// Names of the classes of places (`first`, `second`, `middle`, …), which are the columns of the table.
     places: Vec<String>,
     /// Effect of a document's place on the right answer, by the class of its rank, then by the class of the place, in
     /// nats per token; `None` for classes that do not exist among [`Self::documents`] documents.
     table: Vec<Vec<Option<PlaceEffect>>>,
-    /// The compared ways to place the retriever's best documents, with their costs. Those that leave the policy more
-    /// documents to order come first.
+    /// The compared ways to place the retriever's best documents, with their costs. The first ones leave the most
+    /// documents to the ordering policy.
     pub(super) placements: Vec<Placed>,
-    /// The placement to configure: of those about as good as the best one, the one that leaves the policy the most
-    /// documents to order. `None` if there are too few questions to choose.
+    /// The placement of the retriever's best documents to configure: of those whose loss is not shown to be greater
+    /// than the least loss, the one that leaves the most documents to the ordering policy. `None` if there are too few
+    /// questions to choose.
     pub(super) chosen: Option<Placement>,
 }
 
@@ -102,13 +104,14 @@ type Table = [f64; CELLS];
 /// of its documents in the order of the prompt.
 pub(super) struct Orders {
     asked: Vec<(usize, Vec<usize>)>,
-    /// The number of documents of the question that has the most.
+    /// Number of documents of the question that has the most documents.
     documents: usize,
 }
 
 impl Orders {
-    /// Returns the orders, and for each the request that scores the right answer behind the documents in this order:
-    /// `orders` orders for each question, or as many as it has documents. Of a chat, only the first turn is used.
+    /// Returns the orders in which each question's documents are sent, and for each order the request that scores the
+    /// right answer after documents in this order. A question gets `orders` orders, or as many as it has documents if
+    /// `orders` is `None`. Of a chat, only the first turn is used.
     ///
     /// # Errors
     /// Returns an error if no question has an answer and two documents.
@@ -246,8 +249,8 @@ fn profile(
     }
 }
 
-/// Returns `count` orders of `documents` documents, as lists of ranks: evenly spaced rotations of a shuffle, and of
-/// further shuffles once all rotations are used.
+/// Returns `count` orders of `documents` documents, as lists of ranks (0 for the best): evenly spaced rotations of a
+/// shuffle, and of further shuffles once all rotations are used.
 fn balanced(documents: usize, count: usize, random: &mut Random) -> Vec<Vec<usize>> {
     let mut orders = Vec::with_capacity(count);
     while orders.len() < count {
@@ -403,8 +406,8 @@ fn normalised(mut table: Table, documents: usize) -> Table {
     table
 }
 
-/// Returns the placements to compare; those that leave the policy more documents to order come first. An entry is
-/// `None` if its placement would fix all `documents` documents.
+/// Returns the placements of the retriever's best documents to compare. The first ones leave the most documents to the
+/// ordering policy. An entry is `None` if its placement would fix all `documents` documents.
 fn rules(documents: usize) -> [Option<Placement>; RULES] {
     Placement::COMPARED
         .map(|placement| (usize::from(placement.documents) < documents).then_some(placement))
@@ -494,8 +497,8 @@ impl RankProfile {
         losses.sum()
     }
 
-    /// Returns the rows of the profile's table: the name of each class of ranks, with the effects in [`Self::columns`].
-    /// Classes that do not exist among so few documents are left out.
+    /// Returns the rows of the profile's table: the name of each class of ranks, with its effects in the order of
+    /// [`Self::columns`]. Left out are classes of ranks that no question with [`Self::documents`] documents has.
     pub(super) fn rows(&self) -> impl Iterator<Item = (&str, Vec<PlaceEffect>)> {
         let rows = self.ranks.iter().zip(&self.table);
         rows.map(|(rank, row)| (rank.as_str(), row.iter().copied().flatten().collect()))

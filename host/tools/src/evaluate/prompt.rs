@@ -20,7 +20,7 @@ pub(super) struct Prompts {
     pub(super) max_tokens: u32,
     /// Further fields of the request body, which replace standard ones of the same name.
     pub(super) extra: Map<String, Value>,
-    /// Prefix of the request's `cache_salt`, to which the arm's name is appended; `None` for no salt.
+    /// Prefix of the request's `cache_salt`, to which the name of the arm (way to ask) is appended; `None` for no salt.
     pub(super) salt: Option<String>,
     /// The form in which documents are written into the prompt.
     pub(super) template: Template,
@@ -32,8 +32,9 @@ pub(super) struct Prompts {
 }
 
 impl Prompts {
-    /// Returns the name of the tag in which to send documents, one that the core recognises under the gateway's
-    /// configuration: `document` if possible. Returns an error if the configuration names no tag.
+    /// Returns the name of the tag that the client puts around each document. It must be one of those in which the
+    /// gateway's configuration lets the ordering core find documents (`documents.tags`): `document` if that is listed,
+    /// otherwise the first one. Returns an error if none is listed.
     pub(super) fn tag(ordering: &RawConfig) -> Result<String> {
         let tags = &ordering.documents.tags;
         let usual = tags.iter().find(|tag| *tag == "document");
@@ -42,8 +43,8 @@ impl Prompts {
             .ok_or_else(|| anyhow!("documents.tags is empty: documents are sent in tags"))
     }
 
-    /// Returns the request body for the next turn of a case under an arm; `answers` are the model's answers to the
-    /// turns before.
+    /// Returns the request body that asks the next turn of a case (question or chat) under an arm (way to ask).
+    /// `answers` are the model's answers to the turns before.
     pub(super) fn body(&self, case: &Case, arm: Arm, answers: &[&str]) -> Vec<u8> {
         let mut messages = Vec::new();
         let head = (self.changing_head).map(|seed| ChangingHead::of(seed, &case.id, answers.len()));
@@ -103,8 +104,9 @@ impl Prompts {
         Value::Object(body).to_string().into_bytes()
     }
 
-    /// Checks that the core finds as many documents in the request of each turn of the case as the turn has; otherwise
-    /// the evaluation would measure the order of something else. Returns an error that names the case.
+    /// Checks that the ordering core finds as many documents in the request of each turn of the case as the turn has.
+    /// Otherwise another text in the request looks like a document, and the evaluation would measure the order of that
+    /// too. Returns an error that names the case.
     pub(super) fn check(&self, case: &Case, config: &Config) -> Result<()> {
         for turn in &case.turns {
             let alone = Case {

@@ -55,7 +55,7 @@ fn caches(figures: &Figures) -> &'static str {
     }
 }
 
-/// Returns the number of answers truncated at `--max-tokens` for each arm that has some, or `none`.
+/// Returns the number of answers truncated at `--max-tokens` for each arm (way to ask) that has some, or `none`.
 fn cut(figures: &Figures) -> String {
     let cut = figures.arms.iter().filter(|figure| figure.cut > 0);
     let cut = cut.map(|figure| format!("{} {}", figure.arm.name(), grouped(figure.cut as u64)));
@@ -65,9 +65,9 @@ fn cut(figures: &Figures) -> String {
     }
 }
 
-/// Returns the figures of the arm that the report highlights, the one closest to the filter: the last gateway if there
-/// is one, otherwise the first of `dedup+hint`, `ordered+hint` and `ordered` that was asked; `None` if there is none of
-/// these.
+/// Returns the figures of the arm (way to ask) that the report highlights, the one closest to the filter: the last
+/// gateway if there is one, otherwise the first of `dedup+hint`, `ordered+hint` and `ordered` that was asked; `None` if
+/// there is none of these.
 fn filter(figures: &Figures) -> Option<&Figure> {
     use super::arm::Arm::{DedupHint, Ordered, OrderedHint};
     let gateway = figures.arms.iter().rfind(|figure| figure.arm.is_gateway());
@@ -124,7 +124,7 @@ fn differences(figures: &Figures) -> Result<String> {
     ))
 }
 
-/// Returns the HTML section on the likelihoods of right answers; empty if unknown.
+/// Returns the HTML section on the log-probabilities of right answers; empty if they were not measured.
 fn likelihood(figures: &Figures) -> Result<String> {
     let mut rows = String::new();
     for figure in &figures.arms {
@@ -185,7 +185,8 @@ fn positions(figures: &Figures) -> Result<String> {
     ))
 }
 
-/// Returns the HTML section on the rank profile; empty if it was not measured.
+/// Returns the HTML section on the rank profile (the effect of a document's place on the right answer, by the
+/// document's rank); empty if it was not measured.
 fn profile(figures: &Figures) -> Result<String> {
     let Some(profile) = &figures.profile else {
         return Ok(String::new());
@@ -267,8 +268,8 @@ fn rows(figures: &Figures) -> String {
     rows
 }
 
-/// Returns the HTML table of differences from the baseline (the arm of the option `--baseline`); empty if none was
-/// given or no answers were requested.
+/// Returns the HTML table of differences from the baseline (the arm, or way to ask, that the option `--baseline`
+/// names); empty if none was given or no answers were requested.
 fn baseline(figures: &Figures) -> String {
     let rows = compared(figures, |figure| figure.from_baseline.as_ref());
     let Some(baseline) = figures.baseline.filter(|_| !rows.is_empty()) else {

@@ -10,8 +10,8 @@
 //! | `llamaindex` | `file_name: …` between rules, at the beginning of the system message | are sent without |
 //! | `cohere` | the array `documents`, which the model's chat template must know | are sent without |
 //!
-//! The core finds every document in these templates. In LangChain's template, which joins texts by blank lines, it
-//! finds none; in Dify's, it finds all texts as one document.
+//! The ordering core finds every document in these templates. In LangChain's template, which joins texts by blank
+//! lines, it finds none; in Dify's, it finds all texts as one document.
 
 use super::data::Document;
 use foreword_ordering::RawConfig;
@@ -23,7 +23,7 @@ foreword_ordering::named! {
     /// The form in which a client writes documents into a prompt.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub(super) enum Template {
-        /// Each document in tags, before the question, as the core writes the elements of an array of documents.
+        /// Each document in tags such as `<document id="…">`, before the question.
         #[default]
         Tags = "tags",
         /// Documents as a numbered list, before the question.
@@ -38,7 +38,7 @@ foreword_ordering::named! {
 }
 
 impl Template {
-    /// Changes a gateway's configuration so that the core finds documents that are written in this template.
+    /// Changes a gateway's configuration so that the ordering core finds documents that are written in this template.
     pub(super) fn configure(self, ordering: &mut RawConfig) {
         match self {
             Self::Tags | Self::OpenWebUi => {}

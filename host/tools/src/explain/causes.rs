@@ -5,15 +5,15 @@ use foreword_report::words::{grouped, percent, section};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// The sum of many requests' diagnoses: for each cause of a cache miss, the number of requests and the tokens lost.
+/// The sum of many requests' diagnoses: for each cause of cache misses, the number of requests and of tokens lost
+/// (computed although an earlier prompt contained them).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Causes {
     /// Number of requests whose diagnoses were added.
     pub(crate) requests: u64,
     /// Estimated tokens of all prompts together.
     pub(crate) prompt_tokens: u64,
-    /// Number of prompt tokens, over all requests, that were reused: those of prefixes that the prompts share with
-    /// earlier ones.
+    /// Estimated tokens, over all requests, of the prefixes that prompts share with earlier prompts and so can reuse.
     pub(crate) reused_tokens: u64,
     by_cause: BTreeMap<Key, Sum>,
 }
@@ -22,11 +22,13 @@ pub(crate) struct Causes {
 /// for a changing value its kind, such as a date or an id.
 type Key = (Cause, &'static str, Option<Volatile>);
 
-/// The cost of a cause of cache misses: the number of requests that it affected, and the tokens that they lost.
+/// The cost of a cause of cache misses: the number of requests that it affected, and their lost tokens (computed
+/// although an earlier prompt contained them).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sum {
     pub(crate) requests: u64,
-    /// Number of prompt tokens that the engine had to compute although an earlier prompt contained them.
+    /// Number of prompt tokens, over these requests, that the engine had to compute although an earlier prompt
+    /// contained them.
     pub(crate) tokens: u64,
 }
 
@@ -54,13 +56,14 @@ impl Causes {
         sum.tokens += diagnosis.lost_tokens;
     }
 
-    /// Returns the number of tokens lost, summed over all causes.
+    /// Returns the number of prompt tokens, over all causes, that had to be computed although an earlier prompt
+    /// contained them.
     pub(crate) fn lost_tokens(&self) -> u64 {
         self.by_cause.values().map(|sum| sum.tokens).sum()
     }
 
-    /// Returns the causes that can lose tokens, with their sums, the costliest first; [`Cause::None`] and
-    /// [`Cause::FirstSeen`] are not among them.
+    /// Returns each cause of cache misses with its number of requests and lost tokens, the costliest first.
+    /// [`Cause::None`] and [`Cause::FirstSeen`], which lose no tokens, are left out.
     pub(crate) fn rows(&self) -> Vec<Row> {
         let rows = self.by_cause.iter();
         let rows = rows.map(|(&(cause, segment, volatile), &sum)| Row {
@@ -74,7 +77,7 @@ impl Causes {
         rows
     }
 
-    /// Returns the number of requests that were diagnosed with `cause`. It is meant for [`Cause::None`] and
+    /// Returns the number of requests that were diagnosed with `cause`. This method is meant for [`Cause::None`] and
     /// [`Cause::FirstSeen`], which cost nothing and are not in [`Causes::rows`].
     pub(crate) fn quiet(&self, cause: Cause) -> u64 {
         let all = self.by_cause.iter();
@@ -82,13 +85,13 @@ impl Causes {
         alike.map(|(_, sum)| sum.requests).sum()
     }
 
-    /// Returns the rows as JSON objects: `{"segment", "cause", "requests", "tokens"}`, and `volatile` with the kind of
-    /// a changing value.
+    /// Returns [`Causes::rows`] as JSON objects: `{"segment", "cause", "requests", "tokens"}`, and `volatile` with the
+    /// kind of a changing value.
     pub(crate) fn to_json(&self) -> Vec<Value> {
         self.rows().into_iter().map(Row::to_json).collect()
     }
 
-    /// Returns the rows as lines for a terminal, with a heading; empty if there are none.
+    /// Returns [`Causes::rows`] as lines for a terminal, with a heading; empty if there are none.
     pub(crate) fn to_table(&self) -> String {
         let lines = self.rows().into_iter().map(|row| {
             let (name, segment) = (row.name(), row.segment);

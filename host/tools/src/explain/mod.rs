@@ -233,7 +233,9 @@ fn entry(
     entry
 }
 
-/// Replays the log, and returns what each configuration change saves that is a remedy for one of `rows`.
+/// Simulates the log's prompts, without and with each change of the gateway's configuration that is a remedy for one of
+/// `rows`. Returns the prompt tokens that the engine computes in both simulations, by the changed part of the
+/// configuration.
 fn gains(
     options: &Options,
     ordering: &Ordered,
@@ -271,7 +273,7 @@ fn gains(
 }
 
 impl Findings {
-    /// Returns what a remedy saves; `None` if it was not computed.
+    /// Returns the tokens that a remedy would have saved; `None` if it changes no configuration, or with `--no-gain`.
     fn gain_of(&self, remedy: &Remedy) -> Option<Gain> {
         remedy.part.and_then(|part| self.gains.get(&part).copied())
     }

@@ -21,20 +21,22 @@ pub(crate) enum Part {
     /// Moves changing values of known form, such as dates and ids, out of the prompt's head (system text and tools)
     /// into the newest user message, or replaces them by their first value in the chat.
     Patterns,
-    /// Like [`Part::Patterns`], and also moves other lines and sentences of the head that are found to change between
-    /// requests into the newest user message.
+    /// Moves these out of the prompt's head (system text and tools) into the newest user message: changing values of
+    /// known form, such as dates and ids (see [`Part::Patterns`]), and other lines and sentences that are found to
+    /// change between requests.
     Learned,
     /// Takes position numbers and scores, which change between requests, out of documents and writes them in sentences
     /// after the documents.
     Documents,
     /// Keeps each document in the turn of the chat in which it was first sent, even if the client sends it no longer.
     Pin,
-    /// Orders documents so that prompts begin alike.
+    /// Orders documents so that prompts begin with the same documents as earlier prompts.
     Policy,
 }
 
 impl Part {
-    /// Returns the change of `ordering`, as JSON, that enables this part of the configuration and no other.
+    /// Returns the fields of the gateway's `ordering` configuration, as JSON, that enable this part and disable the
+    /// others. The configured ordering policy stays as it is, for [`Part::Policy`] too.
     pub(crate) fn alone(self) -> Value {
         let off = json!({
             "mode": "apply",

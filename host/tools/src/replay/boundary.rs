@@ -27,17 +27,18 @@ pub(super) struct Boundary {
     kind: CacheKind,
     model: Option<String>,
     currency: String,
-    /// Number of requests in the log that were replayed.
+    /// Number of the log's requests that were simulated.
     requests: u64,
     /// Number of lines that only list ranked documents and were left out, since they have no body for cache markers; 0
-    /// for caches without markers, whose replay includes such lines.
+    /// for caches without markers, whose simulation includes such lines.
     rankings: u64,
     /// The cost of the prompts under each arm (a way to order and mark them, see [`BoundaryArm`]); the first is that
     /// without caching.
     outcomes: Vec<BoundaryOutcome>,
 }
 
-/// Replays the log of `options` against an upstream's cache of this kind.
+/// Simulates the prompts of the log of `options` at an upstream with a cache of this kind, and returns their cost under
+/// each way to order and mark them.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read or is invalid.
@@ -63,7 +64,7 @@ pub(super) fn replay(options: &Options, kind: CacheKind) -> Result<Boundary> {
     }
 }
 
-/// Replays the log's bodies against a cache that matches up to cache markers in the body. Returns `found` with the
+/// Simulates the log's prompts with a cache that matches up to cache markers in the body. Returns `found` with the
 /// counts and costs filled in.
 fn marked(
     options: &Options,
@@ -95,7 +96,7 @@ fn marked(
     Ok(found)
 }
 
-/// Replays the log's prompts, in the client's order and in Foreword's, against a cache that matches whole units of
+/// Simulates the log's prompts, in the client's order and in Foreword's, with a cache that matches whole units of
 /// tokens or any prefix. Returns `found` with the counts and costs filled in.
 fn stored(
     options: &Options,

@@ -22,13 +22,14 @@ pub(super) struct Figures {
     pub(super) skipped: u64,
     pub(super) capacity: Capacity,
     pub(super) bound: Bound,
-    /// Results of replaying the log's documents under each policy, at least one; with `--batch`, also of batches
-    /// planned together.
+    /// Results of simulating the requests under each ordering policy, counting only their documents; at least one. With
+    /// `--batch`, also the results of batches planned together.
     pub(super) outcomes: Vec<PolicyOutcome>,
-    /// Results of replaying whole prompts with stabilised heads (changing texts in system text and tools moved, kept or
-    /// removed), for each policy.
+    /// Results of simulating whole prompts, not only their documents, for each policy, with stabilised heads: texts in
+    /// system text and tools that change between requests are moved, kept at their first value or removed.
     pub(super) stabilised: Vec<PolicyOutcome>,
-    /// The causes of lost reuse among the original prompts, such as a changed tool list, each with the tokens lost.
+    /// The causes of lost reuse among the prompts as the clients sent them, such as a changed tool list, each with the
+    /// number of tokens that had to be computed again.
     pub(super) causes: Causes,
     /// The cost of the prompts at an upstream whose cache matches only up to boundaries (cache markers, or units of
     /// tokens); `None` without `--cache-kind`.
@@ -39,13 +40,15 @@ pub(super) struct Figures {
 }
 
 impl Figures {
-    /// Returns the results in retrieval order, that is, without Foreword; `None` if that policy was not requested.
+    /// Returns the results in retrieval order (the documents as the client sends them), which is without Foreword;
+    /// `None` if the policy `retrieval` was not requested.
     pub(super) fn baseline(&self) -> Option<&PolicyOutcome> {
         let name = PolicyKind::Retrieval.name();
         self.outcomes.iter().find(|outcome| outcome.name == name)
     }
 
-    /// Returns the results of the policy with the most tokens reused, the first of equals.
+    /// Returns the results of the policy with the most document tokens reused; the first one if several have equally
+    /// many.
     pub(super) fn best(&self) -> Option<&PolicyOutcome> {
         let reused = |outcome: &&PolicyOutcome| outcome.reuse.reused_tokens;
         self.outcomes.iter().rev().max_by_key(reused)
@@ -105,8 +108,8 @@ impl Figures {
         table
     }
 
-    /// Returns lines about the reuse of whole prompts, original and stabilised, for each policy; empty if none were
-    /// replayed.
+    /// Returns lines about the reuse of whole prompts under each policy: with heads (system text and tools) as clients
+    /// send them, and with stabilised heads. Empty if no whole prompts were simulated.
     fn prompts_table(&self) -> String {
         let lines = self.outcomes.iter().filter_map(|outcome| {
             let (name, came) = (outcome.name, outcome.prompts?);
@@ -157,7 +160,7 @@ fn entries(outcomes: &[PolicyOutcome]) -> Vec<Value> {
 }
 
 /// Returns the results of a policy as table cells: share of document tokens reused, tokens reused, tokens computed, and
-/// the mean and 99th percentile of the time of a decision.
+/// the mean and 99th percentile of the time to decide on an order.
 pub(super) fn cells(outcome: &PolicyOutcome) -> [String; 5] {
     let reuse = outcome.reuse;
     [

@@ -33,16 +33,17 @@ struct Point {
     placement: Option<Placement>,
     /// Share (0 to 1) of document tokens found in the cache.
     reuse: f64,
-    /// Expected loss of the right answer's log-probability relative to retrieval order, in nats per token, as a mean
-    /// over the log's groups of at least two documents. Negative if the answer becomes likelier.
+    /// Expected loss of the right answer's log-probability relative to retrieval order, in nats per token: the mean
+    /// over all groups of at least two documents that are ordered together. Negative if the answer becomes likelier.
     loss: f64,
     /// True if every placement with more reuse has a greater expected loss: this one is on the frontier.
     is_efficient: bool,
 }
 
 impl Frontier {
-    /// Replays `trace` once in retrieval order and once for each of [`Placement::COMPARED`], under the policy
-    /// `foresight`. `profile` predicts the loss of quality; `config` returns a policy's configuration.
+    /// Simulates the requests of `trace` once in retrieval order, and once for each of [`Placement::COMPARED`] under
+    /// the policy `foresight`, with a cache of size `capacity`. `profile` predicts the loss of quality; `config`
+    /// returns a policy's configuration.
     pub(super) fn new(
         trace: &CompactTrace,
         capacity: Capacity,

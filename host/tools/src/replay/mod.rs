@@ -126,7 +126,8 @@ impl Options {
     }
 }
 
-/// Replays the log under each policy, prints the results to standard output, and writes the HTML report.
+/// Simulates the log's requests under each ordering policy (nothing is sent), prints the results to standard output,
+/// and writes the HTML report.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read or written, for a bad line with `--strict`, and

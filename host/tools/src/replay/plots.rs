@@ -8,8 +8,8 @@ use foreword_report::words::percent;
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
-/// Plots a bar for every policy with the share of document tokens reused, and a line at the upper bound of reuse.
-/// Returns the SVG text.
+/// Plots a bar for every policy with the share of document tokens reused, and a line at the upper bound of this share
+/// under any order. Returns the SVG text.
 pub(super) fn bars(figures: &Figures, width: Width) -> Result<String> {
     const ROW: i32 = 34;
     const TOP: i32 = 30;

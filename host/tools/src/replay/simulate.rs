@@ -10,7 +10,7 @@ use foreword_simulation::{
 };
 use std::time::{Duration, Instant};
 
-/// The results of replaying a log under one policy, or in planned batches.
+/// The results of simulating a log's requests under one policy, or in planned batches.
 #[derive(Clone, Debug)]
 pub(crate) struct PolicyOutcome {
     pub(super) name: &'static str,
@@ -22,9 +22,9 @@ pub(crate) struct PolicyOutcome {
     /// for whole prompts, to rewrite the body.
     pub(super) mean_us: f64,
     pub(super) p99_us: f64,
-    /// Number of replayed requests, for each of which the decision was timed.
+    /// Number of simulated requests, for each of which the time to decide on an order was measured.
     pub(super) requests: u64,
-    /// Reuse of all tokens of the prompts, not only those of documents; `None` if whole prompts were not replayed.
+    /// Reuse of all tokens of the prompts, not only those of documents; `None` if whole prompts were not simulated.
     pub(crate) prompts: Option<PromptReuse>,
 }
 
@@ -38,8 +38,8 @@ impl PolicyOutcome {
 /// Maximum number of points of [`PolicyOutcome::curve`]; a plot cannot show more.
 const POINTS: usize = 240;
 
-/// Replays the documents of `trace` under `policy` against a simulated cache of size `capacity`. `kind` is the policy's
-/// kind, whose name the results get.
+/// Simulates the requests of `trace`, counting only their documents, under `policy` with a cache of size `capacity`.
+/// `kind` is the policy's kind, whose name the results get.
 pub(super) fn replay(
     trace: &CompactTrace,
     kind: PolicyKind,
@@ -71,9 +71,9 @@ pub(super) fn replay(
     Ok(outcome(kind.name(), replay.reuse(), curve, nanoseconds))
 }
 
-/// Replays the documents of `trace` in windows of `window` requests. Each window is planned as a whole before its first
-/// request is served: the order of its requests, and the order of the documents in each
-/// ([`foreword_simulation::batch_placed`]). The time of planning is divided equally among the window's requests.
+/// Simulates the requests of `trace`, counting only their documents, in windows of `window` requests. Each window is
+/// planned as a whole before its first request is served: the order of its requests, and the order of the documents in
+/// each ([`foreword_simulation::batch_placed`]). The time of planning is divided equally among the window's requests.
 pub(super) fn replay_batches(
     trace: &CompactTrace,
     window: usize,
@@ -130,8 +130,7 @@ fn outcome(
     }
 }
 
-/// The time that each decision on a request took, which is choosing an order or rewriting a body; in the order of the
-/// log.
+/// The times that decisions on requests took, in the order of the log. A decision chooses an order or rewrites a body.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     nanoseconds: Vec<u32>,
@@ -144,8 +143,8 @@ impl Pace {
     }
 }
 
-/// Returns the results of replaying whole prompts under the policy called `name`; `pace` has the times of rewriting the
-/// bodies.
+/// Returns the results of simulating whole prompts under the policy called `name`. `pace` has the times that rewriting
+/// the bodies took.
 pub(super) fn whole(name: &'static str, prompts: PromptReuse, pace: Pace) -> PolicyOutcome {
     let curve = Curve::new(0);
     PolicyOutcome {

@@ -26,22 +26,24 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// The results of replaying the whole prompts of a log.
+/// The results of simulating the whole prompts of a log, not only their documents.
 pub(super) struct Whole {
     /// Reuse (prompt tokens found in the simulated cache) under the configuration of [`Ordered::as_came`]: heads
     /// (system text and tools) stay as clients send them. One entry for each policy, in the order of the results'
     /// table.
     pub(super) came: Vec<PromptReuse>,
     /// Results for the same prompts under the configuration of [`Ordered::stabilised`]: texts in heads (system text and
-    /// tools) that change between requests are moved, kept or removed. One entry for each policy, in the order of the
-    /// results' table.
+    /// tools) that change between requests are moved, kept at their first value or removed. One entry for each policy,
+    /// in the order of the results' table.
     pub(super) stabilised: Vec<PolicyOutcome>,
-    /// The causes of lost reuse among the original prompts, such as a changed tool list, each with the number of tokens
-    /// that had to be computed again.
+    /// The causes of lost reuse among the prompts as the clients sent them, such as a changed tool list, each with the
+    /// number of tokens that had to be computed again.
     pub(super) causes: Causes,
 }
 
-/// Replays the whole prompts of the log of `options` under each policy.
+/// Simulates the whole prompts (not only the documents) of the log of `options` under each ordering policy: with heads
+/// (system text and tools) as clients send them, and with stabilised heads. Also finds the causes of lost reuse.
+/// Nothing is sent.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read, or the configuration is not valid.
@@ -74,7 +76,7 @@ pub(super) fn replay(options: &Options) -> Result<Whole> {
     })
 }
 
-/// A log, and the size of the simulated cache that it is replayed against.
+/// A log to simulate, and the size of the simulated cache.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Input<'i> {
     pub(crate) files: &'i [PathBuf],
@@ -83,9 +85,9 @@ pub(crate) struct Input<'i> {
     pub(crate) document_tokens: u32,
 }
 
-/// Replays the log's whole prompts under the policy `kind` and the configuration `raw`. `is_stabilised` must be true if
-/// the configuration stabilises prompts' heads (system text and tools): then bodies are rewritten even under the policy
-/// that keeps the retriever's order.
+/// Simulates the log's whole prompts under the policy `kind` and the configuration `raw`. `is_stabilised` must be true
+/// if the configuration stabilises prompts' heads (system text and tools): then bodies are rewritten even under the
+/// policy that keeps the retriever's order.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read, or the configuration is not valid.
@@ -112,8 +114,8 @@ pub(crate) fn prompts(
     Ok(simulate::whole(kind.name(), reuse, pace))
 }
 
-/// Replays one line of the log: decides as the gateway would, serves the result from the simulated cache, and adds the
-/// time of the decision to `pace`.
+/// Simulates one line of the log: orders its documents as the gateway would, looks the resulting prompt up in the
+/// simulated cache and adds it, and adds the time of the decision to `pace`.
 fn served(
     replay: &mut PromptReplay,
     reader: &LogReader,
@@ -136,8 +138,9 @@ fn served(
     (replay.serve(&logged, sent.as_deref())).map_err(BadLine::Body)
 }
 
-/// Returns the causes of lost reuse among the log's original prompts, summed up over the log. `came` is the
-/// configuration by which documents are found.
+/// Returns, summed over the log, the reasons why prompts as clients sent them did not reuse the prefix of an earlier
+/// prompt, with the tokens that had to be computed again. `came` is the configuration that says how documents are found
+/// in a body.
 fn causes(options: &Options, came: &RawConfig) -> Result<Causes> {
     let mut explaining = Explaining::new(
         Limits::LOG.requests,
@@ -154,7 +157,7 @@ fn causes(options: &Options, came: &RawConfig) -> Result<Causes> {
     Ok(causes)
 }
 
-/// The gateway's `ordering` configuration as JSON. The configurations of a replay are derived from it.
+/// The gateway's `ordering` configuration as JSON. The configurations of a simulation are derived from it.
 pub(crate) struct Ordered {
     value: Value,
     /// True if the configuration comes from a file.
@@ -162,8 +165,8 @@ pub(crate) struct Ordered {
 }
 
 impl Ordered {
-    /// Reads `file`, which contains the gateway's `ordering` or a whole plugin configuration with it. If it is `None`,
-    /// the configuration is empty.
+    /// Reads `file`, which contains the gateway's `ordering` or a whole plugin configuration with it. If `file` is
+    /// `None`, the configuration is empty.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read, or is not such a configuration.
@@ -230,8 +233,8 @@ impl Ordered {
         Ok(RawConfig::from_json(value.to_string().as_bytes())?)
     }
 
-    /// Returns the configuration, changed so that it leaves prompts' heads (system text and tools) as clients send them
-    /// and does not pin documents (repeat them in later requests of the chat).
+    /// Returns the configuration with two changes: prompts' heads (system text and tools) stay as clients send them,
+    /// and documents that a client no longer sends are not repeated in later requests of the chat ("pinned").
     ///
     /// # Errors
     /// Returns the errors of [`Ordered::raw`].
@@ -239,9 +242,10 @@ impl Ordered {
         self.raw(&json!({"head": {"mode": "off"}, "conversation": {"pin": false}}))
     }
 
-    /// Returns the configuration, changed so that it stabilises prompts' heads (system text and tools): `head.mode`
-    /// becomes `apply`, unless the file says `off`. If there is no file, documents are also pinned (kept in the turn of
-    /// the chat in which they were first sent).
+    /// Returns the configuration, changed so that it stabilises prompts' heads (system text and tools):
+    /// (1) Without a file, `head.mode` becomes `apply`, and documents are pinned (kept in the turn of the chat in which
+    /// they were first sent).
+    /// (2) With a file, `head.mode` becomes `apply` unless the file says `off`.
     ///
     /// # Errors
     /// Returns the errors of [`Ordered::raw`].

@@ -42,7 +42,7 @@ pub(super) struct Turn {
     pub(super) choices: Vec<String>,
 }
 
-/// A question, or a chat of several turns, which is asked as a whole under every arm.
+/// A question, or a chat of several turns, which is asked as a whole under every arm (way to ask).
 #[derive(Clone, Debug)]
 pub(super) struct Case {
     /// The case's id, unique in the file.
@@ -102,8 +102,9 @@ pub(super) struct Reading {
 }
 
 impl Case {
-    /// Returns whether the case can be asked under the arms that put the answer's document in a given position: each
-    /// turn with right answers has at least three documents, and it is known which of them contains the answer.
+    /// Returns whether the case can be asked under the arms (ways to ask) that put the answer's document in a given
+    /// position: each turn with right answers has at least three documents, and it is known which of them contains the
+    /// answer.
     pub(super) fn has_positions(&self) -> bool {
         let mut scored = self.turns.iter().filter(|turn| !turn.answers.is_empty());
         scored.all(|turn| turn.answer_document.is_some() && turn.documents.len() >= 3)
