@@ -1,6 +1,6 @@
-//! The form in which one group of documents (ordered together, of one message) is sent: their order, the
-//! location hints (references to a document's earlier copy) that replace some of them, and whether an order hint, which
-//! gives the retriever's ranking, follows.
+//! Arrangements: the order in which one group of documents (of one message) is sent, the location hints (references to
+//! a document's earlier copy) that replace some of them, and whether an order hint, which gives the retriever's
+//! ranking, follows.
 //!
 //! Documents are given by their index in the client's list. So an arrangement is small enough to be recorded for every
 //! message of every chat, and produces the same bytes whenever the client sends the same list.
@@ -18,8 +18,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// retriever's ranking) follows them. Documents are given by their index in the client's list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Arrangement {
-    /// One [`Slot`] for each distinct document of the group, in the order in which the documents are sent in the
-    /// prompt.
+    /// One [`Slot`] for each distinct document, in the order in which the documents are sent in the prompt.
     pub(crate) slots: Box<[Slot]>,
     /// True if an order hint, which gives the retriever's ranking, is written after the documents.
     pub(crate) hinted: bool,
@@ -33,10 +32,10 @@ pub(crate) struct Slot(u16);
 /// The distinct documents of a [`Group`], and the indices of the documents that repeat one of them.
 #[derive(Debug)]
 pub(crate) struct DistinctDocuments {
-    /// Each document once, in the client's order: its index in the group, and a fingerprint that no other distinct
-    /// document of the group has.
+    /// Each document of the group (documents ordered together) once, in the client's order: its index in the group, and
+    /// a fingerprint that no other distinct document of the group has.
     pub(crate) distinct: SmallVec<[(u16, Fingerprint); 16]>,
-    /// Indices, in the group, of documents that equal an earlier one byte for byte.
+    /// Indices, in the group (documents ordered together), of documents that equal an earlier one byte for byte.
     pub(crate) repeats: SmallVec<[u16; 4]>,
 }
 
@@ -46,7 +45,8 @@ impl Slot {
         Self(index & !Self::REFERENCE)
     }
 
-    /// Returns the slot that sends a location hint in place of the document with this index in the client's list.
+    /// Returns the slot that sends a location hint (a reference to an earlier copy) in place of the document with this
+    /// index in the client's list.
     pub(crate) fn reference(index: u16) -> Self {
         Self(index | Self::REFERENCE)
     }
@@ -59,8 +59,8 @@ impl Slot {
         self.0 & Self::REFERENCE != 0
     }
 
-    /// The bit of a [`Slot`] that is set if a location hint replaces its document. Indices are below `MAX_CANDIDATES`,
-    /// which leaves this bit unused.
+    /// The bit of a [`Slot`] that is set if a location hint (a reference to an earlier copy) replaces its document.
+    /// Indices are below `MAX_CANDIDATES`, which leaves this bit unused.
     const REFERENCE: u16 = 1 << 15;
 }
 
@@ -107,7 +107,8 @@ impl DistinctDocuments {
         Fingerprint::of(&[&bytes])
     }
 
-    /// Returns the fingerprint of the distinct document with this index in the group; fingerprint 0 if there is none.
+    /// Returns the fingerprint of the distinct document with this index in the group (documents ordered together);
+    /// fingerprint 0 if there is none.
     pub(crate) fn fingerprint_at(&self, index: u16) -> Fingerprint {
         self.distinct
             .binary_search_by_key(&index, |&(index, _)| index)
@@ -118,7 +119,8 @@ impl DistinctDocuments {
 }
 
 impl Arrangement {
-    /// Returns whether the slots have each distinct document of `listed` exactly once, in full or as a location hint.
+    /// Returns whether the slots have each distinct document of `listed` exactly once, in full or as a location hint (a
+    /// reference to an earlier copy).
     pub(crate) fn is_of(&self, listed: &DistinctDocuments) -> bool {
         let mut indices: SmallVec<[u16; 16]> = self.slots.iter().map(|slot| slot.index()).collect();
         sort_by_key(&mut indices, |index| *index);
@@ -133,9 +135,9 @@ impl Arrangement {
             .count()
     }
 
-    /// Returns a hash, never 0, of the documents in the order of the slots and of which of them location hints replace.
-    /// If an order hint follows, the hash also covers the client's order. `listed` are the documents that the
-    /// arrangement orders.
+    /// Returns a hash, never 0, of the documents in the order of the slots and of which of them location hints
+    /// (references to earlier copies) replace. If an order hint (a sentence with the retriever's ranking) follows, the
+    /// hash also covers the client's order. `listed` are the documents that the arrangement orders.
     pub(crate) fn digest(&self, listed: &DistinctDocuments) -> u64 {
         let mut bytes: SmallVec<[u8; 320]> = SmallVec::new();
         for slot in &self.slots {
@@ -149,8 +151,8 @@ impl Arrangement {
         nonzero(xxh3_64_with_seed(&bytes, 1))
     }
 
-    /// Returns a hash of the documents that location hints replace and of their positions among the slots; 0 if there
-    /// are none. `listed` are the documents that the arrangement orders.
+    /// Returns a hash of the documents that location hints (references to earlier copies) replace and of their
+    /// positions among the slots; 0 if there are none. `listed` are the documents that the arrangement orders.
     pub(crate) fn references(&self, listed: &DistinctDocuments) -> u64 {
         let mut bytes: SmallVec<[u8; 160]> = SmallVec::new();
         for (slot, place) in self.slots.iter().zip(0_u16..) {
@@ -182,7 +184,7 @@ pub(crate) fn narrowed(scope: Scope, digest: u64) -> Scope {
     }
 }
 
-/// Returns whether documents of a group that repeat an earlier one are sent too, because every range of the body that
+/// Returns whether documents of a group that repeat an earlier one are sent too: true if every range of the body that
 /// holds a document of this group must remain filled.
 pub(crate) fn keeps_repeats(group: &Group<'_>) -> bool {
     matches!(

@@ -20,7 +20,8 @@ use crate::feed::TenantKey;
 use crate::peer_update::OrderingRecord;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The limits of [`Bursts`]: of waiting times, of the number of waiting requests, and of document tokens.
+/// The limits on holding back requests that would compute the same documents: on waiting times, on the number of
+/// waiting requests, and on document tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BurstLimits {
     /// The maximum time in milliseconds that a request is held, and the maximum time after a leader is forwarded during
@@ -111,7 +112,8 @@ impl Opening {
     }
 }
 
-/// Identifies a request that leads or is held in [`Bursts`].
+/// Identifies a request in [`Bursts`] that leads (computes documents for which others wait) or is held (waits for a
+/// leader).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BurstTicket(u64);
 
@@ -306,9 +308,10 @@ impl<W> Bursts<W> {
         out
     }
 
-    /// Returns the leader that computes the largest number of the document tokens which the request with this opening
-    /// needs and which are not resident; on a tie, the earliest one. `None` if no leader computes at least `min_tokens`
-    /// of them, or if they are less than half of all that it computes: its response would begin too late.
+    /// Returns the leader (a request for which others wait) that computes the largest number of those document tokens
+    /// which the request with this opening needs and which are not resident; on a tie, the earliest one. `None` if no
+    /// leader computes at least `min_tokens` of them, or if they are less than half of all document tokens that the
+    /// leader computes: its response would begin too late.
     fn leader_of(&self, opening: &Opening) -> Option<BurstTicket> {
         let saved = |leader: &Flight| {
             let shared = opening.shared(&leader.opening);
@@ -369,7 +372,8 @@ mod tests {
         min_tokens: 500,
     };
 
-    /// An opening of documents of 300 tokens each, the first `resident` of which a cache is believed to hold.
+    /// Returns the beginning of a prompt: documents of 300 tokens each, of which the first `resident` are believed to
+    /// be cached.
     fn opening(tenant: &str, documents: &str, resident: u64) -> Opening {
         let mut chain = 0;
         let links = documents.bytes().zip(1..).map(|(document, count)| {

@@ -16,8 +16,8 @@ use crate::document::Fingerprint;
 use crate::tree::{Bounds, Scope};
 use fxhash::FxHashSet;
 
-/// Hashes of the sequences of documents that an engine's cache would hold if one tenant's requests kept their clients'
-/// order.
+/// A simulated cache for one tenant and model: hashes of the sequences of documents that an engine's cache would hold
+/// if all requests were sent with their documents in their clients' order.
 #[derive(Debug)]
 pub(crate) struct ClientOrder {
     bounds: Bounds,
@@ -37,9 +37,9 @@ impl ClientOrder {
         }
     }
 
-    /// Records documents that follow each other in the prompt, given with their tokens in the client's order; `scope`
-    /// is the hash of the prompt before them. Returns the estimated tokens, from the first document on, that the cache
-    /// would have held if all requests had been sent in their clients' order.
+    /// Records one run of adjacent documents, given with their tokens in the client's order; `scope` is the hash of the
+    /// prompt before them. Returns the estimated tokens of the documents at the run's beginning that the engine's cache
+    /// would have held if all earlier requests had been sent in their clients' order.
     pub(crate) fn send(&mut self, scope: Scope, ranked: &[(Fingerprint, u32)]) -> u64 {
         let mut matched = 0;
         let mut is_known = true;

@@ -18,7 +18,7 @@ object! {
         pub policy: String = "foresight".into(),
         /// The options of the policies; each reads only those that it uses.
         pub policy_options: RawPolicyOptions = RawPolicyOptions::default(),
-        /// Where the retriever's best documents, which the policy does not order, are placed in the prompt.
+        /// The options for the place in the prompt of the retriever's best documents, which the policy does not order.
         pub rank: RawRank = RawRank::default(),
         /// The wording of order hints (the retriever's ranking) and location hints (references to earlier copies), and
         /// whether order hints are written.
@@ -29,7 +29,8 @@ object! {
         pub tree: RawTree = RawTree::default(),
         /// The options for recording and forwarding a chat's earlier turns.
         pub conversation: RawConversation = RawConversation::default(),
-        /// The options for stabilising the part of the prompt before the documents (tools, system text).
+        /// The options for making the part of the prompt before the documents (tools, system text) begin like that of
+        /// earlier requests.
         pub head: RawHead = RawHead::default(),
     }
 }
@@ -52,36 +53,41 @@ object! {
         /// Number of tokens in a block of the engine's prefix cache. A cached prefix shorter than a block counts as no
         /// match. With 1, any match counts.
         pub block_tokens: u32 = 1; 1..=MAX_BLOCK_TOKENS,
-        /// Contexts from a log, with which `context-index` begins: for each request the fingerprints of its documents,
-        /// best first, as 16 hexadecimal digits each. `foreword index` writes them.
+        /// Contexts (document sets of requests) from a log, with which `context-index` begins: for each request the
+        /// fingerprints of its documents, best first, as 16 hexadecimal digits each. The command `foreword index`
+        /// writes them.
         pub history: Vec<String> = Vec::new(),
-        /// True if `context-index` removes contexts (document sets of requests) that the engine evicted, as RAGBoost
-        /// does. If false, it keeps them, up to `max_contexts`, so that recurring contexts are sent in the same order
-        /// again.
+        /// True if `context-index` removes contexts (document sets of requests) that the engine evicted from its cache,
+        /// as RAGBoost does. If false, it keeps up to `max_contexts` of them, so that recurring ones are sent in the
+        /// same order again.
         pub forget_evicted: bool = false,
     }
 }
 
 object! {
-    /// Where the retriever's best documents are placed in the prompt, as written. The policy orders the other documents
-    /// for reuse.
+    /// The configuration, as written, of where the retriever's best documents are placed in the prompt. These documents
+    /// are called favoured; a policy orders all others so that the engine's cache is reused.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawRank in "rank." {
-        /// Name of the [place](Place): `last` (next to a question that follows the documents), `first`, `ends` (the
-        /// best last, the second best first), `free` (no document is favoured), or `auto`. `auto` is like `last`, but
-        /// all documents keep the client's order, best first, in two cases: if this order matches cached tokens, and at
-        /// least as many as that of `last`; or if recent requests share more documents in their clients' order.
+        /// Name of the [place](Place) of the favoured documents (the retriever's best): `last` (next to a question that
+        /// follows the documents), `first`, `ends` (the best last, the second best first), `free` (no document is
+        /// favoured), or `auto`.
+        ///
+        /// With `auto`, all documents keep the client's order, best first, in two cases: (1) this order begins with
+        /// some cached tokens, and with at least as many as the order of `last`; (2) recent requests have more
+        /// documents at the beginning in common in their clients' order than in the order of `last`. Otherwise `auto`
+        /// is the same as `last`.
         pub place: String = Place::Auto.name().into(),
         /// Number of the retriever's best documents that are favoured, that is, placed as `place` says instead of being
         /// ordered for reuse.
         pub documents: u32 = 1; 1..=MAX_CANDIDATES.into(),
-        /// Formats in which the client's order does not express a ranking, such as a tool's results by date. Documents
-        /// in these formats are never favoured (placed as `place` says).
+        /// Formats of documents in which the client's order does not express a ranking, such as a tool's results by
+        /// date. Documents in these formats are never favoured (placed as `place` says).
         pub unranked: Vec<DocumentFormat> = vec![DocumentFormat::Results, DocumentFormat::Headings],
     }
 }
 
-/// The forms in which documents are found in a body. [`RawDocuments`] has an option of the same name for each.
+/// The formats in which documents are found in a body. [`RawDocuments`] has an option of the same name for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DocumentFormat {
@@ -113,23 +119,26 @@ object! {
     /// documents instead of 30 to 50.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawHint in "hint." {
-        /// True if an order hint after the documents gives the retriever's ranking whenever documents were moved.
+        /// True if a sentence after the documents (the order hint) gives the retriever's ranking whenever documents
+        /// were moved.
         pub enabled: bool = true,
-        /// The order hint that is written when `short` does not apply; `{order}` stands for the documents' labels, best
-        /// first.
+        /// The order hint (the sentence with the retriever's ranking) that is written where `short` is not; `{order}`
+        /// stands for the documents' labels, best first.
         pub template: String = "Please read the context in the following priority order: {order} and answer the question."
             .into(),
-        /// The form of a document's label in order and location hints; `{label}` stands for the document's id.
+        /// The form in which a document's label is written into hints (the gateway's sentences about documents);
+        /// `{label}` stands for the document's id.
         pub label: String = "[{label}]".into(),
-        /// The text between two labels in an order hint.
+        /// The text between two labels in an order hint (the sentence with the retriever's ranking).
         pub separator: String = " > ".into(),
-        /// The order hint for documents with short names. `{order}` stands for their labels if all have up to three
-        /// letters or digits, otherwise for their ordinal numbers in the prompt, best document first. `template` is
-        /// used instead if this text is empty. It is also used if not all labels are that short and one is a number,
-        /// which would read as an ordinal number. No hint is written if a location hint replaces a document.
+        /// The order hint (the sentence with the retriever's ranking) for documents with short names. `{order}` stands
+        /// for their labels if all have up to three letters or digits, otherwise for their ordinal numbers in the
+        /// prompt, best document first. `template` is used instead if (1) this text is empty, or (2) not all labels are
+        /// that short and one is a number, which would read as an ordinal number. No hint is written if a location hint
+        /// (a reference to an earlier copy) replaces a document.
         pub short: String = "Best documents first: {order}.".into(),
-        /// The location hint, sent in place of a document that an earlier turn of the chat holds; `{document}` stands
-        /// for the document's label.
+        /// The location hint: the sentence that is sent in place of a document that an earlier turn of the chat holds;
+        /// `{document}` stands for the document's label.
         pub location: String = "Please refer to {document} in the previous conversation.".into(),
     }
 }
@@ -151,8 +160,8 @@ object! {
         /// since these blocks hold nothing else. Blocks with citations stay in place, since citations count blocks.
         pub blocks: bool = true,
         /// True if the elements of a tool result's JSON array `results` are ordered, if each has a `url`, `path`,
-        /// `file`, `filename`, `uri` or `href`. On by default: these are search results. No order hint is written into
-        /// JSON.
+        /// `file`, `filename`, `uri` or `href`. On by default: these are search results. No order hint (a sentence with
+        /// the retriever's ranking) is written into JSON.
         pub results: bool = true,
         /// True if contexts (retrieved documents) that AnythingLLM, Dify, LlamaIndex and RAGFlow write into texts
         /// without tags are documents. On by default: each is recognised by phrases that no other text contains.
@@ -167,10 +176,11 @@ object! {
         /// True if sections of a tool's result under headings, `# …`, are documents. Off by default, since most results
         /// with headings are one document.
         pub headings: bool = false,
-        /// True if a location hint replaces lines of a tool's result that a result in an earlier turn contains byte for
-        /// byte, such as those of a file that an agent reads again. Requires `conversation.deduplicate`, at least 480
-        /// bytes of adjacent repeated lines, and a result in which no other format is found. The hint quotes the first
-        /// and the last of the lines. Nothing is moved, and such results do not count for `max`. Off by default.
+        /// True if a location hint (a reference to an earlier copy) replaces lines of a tool's result that a result in
+        /// an earlier turn contains byte for byte, such as those of a file that an agent reads again. Requires
+        /// `conversation.deduplicate`, at least 480 bytes of adjacent repeated lines, and a result in which no other
+        /// format is found. The hint quotes the first and the last of the lines. Nothing is moved, and such results do
+        /// not count for `max`. Off by default.
         pub outputs: bool = false,
         /// The maximum number of documents in a request; a request with more is forwarded unchanged.
         pub max: u32 = 512; 1..=MAX_CANDIDATES.into(),
@@ -214,12 +224,13 @@ object! {
     /// beginning starts another chat.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawConversation in "conversation." {
-        /// True if a location hint replaces a document that an earlier turn of the chat holds byte for byte. The
-        /// document needs a label that no other document of the chat has, and a block longer than the hint.
+        /// True if a location hint (a reference to an earlier copy) replaces a document that an earlier turn of the
+        /// chat holds byte for byte. The document needs a label that no other document of the chat has, and a block
+        /// longer than the hint.
         pub deduplicate: bool = true,
         /// True if the favoured documents (the retriever's best ones, see `rank`) are sent again even if an earlier
-        /// turn holds them, next to the question for instance, where small models read best. The others become location
-        /// hints.
+        /// turn holds them, next to the question for instance, where small models read best. Each of the others is
+        /// replaced by a location hint (a reference to the earlier copy).
         pub repeat_favoured: bool = false,
         /// True if documents of a `documents` array stay in the message into which they were first written
         /// (`documents.field: render`) when the chat continues. The client's history does not contain them; if they are
@@ -243,9 +254,9 @@ object! {
         /// The maximum size of the records of one tenant's and model's messages, including documents that later turns
         /// repeat, in estimated bytes.
         pub max_bytes: u64 = 8 << 20,
-        /// The parts of a model's answers that gateways keep, and restore if the client changed them when the chat
-        /// continues (OpenAI's chat API). If these parts are not restored, the engine renders the earlier turn
-        /// differently from the tokens that it computed. `none` by default, since a gateway that keeps answers has
+        /// The parts of a model's answers that gateways keep in memory. When the chat continues and the client has
+        /// changed such a part, the original is restored (OpenAI's chat API). Otherwise the engine renders the earlier
+        /// turn differently from the tokens that it computed. `none` by default, since a gateway that keeps answers has
         /// **words of answers** in memory (of up to 512 chats).
         pub answers: KeptAnswers = KeptAnswers::None,
         /// The maximum number of bytes that a gateway keeps of the model's answers in one chat; later answers of the
@@ -275,7 +286,7 @@ pub struct Config {
     /// The index of the contexts (document sets of requests) in `policy_options.history`, with which the
     /// `context-index` policy begins; `None` if there are none.
     pub(crate) history: Option<std::sync::Arc<ContextIndex>>,
-    /// Formats in which the client's order of documents does not express a ranking.
+    /// Formats of documents in which the client's order does not express a ranking.
     pub(crate) unranked: Vec<DocumentFormat>,
     pub(crate) hint: Option<HintTemplate>,
     /// The validated options for finding documents in a body.
@@ -285,7 +296,8 @@ pub struct Config {
     /// The template of location hints (references to a document's earlier copy); `None` if `conversation.deduplicate`
     /// is off.
     pub(crate) deduplicate: Option<LocationTemplate>,
-    /// True if no location hint replaces a favoured document (one of the retriever's best, placed by `rank`).
+    /// True if no location hint (a reference to an earlier copy) replaces a favoured document (one of the retriever's
+    /// best, placed by `rank`).
     pub(crate) repeats_favoured: bool,
     /// The maximum number of estimated tokens of documents pinned (repeated at later turns) in one chat; `None` if
     /// pinning is off.
@@ -313,7 +325,8 @@ pub enum ConfigError {
 }
 
 impl RawRank {
-    /// Returns the configuration in which no document is favoured: the policy orders all documents.
+    /// Returns the configuration in which no document is favoured (given a fixed place as one of the retriever's best):
+    /// the policy orders all documents.
     #[must_use]
     pub fn free() -> Self {
         Self {
@@ -330,7 +343,8 @@ impl Default for PolicyOptions {
 }
 
 impl PolicyOptions {
-    /// Returns the policies' options as configured, with no document favoured: the placement is set separately.
+    /// Returns the options of the ordering policies as configured, except for the placement of favoured documents (the
+    /// retriever's best): no document is favoured in the result, until the caller sets that.
     fn of(raw: &RawPolicyOptions) -> Self {
         Self {
             seed: raw.seed,
@@ -413,7 +427,7 @@ impl Config {
         self.policy.build(&self.policy_options)
     }
 
-    /// Returns the options with which [`Config::policy`] builds the policy.
+    /// Returns the options with which [`Config::policy`] builds the ordering policy.
     #[must_use]
     pub fn policy_options(&self) -> PolicyOptions {
         self.policy_options

@@ -10,8 +10,8 @@ use fxhash::FxHashMap;
 /// 64-bit fingerprint (XXH3) of a document's block, that is, of the document with its tags. The same on every platform,
 /// since workers of different builds and offline replay must agree.
 ///
-/// A collision makes the knowledge tree expect a match that the engine does not have: reuse is lost, no content is
-/// changed.
+/// A collision makes the knowledge tree (documents believed to be cached) expect a match that the engine does not have:
+/// reuse is lost, no content is changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint(pub u64);
 
@@ -40,7 +40,7 @@ pub struct DocumentId(u32);
 /// A document of a request, as input to a policy.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate<'a> {
-    /// The document's id in the [`Catalog`] of the knowledge tree.
+    /// The document's id in the [`Catalog`] of the knowledge tree (documents believed to be cached).
     pub id: DocumentId,
     /// The document's fingerprint, which stays the same when its id is freed.
     pub fingerprint: Fingerprint,
@@ -57,8 +57,8 @@ pub fn estimate_tokens(bytes: usize) -> u32 {
     u32::try_from(bytes.div_ceil(4)).unwrap_or(u32::MAX)
 }
 
-/// The documents of one knowledge tree: maps fingerprints to ids and back, and counts the tree nodes that hold each
-/// document.
+/// The documents of one knowledge tree (documents believed to be cached): maps fingerprints to ids and back, and counts
+/// the tree nodes that hold each document.
 ///
 /// An id is freed when its last tree node releases it, and may then be given to another document.
 #[derive(Debug, Default)]

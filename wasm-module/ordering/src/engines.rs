@@ -41,13 +41,15 @@ pub struct EngineCandidate {
     pub outstanding: u64,
 }
 
-/// The maximum number of engines of a gateway that have knowledge trees; their ids are below this number.
+/// The maximum number of engines of a gateway that have knowledge trees (documents believed to be cached); their ids
+/// are below this number.
 pub const MAX_ENGINES: u16 = 256;
 
-/// The cost of computing a token while no request waits at the engines, in half tokens: 2 for the request's own waiting
-/// time, and 3 for the cached token that is evicted.
+/// The cost, in half tokens, of computing one token while no request waits at the engines: 2 for the request's own
+/// waiting time, and 3 for the cached token that is evicted.
 const IDLE_HALVES: u64 = 5;
-/// The highest cost of computing a token, in half tokens, however many requests wait at the engines.
+/// The highest cost, in half tokens, that is assigned to computing one token, however many requests wait at the
+/// engines.
 const MAX_HALVES: u64 = 12;
 
 /// The cost function by which an engine is chosen for a request; see the module's documentation.
@@ -70,8 +72,8 @@ impl RoutingCost {
         }
     }
 
-    /// Returns the cost, in tokens, of sending a request to an engine that has `outstanding` tokens to compute before
-    /// it, and has to compute `uncached` of the request's `documents` document tokens.
+    /// Returns the cost, in tokens, of sending a request to an engine. The engine has `outstanding` tokens to compute
+    /// before this request, and must compute `uncached` of the request's `documents` document tokens.
     pub(crate) fn of(self, outstanding: u64, uncached: u64, documents: u64) -> u64 {
         let own = uncached.saturating_mul(IDLE_HALVES) / 2;
         let behind = uncached

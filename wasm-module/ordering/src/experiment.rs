@@ -23,15 +23,15 @@ crate::named! {
     pub enum Arm {
         /// Documents are sent in the policy's order, with hints (sentences about their ranking and earlier copies).
         Ordered = "ordered",
-        /// Documents are sent, and recorded in the knowledge tree, in the client's order. A `documents` array is still
-        /// rendered into a message, so that the arms differ in the order alone.
+        /// Documents are sent, and recorded in the knowledge tree (documents believed to be cached), in the client's
+        /// order. A `documents` array is still rendered into a message, so that the arms differ in the order alone.
         Control = "control",
     }
 }
 
 impl Experiment {
-    /// Returns an experiment with this name and share of chats in the control arm; `None` unless the share is from 0 to
-    /// 1.
+    /// Returns an A/B test with this name and this share of chats in the control arm (the client's order); `None`
+    /// unless the share is from 0 to 1.
     #[must_use]
     pub fn new(name: &str, control_share: f64) -> Option<Self> {
         (0.0..=1.0).contains(&control_share).then(|| Self {
@@ -40,7 +40,8 @@ impl Experiment {
         })
     }
 
-    /// Returns the arm of a tenant's chat, given `start`, the hash of the messages with which the chat begins.
+    /// Returns the arm of the A/B test to which a tenant's chat belongs, given `start`, the hash of the messages with
+    /// which the chat begins.
     pub(crate) fn arm(&self, tenant: &str, start: Chain) -> Arm {
         let mut bytes = Vec::with_capacity(self.name.len() + tenant.len() + 24);
         bytes.extend_from_slice(&(self.name.len() as u64).to_le_bytes());

@@ -24,18 +24,20 @@ use crate::body::escape::is_control;
 use crate::body::{inner_of, unescaped};
 use crate::sort::sort_by_key;
 
-/// A validated template of order hints (the sentence with the retriever's ranking). All texts except `mark` are escaped
-/// as in a JSON string.
+/// A validated template of order hints (sentences with the retriever's ranking of the documents). All texts except
+/// `mark` are escaped as in a JSON string.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HintTemplate {
-    /// The texts of the short order hint; `None` if the configuration has no short hint.
+    /// The texts of the short order hint (a sentence with the retriever's ranking); `None` if the configuration has no
+    /// short hint.
     short: Option<Words>,
     long: Words,
     /// The text that follows a label in the template, unescaped. A label that contains this text is unsafe.
     mark: String,
 }
 
-/// The texts of an order hint before, between and after the names of documents.
+/// The texts of an order hint (a sentence with the retriever's ranking) before, between and after the names of
+/// documents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Words {
     before: String,
@@ -57,7 +59,7 @@ pub struct LocationTemplate {
     mark: String,
 }
 
-/// An order hint (the sentence with the retriever's ranking) for the documents of one group.
+/// An order hint (a sentence with the retriever's ranking) for one group of documents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrderHint {
     /// The sentence, escaped as in a JSON string.
@@ -67,16 +69,20 @@ pub struct OrderHint {
     pub numbered: bool,
 }
 
-/// The error that a template of order or location hints lacks a placeholder, or has it more than once.
+/// The error that a template of hints (the sentences about documents that the gateway writes into a prompt) does not
+/// have a placeholder, such as `{order}`, exactly once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TemplateError {
-    /// `{order}` does not occur exactly once in `hint.template`, the long order hint.
+    /// `{order}` does not occur exactly once in `hint.template`, the long form of the sentence with the retriever's
+    /// ranking.
     NoOrder,
-    /// `{label}` does not occur exactly once in `hint.label`, the form of a label.
+    /// `{label}` does not occur exactly once in `hint.label`, the form in which a hint writes a document's label.
     NoLabel,
-    /// `{order}` does not occur exactly once in `hint.short`, the short order hint.
+    /// `{order}` does not occur exactly once in `hint.short`, the short form of the sentence with the retriever's
+    /// ranking.
     NoShortOrder,
-    /// `{document}` does not occur exactly once in `hint.location`, the location hint.
+    /// `{document}` does not occur exactly once in `hint.location`, the sentence that refers to a document's earlier
+    /// copy.
     NoDocument,
 }
 
@@ -84,8 +90,9 @@ pub enum TemplateError {
 pub const MAX_LABEL_BYTES: usize = 64;
 
 impl HintTemplate {
-    /// Validates the templates of order hints: `{order}` occurs once in `template`, `{label}` once in `label`, and
-    /// `{order}` once in `short`. If `short` is empty, there are no short hints.
+    /// Validates the templates of order hints (sentences with the retriever's ranking): `{order}` occurs once in
+    /// `template`, `{label}` once in `label`, and `{order}` once in `short`. If `short` is empty, there are no short
+    /// hints.
     ///
     /// # Errors
     /// Returns a [`TemplateError`] for another number of occurrences.
@@ -122,12 +129,14 @@ impl HintTemplate {
         })
     }
 
-    /// Returns the order hint for documents with these labels, best first. `labels` are escaped as in a JSON string,
-    /// since they are copied from the body. `places` are the documents' positions in the prompt, counted from 1; `None`
-    /// for a document that a location hint replaces. If a label is unsafe, the hint uses positions for all documents.
+    /// Returns the order hint (a sentence with the retriever's ranking) for documents with these labels, best first.
+    /// `labels` are escaped as in a JSON string, since they are copied from the body. `places` are the documents'
+    /// positions in the prompt, counted from 1; `None` for a document that a location hint (a reference to an earlier
+    /// copy) replaces. If a label is unsafe, the hint uses positions for all documents.
     ///
-    /// Returns `None` if a label is empty, if two labels are equal and all are safe, or if a document lacks a position
-    /// where the hint needs it: a hint that cannot name every document would mislead.
+    /// Returns `None`, since a hint that cannot name every document would mislead, if (1) a label is empty; (2) two
+    /// labels are equal and all are safe; (3) a document lacks a position where the hint needs it; or (4) `labels` and
+    /// `places` differ in length.
     #[must_use]
     pub fn render(&self, labels: &[&str], places: &[Option<u32>]) -> Option<OrderHint> {
         if labels.iter().any(|label| label.is_empty()) || labels.len() != places.len() {
@@ -167,7 +176,7 @@ impl HintTemplate {
 }
 
 impl Words {
-    /// Returns the order hint with these names of documents, in this order.
+    /// Returns the order hint (a sentence with the retriever's ranking) with these names of documents, in this order.
     fn with(&self, names: impl Iterator<Item = impl AsRef<str>>) -> String {
         let mut hint = self.before.clone();
         for (at, name) in names.enumerate() {
@@ -183,12 +192,14 @@ impl Words {
     }
 }
 
-/// The text between two names in a short order hint: one token with the usual tokenizers; with a space it would be two.
+/// The text between two names in a short order hint (a sentence with the retriever's ranking): one token with the usual
+/// tokenizers; with a space it would be two.
 const BRIEF_SEPARATOR: &str = ">";
 
 impl HintTemplate {
-    /// Returns the length in bytes of the order hint at the beginning of `words`, which is escaped as in a JSON string.
-    /// `None` if it does not begin with one, or if the template has no text after `{order}`.
+    /// Returns the length in bytes of the order hint (a sentence with the retriever's ranking) at the beginning of
+    /// `words`, which is escaped as in a JSON string. `None` if it does not begin with one, or if the template has no
+    /// text after `{order}`.
     pub(crate) fn length(&self, words: &str) -> Option<usize> {
         if let Some(length) = self.brief_length(words) {
             return Some(length);
@@ -203,8 +214,8 @@ impl HintTemplate {
         Some(words.len() - labels.len() + at + end.len())
     }
 
-    /// Returns the length in bytes of the short order hint with which `words` begins; `None` as in
-    /// [`HintTemplate::length`].
+    /// Returns the length in bytes of the short order hint (a sentence with the retriever's ranking) with which `words`
+    /// begins. `None` if it does not begin with one, or if the template of short hints has no text after `{order}`.
     fn brief_length(&self, words: &str) -> Option<usize> {
         let short = (self.short.as_ref()).filter(|short| !short.after.is_empty())?;
         let mut rest = words.strip_prefix(&*short.before)?;
@@ -228,8 +239,8 @@ fn is_short(label: &str) -> bool {
 const SHORT_LABEL_BYTES: usize = 3;
 
 impl LocationTemplate {
-    /// Validates the template of location hints: `{document}` occurs once in `template`, and `{label}` once in `label`,
-    /// the form of a label.
+    /// Validates the template of location hints (references to earlier copies): `{document}` occurs once in `template`,
+    /// and `{label}` once in `label`, the form of a label.
     ///
     /// # Errors
     /// Returns a [`TemplateError`] for another number of occurrences.
@@ -244,8 +255,8 @@ impl LocationTemplate {
         })
     }
 
-    /// Returns the location hint for the document with this label; both are escaped as in a JSON string. `None` if the
-    /// label is empty or unsafe in a hint.
+    /// Returns the location hint (the sentence that refers to a document's earlier copy) for the document with this
+    /// label; both are escaped as in a JSON string. `None` if the label is empty or unsafe in a hint.
     #[must_use]
     pub fn render(&self, label: &str) -> Option<String> {
         let [open, close] = &self.label;
@@ -253,8 +264,9 @@ impl LocationTemplate {
         is_name(label, &self.mark).then(|| pieces.concat())
     }
 
-    /// Returns the location hint that stands for lines of a tool's result. `first` and `last` are words quoted from the
-    /// first and the last line; `last` is `None` for a single line. `None` if the words are unsafe in a hint.
+    /// Returns the location hint (a reference to an earlier copy) that stands for lines of a tool's result. `first` and
+    /// `last` are words quoted from the first and the last line; `last` is `None` for a single line. `None` if the
+    /// words are unsafe in a hint.
     pub(crate) fn lines(&self, first: &str, last: Option<&str>) -> Option<String> {
         let [open, close] = &self.label;
         let words = |words| is_name(words, &self.mark).then(|| [open, words, close].concat());
@@ -320,7 +332,8 @@ mod tests {
         HintTemplate::new("Read {order}.", "[{label}]", " > ", "").unwrap()
     }
 
-    /// The hint for labels whose documents are in reverse order.
+    /// Returns the order hint (a sentence with the retriever's ranking) for documents with these labels, best first,
+    /// and with positions in reverse order; and whether it names them by position.
     fn hint(labels: &[&str]) -> Option<(String, bool)> {
         let places: Vec<_> = (1..=labels.len() as u32).rev().map(Some).collect();
         let hint = template().render(labels, &places)?;
@@ -406,7 +419,8 @@ mod tests {
     fn the_shortest_names_are_used_that_mean_one_document_each() {
         let template = HintTemplate::new("Rank {order}.", "[{label}]", " > ", "Read {order}.");
         let template = template.unwrap();
-        /// Labels, places, and the hint.
+        /// A test case for order hints (sentences with the retriever's ranking): the documents' labels, best first,
+        /// their positions in the prompt, and the expected hint (`None` for no hint).
         type Case<'a> = (&'a [&'a str], &'a [Option<u32>], Option<&'a str>);
         let cases: [Case<'_>; 9] = [
             (

@@ -15,12 +15,14 @@ pub struct Request {
     pub scope: Scope,
     /// The distinct documents of the group, in the client's order, best first.
     pub documents: Vec<Retrieved>,
-    /// True if the client's order of the documents is a ranking. If not, no document is favoured.
+    /// True if the client's order of the documents is a ranking. If not, no document is favoured (given a fixed place
+    /// as one of the best).
     pub is_ranked: bool,
 }
 
 impl Request {
-    /// Returns the position in `tree` from which the documents are matched, directly after the prompt before them.
+    /// Returns the position in `tree`, the knowledge tree (documents believed to be cached), from which the documents
+    /// are matched, directly after the prompt before them.
     #[must_use]
     pub fn start<'t>(&self, tree: &'t KnowledgeTree) -> Start<'t> {
         let start = Start::behind(tree, self.scope);
@@ -30,8 +32,8 @@ impl Request {
         }
     }
 
-    /// Returns the documents divided into those that `placement` favours (the best ones) and the others; if the
-    /// client's order is no ranking, none is favoured.
+    /// Returns the documents, divided into those that `placement` favours (the retriever's best, which get a fixed
+    /// place) and the others; if the client's order is no ranking, none is favoured.
     #[must_use]
     pub fn split(&self, placement: Placement) -> Split {
         let placement = match self.is_ranked {
@@ -78,7 +80,7 @@ impl Retrieved {
 }
 
 /// Returns the documents that an [`Orderer`](crate::Orderer) would find in `body`, without repeats: one [`Request`] for
-/// each group that it would order separately; most bodies have one group. The model's name is part of the
+/// each group of documents that it would order separately; most bodies have one group. The model's name is part of the
 /// [`Request::scope`], since models share no cached state.
 ///
 /// # Errors
@@ -96,7 +98,7 @@ pub fn documents_of(body: &[u8], config: &Config) -> Result<Vec<Request>, Skip> 
         .collect())
 }
 
-/// Returns the documents of one group without repeats, as a request to `model`.
+/// Returns the documents of one group (ordered together) without repeats, as a recorded request to `model`.
 fn listed(group: &Group<'_>, model: &str, config: &Config) -> Request {
     let documents = DistinctDocuments::of(group).distinct.into_iter();
     let documents = documents.filter_map(|(index, fingerprint)| {

@@ -190,7 +190,7 @@ pub fn within(
     }
 }
 
-/// A seed that deserialises into an existing value; used by [`object!`](crate::object).
+/// A serde seed that deserialises into an existing value; used by [`object!`](crate::object).
 #[doc(hidden)]
 pub struct InPlace<'p, T>(pub &'p mut T);
 
@@ -202,7 +202,7 @@ impl<'de, T: Deserialize<'de>> DeserializeSeed<'de> for InPlace<'_, T> {
     }
 }
 
-/// A seed that maps an object's keys to the indices of their fields; used by [`object!`](crate::object).
+/// A serde seed that maps an object's keys to the indices of their fields; used by [`object!`](crate::object).
 #[doc(hidden)]
 pub struct Keys {
     names: &'static [&'static str],

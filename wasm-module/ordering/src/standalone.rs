@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// A document of a caller that writes its own prompts; a part that it does not have is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StandaloneDocument<'a> {
-    /// The document's name in order hints; if it is empty, the title is used.
+    /// The document's name in order hints (sentences with the retriever's ranking); if it is empty, the title is used.
     pub id: &'a str,
     /// The document's title, which may be empty.
     pub title: &'a str,
@@ -40,7 +40,8 @@ pub struct StandaloneOrder {
     /// The order hint (a sentence with the caller's ranking); `None` unless the order changed and the names allow a
     /// hint.
     pub hint: Option<String>,
-    /// True if the order hint uses positions in the prompt instead of names because a name is unsafe in a hint.
+    /// True if the order hint (a sentence with the retriever's ranking) uses positions in the prompt instead of names
+    /// because a name is unsafe in a hint.
     pub numbered: bool,
 }
 
@@ -68,8 +69,8 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// Returns the order of documents that [`check`] has accepted, and records it in the tree and the policy. `before` is
-/// the text of the prompt before the documents.
+/// Returns the order in which to send documents that [`check`] has accepted, and records it in the knowledge tree
+/// (documents believed to be cached) and the policy. `before` is the text of the prompt before the documents.
 pub(crate) fn order(
     config: &Config,
     tree: &mut KnowledgeTree,
@@ -132,8 +133,9 @@ fn in_the_callers_list(order: &Order, ranks: &[u16]) -> Vec<u16> {
     ranks.copied().collect()
 }
 
-/// Returns the order hint as plain text, without the JSON escapes of the templates. `None` if hints are off, or if the
-/// documents' names do not allow a hint that names each of them (one is empty, say, or two are equal).
+/// Returns the order hint (a sentence with the caller's ranking) as plain text, without the JSON escapes of the
+/// templates. `None` if hints are off, or if the documents' names do not allow a hint that names each of them (one is
+/// empty, say, or two are equal).
 fn hint(config: &Config, candidates: &[Candidate<'_>], order: &Order) -> Option<OrderHint> {
     let quoted = |label: &str| serde_json::to_string(label).unwrap_or_default();
     let labels: Vec<String> = candidates.iter().map(|found| quoted(found.label)).collect();

@@ -10,8 +10,8 @@ pub struct Tenant<'a> {
     /// The key of the `cache_salt` that is sent to the engine with the request (see [`TenantKey::of`]); the default key
     /// stands for no salt.
     ///
-    /// Engines share no KV state between salts, so knowledge trees do not either. An engine's feed of cache events
-    /// identifies tenants by this key.
+    /// Engines share no KV state between salts, so knowledge trees (documents believed to be cached) do not either. An
+    /// engine's feed of cache events identifies tenants by this key.
     pub key: TenantKey,
 }
 

@@ -22,8 +22,8 @@ impl Trees {
         }
     }
 
-    /// Returns the tree of an engine, creating it if necessary. Ids from [`MAX_ENGINES`] on share the first engine's
-    /// tree, which loses reuse.
+    /// Returns the knowledge tree (documents believed to be cached) of an engine, creating it if necessary. Engines
+    /// with ids from [`MAX_ENGINES`] on share the first engine's tree, which loses reuse.
     pub(crate) fn of(&mut self, engine: EngineId) -> &mut KnowledgeTree {
         let other = usize::from(engine.0).checked_sub(1);
         if let Some(at) = other.filter(|_| engine.0 < MAX_ENGINES)

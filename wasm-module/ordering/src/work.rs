@@ -25,11 +25,11 @@ pub const MAX_HASHES: u64 = 6;
 
 #[cfg(any(test, feature = "count-work"))]
 impl Work {
-    /// Checks that the work of parsing a body of `bytes` bytes is within [`MAX_LOOKS`] and [`MAX_HASHES`]; a small
-    /// constant is allowed in addition.
+    /// Checks that the bytes looked at and hashed while parsing a body of `bytes` bytes are within [`MAX_LOOKS`] and
+    /// [`MAX_HASHES`] times that number; a small constant is allowed in addition.
     ///
     /// # Errors
-    /// Returns the work itself if it exceeds the bounds.
+    /// Returns these counts if they exceed the bounds.
     pub fn within(self, bytes: usize) -> Result<(), Self> {
         const ONCE: u64 = 64;
         let bytes = bytes as u64;

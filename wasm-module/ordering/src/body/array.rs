@@ -22,8 +22,8 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 /// Documents that the gateway's retriever found for a request. They are written into the body's last user message,
-/// before its text, and are [pinned](crate::config::RawConversation::pin) there (repeated in the chat's later requests)
-/// if the configuration says so.
+/// before its text. If the configuration says so, they are [pinned](crate::config::RawConversation::pin) there
+/// (repeated in the chat's later requests).
 #[derive(Clone, Copy, Debug)]
 pub struct Retrieved<'a> {
     /// A JSON array of documents, best first, in the form of a body's `documents` field.
@@ -33,8 +33,8 @@ pub struct Retrieved<'a> {
     pub around: [&'a str; 2],
 }
 
-/// The documents of a body's `documents` array, either as a group that stays in the array (first value), or as a group
-/// to write into the message with an index (second value). At most one of the two is present.
+/// The group of documents in a body's `documents` array: the first value if they stay in the array; the second, with
+/// the index of a message, if the gateway writes them into that message. At most one of the two is present.
 pub(super) type FromArray<'a> = (Option<Group<'a>>, Option<(usize, Group<'a>)>);
 
 /// The fields of an element of the `documents` array, as JSON; `None` if absent or `null`.
@@ -91,8 +91,9 @@ pub(crate) fn element_text(element: &str) -> Option<Cow<'_, str>> {
 
 impl<'a> Finder<'a, '_> {
     /// Finds the documents of `array`, the body's `documents` field, as a group that stays in the array or is written
-    /// into a message (see [`FromArray`]). Returns `(None, None)` if the array is empty, or if its documents stay there
-    /// and one in Cohere's form has no id: answers would cite it by index, so the order must not change.
+    /// into a message (see [`FromArray`]). Returns `(None, None)` in two cases: (1) the array is empty; (2) its
+    /// documents stay there and one in Cohere's form has no id, so that answers would cite it by index and the order
+    /// must not change.
     ///
     /// Returns an error if the array is malformed, if the body has too many documents, or if the documents are to be
     /// written into a message and the chat has no user message for them.
@@ -226,7 +227,7 @@ fn has_more(object: &str) -> bool {
     is_more
 }
 
-/// Returns the index of the last user message into which documents can be written (not a tool's result), with the
+/// Returns the last user message into which documents can be written (not a tool's result), as its index, with the
 /// position in the body at which to write them and the scope there (hash of the prompt before them); `None` if there is
 /// no such message.
 fn target(messages: &[ParsedMessage<'_>]) -> Option<(usize, (Entry, Scope))> {
@@ -234,9 +235,8 @@ fn target(messages: &[ParsedMessage<'_>]) -> Option<(usize, (Entry, Scope))> {
     messages.find_map(|(at, parsed)| Some((at, parsed.message.entry?)))
 }
 
-/// Returns the group of `documents` that the gateway writes into the target message, after the index of that message as
-/// it was given. `array` is the range of the body's `documents` field, `around` the text before and after all
-/// documents.
+/// Returns the group of `documents` that the gateway writes into a message, after the index of that message, which is
+/// passed in. `array` is the range of the body's `documents` field, `around` the text before and after all documents.
 fn rendered<'a>(
     documents: Vec<Parts<'a>>,
     (index, (entry, scope)): (usize, (Entry, Scope)),

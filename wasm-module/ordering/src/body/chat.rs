@@ -56,8 +56,8 @@ pub(super) struct Chat<'a> {
 pub(super) struct ParsedMessage<'a> {
     /// The message; its list of groups of documents is still empty.
     pub(super) message: Message<'a>,
-    /// Hash of the prompt before the message: of the tools, of stored context to which the body refers, and of all
-    /// earlier messages.
+    /// Hash of the prompt before the message: of the tools, of context stored at the server to which the body refers,
+    /// and of all earlier messages.
     pub(super) before: u64,
     /// The parts of the message's content that may contain documents, in the order of the prompt.
     pub(super) pieces: SmallVec<[Piece<'a>; 1]>,
@@ -80,7 +80,8 @@ struct RawChat<'a> {
     preceding: [Option<&'a str>; PRECEDING.len()],
 }
 
-/// Names of fields, other than messages and tools, that a chat template may render or that change how it renders.
+/// Names of the body's fields, other than messages and tools, that a chat template may render or that change the
+/// rendered prompt.
 pub(crate) const PARAMETERS: [&str; 6] = [
     "tool_choice",
     "response_format",
@@ -155,8 +156,8 @@ impl<'a> RawChat<'a> {
         scan.place(name, value, &FIELDS, &mut self.fields)
     }
 
-    /// Reads a parameter of the prompt under another format's name for it; `name` is its own name in [`PARAMETERS`].
-    /// Ignored if the field was already read under its own name.
+    /// Reads a field that is a parameter of the prompt but has another name in this format; `name` is its name in
+    /// [`PARAMETERS`]. Ignored if the field was already read under that name.
     fn parameter(&mut self, scan: &mut Scan<'a>, name: &str) -> Result<(), Bad> {
         let value = scan.value()?;
         let place = PARAMETERS.iter().position(|known| *known == name);
@@ -185,7 +186,7 @@ impl<'a> RawChat<'a> {
 #[derive(Default)]
 struct RawMessages<'a> {
     kept: Vec<RawMessage<'a>>,
-    /// The JSON of the only message, a user's, if the field is a string instead of a list.
+    /// The JSON of the user's message, if the field is a string (the only message) instead of a list; otherwise `None`.
     only: Option<&'a str>,
     count: usize,
 }
@@ -395,7 +396,8 @@ fn behind(before: u64, preceding: &[Option<&str>]) -> u64 {
     })
 }
 
-/// The state of the reader between two messages: the hashes over all earlier messages, the turn and the counts.
+/// The state of the reader between two messages: the hashes of all earlier messages, the number of the turn, and
+/// counts.
 struct MessageReader {
     chain: Chain,
     before: u64,
@@ -408,8 +410,8 @@ struct MessageReader {
 }
 
 impl MessageReader {
-    /// Reads the message `raw`, given the interpretation of its fields, and advances the state past it. Returns an
-    /// error if its content is malformed or the chat has too many messages and parts.
+    /// Reads the message `raw`, whose role and content are in `said`, and adds it to the hashes. Returns an error if
+    /// its content is malformed or the chat has too many messages and parts.
     fn message<'a>(
         &mut self,
         body: &'a str,

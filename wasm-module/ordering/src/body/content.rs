@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 pub(super) enum Piece<'a> {
     /// The text of a JSON string, without quotes, and its author.
     Text(&'a str, Author),
-    /// Adjacent document blocks, and the form of text parts in the same content.
+    /// Adjacent document blocks, and the JSON form of text parts in the same content.
     Blocks(Vec<Block<'a>>, PartStyle),
     /// Adjacent documents in a tool's or a search's list of results, into which no text may be inserted.
     Results(Vec<Block<'a>>),
@@ -33,7 +33,7 @@ pub(super) enum Piece<'a> {
 pub(super) struct Pieces<'a> {
     /// The parts that may contain documents, in the order of the prompt.
     pub(super) pieces: SmallVec<[Piece<'a>; 1]>,
-    /// The form of the text parts in this content.
+    /// The JSON form of the text parts in this content, such as `{"text":"…"}`.
     pub(super) style: PartStyle,
     /// True if the content has a tool's result, which providers require to come first: the gateway writes no documents
     /// into it.
@@ -57,8 +57,8 @@ enum Nested<'a> {
 pub(super) struct Block<'a> {
     /// The whole block or document, as JSON.
     pub(super) raw: &'a str,
-    /// The document's name, used in order and location hints: for a block its title or else its source; empty if it has
-    /// none.
+    /// The document's name, by which hints (the gateway's sentences about documents) refer to it: for a block its title
+    /// or else its source; empty if it has none.
     pub(super) label: &'a str,
 }
 
@@ -82,8 +82,9 @@ struct RawPart<'a> {
     json: Option<&'a str>,
 }
 
-/// Divides a message's `content` into parts that may contain documents; `holds` says which kinds it may have. `style`
-/// is the form of text parts, unless the content's first part has another form.
+/// Divides a message's `content` into parts that may contain documents. `holds` says where they may be: in texts and
+/// parts, in a search's passages, or nowhere. `style` is the JSON form in which text parts are written (such as
+/// `{"text":"…"}`), unless the content's first part has another form. Returns an error if the content is malformed.
 pub(super) fn pieces<'a>(
     body: &'a str,
     content: &'a str,
@@ -215,8 +216,8 @@ fn add_result_pieces<'a>(object: &'a str, pieces: &mut SmallVec<[Piece<'a>; 1]>)
     );
 }
 
-/// Returns those passages of a search's result that have a text; passages that follow one another form one piece. Empty
-/// if `content` is not a list.
+/// Returns those passages of a search's result that have a text. Passages that follow one another are one piece, whose
+/// documents may be exchanged. Empty if `content` is not a list; an error if it is malformed.
 fn passages<'a>(body: &'a str, content: &'a str) -> Result<SmallVec<[Piece<'a>; 1]>, Skip> {
     let mut pieces = SmallVec::new();
     if !content.starts_with('[') {
@@ -335,7 +336,7 @@ impl<'a> RawPart<'a> {
     }
 }
 
-/// Scans a `functionResponse` and returns its `response`; `None` if there is none or more than one.
+/// Reads a `functionResponse` object and returns its `response`; `None` if it has none or more than one.
 fn function_response<'a>(scan: &mut Scan<'a>) -> Result<Option<&'a str>, Bad> {
     if scan.peek() != Some(b'{') {
         scan.value()?;
@@ -363,7 +364,7 @@ mod tests {
         labels.join(", ")
     }
 
-    /// The pieces of a content, as short strings.
+    /// Returns the pieces (texts and document blocks) of a message's content, each as a short string.
     fn found(content: &str) -> Vec<String> {
         let parts = Holds::Parts(Author::Other);
         let pieces = pieces(content, content, parts, PartStyle::Typed).unwrap();

@@ -60,9 +60,9 @@ impl<'a> ContextTexts<'a> {
         Self { body, texts }
     }
 
-    /// Returns the range of the documents at `found` in the body, extended by the tags or phrases of a client around
-    /// them. If only white space follows the documents in their text, their heading is included too. `None` if the
-    /// documents are not within one text.
+    /// Returns the range of the documents at `found` in the body, extended by the tags or phrases that a client wrote
+    /// around them. If only white space follows the documents, the range extends to the end of their text, and the
+    /// heading and white space before them are included. `None` if the documents are not within one text.
     pub(crate) fn around(&self, found: Range<usize>) -> Option<ContextRange<'a>> {
         let body = self.body;
         let at = self

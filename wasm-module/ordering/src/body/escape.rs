@@ -48,7 +48,7 @@ pub(super) fn attribute(id: &str) -> Cow<'_, str> {
 }
 
 /// Escapes the `<` of each `</document` in a title or a text, both escaped as in a JSON string, so that it cannot end
-/// the document's block.
+/// the document's block (with its tags).
 pub(super) fn enclosed(text: &str) -> Cow<'_, str> {
     let mut escaped = String::new();
     let mut copied = 0;

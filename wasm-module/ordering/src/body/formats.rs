@@ -27,7 +27,7 @@ pub(super) struct Format {
     /// Interprets an entry of the list of messages, given the body's text and the entry. Returns an error if the entry
     /// is malformed.
     pub(super) interpret: for<'a> fn(&str, &RawMessage<'a>) -> Result<Interpreted<'a>, Skip>,
-    /// The form of a text part that the gateway adds to an empty list of content parts.
+    /// The JSON form of a text part that the gateway adds to an empty list of content parts.
     pub(super) style: PartStyle,
     /// True if a field of messages that is not a list of objects is an error. If false, a string is the only user
     /// message, and any other value that is no list is ignored.
@@ -131,10 +131,10 @@ pub(super) struct Interpreted<'a> {
     pub(super) holds: Holds,
 }
 
-/// Where documents may be in a message's content.
+/// Where in a message's content documents are searched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holds {
-    /// In the content's texts and parts, which this author wrote.
+    /// In the content's texts and parts, written by this author.
     Parts(Author),
     /// In the content's elements, each a passage that a search found.
     Passages,
@@ -234,7 +234,7 @@ fn content<'a>(body: &str, content: &RawMessage<'a>) -> Result<Interpreted<'a>, 
     Ok(said)
 }
 
-/// The form of a text in a list of content parts.
+/// The JSON form of a text in a list of content parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum PartStyle {
     /// `{"type":"text","text":"…"}`: OpenAI chat, Anthropic, Cohere.
@@ -247,8 +247,8 @@ pub(crate) enum PartStyle {
 }
 
 impl PartStyle {
-    /// Returns the form of text parts in a list that has a part of this `type`, given as JSON; `kind` is `None` if the
-    /// part has no type.
+    /// Returns the JSON form of text parts in a list that has a part of this `type`, given as JSON; `kind` is `None` if
+    /// the part has no type.
     pub(super) fn of(kind: Option<&str>) -> Self {
         match kind.and_then(inner) {
             None => Self::Bare,

@@ -27,7 +27,7 @@ pub(crate) struct Chain(pub(crate) u128);
 /// The point in a user message, before its text, at which blocks of documents can be inserted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// Offset in the body at which the blocks are inserted.
+    /// Offset in the body at which the blocks (documents with their tags) are inserted.
     pub(crate) at: usize,
     pub(crate) wrap: Wrap,
 }
@@ -41,7 +41,7 @@ pub(crate) enum Wrap {
     Part { others: bool, style: PartStyle },
 }
 
-/// A message of a chat, with the groups of documents found in it.
+/// A message of a chat, with the groups of documents (adjacent ones that may be exchanged) found in it.
 #[derive(Debug)]
 pub(crate) struct Message<'a> {
     pub(crate) role: Role,
@@ -67,7 +67,8 @@ pub(crate) struct Message<'a> {
     pub(crate) groups: Vec<Group<'a>>,
 }
 
-/// Documents of one message that are ordered among each other. No document moves from one group to another.
+/// Adjacent documents of one message that may be exchanged with each other. No document moves from one group to
+/// another.
 #[derive(Debug)]
 pub(crate) struct Group<'a> {
     /// Hash of the prompt before the documents, as the client sent it, without the gateway's changes.
@@ -85,16 +86,16 @@ pub(crate) struct Group<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// Iterates over the groups whose documents the gateway may reorder: all groups of the message except those that
-    /// are a tool's whole result.
+    /// Iterates over the groups of adjacent documents that the gateway may reorder: all groups of the message except
+    /// those that are a tool's whole result.
     pub(crate) fn ordered(&self) -> impl Iterator<Item = &Group<'a>> {
         self.groups.iter().filter(|group| !group.is_output())
     }
 }
 
 impl GroupLayout<'_> {
-    /// Returns the ranges of the body that the group's documents fill, one each; empty if the gateway renders the
-    /// documents.
+    /// Returns the ranges of the body that the group's documents fill, one each; empty if the gateway writes the
+    /// documents into the message itself.
     pub(crate) fn slots(&self) -> &[Range<usize>] {
         match self {
             Self::Slots { slots, .. } => slots,
@@ -122,16 +123,17 @@ impl GroupLayout<'_> {
 #[derive(Debug)]
 pub(crate) struct FoundDocument<'a> {
     pub(crate) fingerprint: Fingerprint,
-    /// The document's name in order and location hints, escaped as in the body; empty if the client gave it none.
+    /// The document's name, by which hints (the gateway's sentences about documents) refer to it, escaped as in the
+    /// body; empty if the client gave it none.
     pub(crate) label: &'a str,
     pub(crate) tokens: u32,
     pub(crate) source: Source<'a>,
-    /// The ranges of the number and of the text in the document's block; `None` unless the client numbers documents by
-    /// their position in the request.
+    /// The ranges of the number and of the text in the document's block (with its tags); `None` unless the client
+    /// numbers documents by their position in the request.
     pub(super) numbered: Option<Numbered>,
 }
 
-/// The source of a document's block in the forwarded prompt.
+/// The source of a document's block (the document with its tags) in the forwarded prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Source<'a> {
     /// A substring of the body, moved unchanged.
@@ -145,7 +147,7 @@ pub(crate) enum Source<'a> {
     },
 }
 
-/// Where in the body a group's documents are written.
+/// The place in the body where a group of documents is written.
 #[derive(Debug)]
 pub(crate) enum GroupLayout<'a> {
     /// The documents are written into these ranges of the body, one each; the text between them stays. If fewer
@@ -159,12 +161,13 @@ pub(crate) enum GroupLayout<'a> {
         /// The range of the `documents` field's value, which becomes `null`; `None` if the body has none.
         array: Option<Range<usize>>,
         entry: Entry,
-        /// Text before and after all the rendered documents, escaped as in a JSON string.
+        /// Text to write before and after all the rendered documents, escaped as in a JSON string.
         around: [&'a str; 2],
     },
 }
 
-/// Where an order hint is written: an offset in the body, and the separators before and after the hint.
+/// The position of an order hint (a sentence with the retriever's ranking): an offset in the body, and the separators
+/// to write before and after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HintSpot {
     pub(crate) at: usize,
@@ -193,8 +196,8 @@ impl<'a> FoundDocument<'a> {
         }
     }
 
-    /// Returns the document's block with the range of its number; `None` unless the client numbers documents by their
-    /// position in the request.
+    /// Returns the document's block (the document with its tags) and the range of its number there; `None` unless the
+    /// client numbers documents by their position in the request.
     pub(crate) fn numbered_block(&self) -> Option<NumberedBlock<'a>> {
         let Source::Whole(whole) = self.source else {
             return None;
@@ -210,8 +213,8 @@ impl<'a> FoundDocument<'a> {
         self.numbered.is_some()
     }
 
-    /// Returns the document's block as it is in a message of the body; `None` if the document comes from a `documents`
-    /// array or a retriever.
+    /// Returns the document's block (with its tags) as it is in a message of the body; `None` if the document comes
+    /// from a `documents` array or a retriever.
     pub(crate) fn block_in_message(&self) -> Option<&'a str> {
         match &self.source {
             Source::Whole(whole) => Some(*whole),

@@ -107,7 +107,7 @@ mod tests {
     use super::super::tags;
     use super::*;
 
-    /// The numbers of documents in the groups of `text`.
+    /// Returns the number of documents in each group into which labels divide the documents of `text`.
     fn found(text: &str) -> Vec<usize> {
         groups(text, &tags::spans(text, &["doc".to_owned()], &[]))
     }

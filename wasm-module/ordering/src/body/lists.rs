@@ -128,8 +128,8 @@ impl Lines {
         false
     }
 
-    /// Extends the last list item, if there is one, by the line that starts at `start`. `is_blank` is true for a line
-    /// of white space, `is_ended` for one with a line break.
+    /// Adds the line that starts at `start` to the last list item, if there is one. `is_blank` is true for a line of
+    /// white space, `is_ended` for one with a line break.
     fn extend_item(&mut self, is_blank: bool, start: usize, is_ended: bool) {
         let Some(item) = self.items.last_mut() else {
             return;
@@ -254,7 +254,7 @@ mod tests {
         Lines::read(text, author).headed(text)
     }
 
-    /// Whole spans and ids as texts.
+    /// Returns the documents that `find` finds in `text`, each as its whole text and its id, empty if it has none.
     fn found(find: Find, text: &str, author: Author) -> Vec<(&str, &str)> {
         let spans = find(text, author).into_iter();
         spans
@@ -327,14 +327,15 @@ mod tests {
         assert_eq!(found(headed, "# \n#x\n# A", Author::Tool), []);
     }
 
-    /// The earlier implementation, with a pass or several for each format, as a slow model.
+    /// The earlier implementation of the search for numbered lists, rules and headings, with one pass or several for
+    /// each: a slow model for tests.
     mod slow {
         use super::{Author, Span};
         use fxhash::FxHashSet;
         use std::ops::Range;
 
-        /// Returns the items of a list whose first lines begin with a number in brackets, each with a different one,
-        /// which is its id.
+        /// Returns the items of a numbered list as documents: each begins with a line that begins with a number in
+        /// brackets, and the number, different for each, is the document's id.
         ///
         /// Items move with their numbers, so that an answer's `[3]` keeps its meaning. Outside a tool's result the last
         /// item ends at a blank line, and then no other item may contain one.
@@ -372,8 +373,8 @@ mod tests {
             several(items.into_iter().filter(|_| is_marked))
         }
 
-        /// Returns the text between lines of three or more dashes; in a tool's result also before the first and after
-        /// the last.
+        /// Returns as documents the texts between lines of three or more dashes; in a tool's result also those before
+        /// the first and after the last such line.
         pub(super) fn ruled(text: &str, author: Author) -> Vec<Span> {
             let is_rule = |line: &Range<usize>| {
                 let line = text.get(line.clone()).unwrap_or_default().trim();
@@ -404,7 +405,8 @@ mod tests {
             several(spans.filter(|span| !span.whole.is_empty()))
         }
 
-        /// Returns the sections of a tool's result under headings of the first level, each with its title as its id.
+        /// Returns as documents the sections of a tool's result under first-level headings, each with its title as its
+        /// id.
         pub(super) fn headed(text: &str, author: Author) -> Vec<Span> {
             if author != Author::Tool {
                 return Vec::new();
@@ -425,13 +427,14 @@ mod tests {
             }))
         }
 
-        /// Returns the spans if there are several, since one document has no order.
+        /// Returns the documents if there are at least two, since one alone cannot be reordered; otherwise an empty
+        /// list.
         fn several(spans: impl Iterator<Item = Span>) -> Vec<Span> {
             let spans: Vec<Span> = spans.collect();
             if spans.len() < 2 { Vec::new() } else { spans }
         }
 
-        /// Returns the lines of `text` that are not in fenced code, without their ends.
+        /// Returns the ranges of the lines of `text` that are not in fenced code, without their line breaks.
         fn lines(text: &str) -> impl Iterator<Item = Range<usize>> {
             let mut start = 0;
             let mut is_fenced = false;
@@ -444,7 +447,8 @@ mod tests {
             })
         }
 
-        /// Returns the number in brackets at the beginning of a line, and the range of its digits; text must follow.
+        /// Returns the number in brackets with which a line begins, and the range of its digits; `None` if there is
+        /// none, or if no text follows it.
         fn number_of(text: &str, line: &Range<usize>) -> Option<(u32, Range<usize>)> {
             let rest = text.get(line.clone())?.strip_prefix('[')?;
             let (digits, words) = rest.split_once(']')?;
@@ -454,7 +458,8 @@ mod tests {
             (!words.trim().is_empty()).then_some((number, start..start + digits.len()))
         }
 
-        /// Returns the position, from `from` on, of the first line end before a blank line.
+        /// Returns the position, at or after `from`, of the first line end that is followed by a blank line; `None` if
+        /// there is none.
         fn blank_line(text: &str, from: usize) -> Option<usize> {
             let mut at = from;
             loop {

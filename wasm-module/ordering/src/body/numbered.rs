@@ -20,9 +20,10 @@ use std::ops::Range;
 /// Only blocks with text have them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Numbered {
-    /// Range of the number in the block; empty if the document has none.
+    /// Range of the number in the block (the document with its tags); empty if the document has none.
     number: Range<u32>,
-    /// Range in the block of the number's repetition in the end tag; `None` if it is not repeated there.
+    /// Range, in the block (the document with its tags), of the number's repetition in the end tag; `None` if it is not
+    /// repeated there.
     again: Option<Range<u32>>,
     words: Range<u32>,
     /// True if the document's text consists of passages that the client joined without separators.
@@ -105,7 +106,8 @@ impl Numbered {
 }
 
 impl Numbered {
-    /// Returns the ranges of the number in the document's block, including its repetition; empty if there is no number.
+    /// Returns the ranges of the number in the document's block (with its tags), including its repetition; empty if
+    /// there is no number.
     pub(super) fn numbers(&self) -> SmallVec<[Range<usize>; 2]> {
         let numbers = [Some(self.number.clone()), self.again.clone()].into_iter();
         let numbers = numbers.flatten().filter(|number| !number.is_empty());
@@ -121,7 +123,8 @@ impl<'a> NumberedBlock<'a> {
         self.part(&self.numbered.number)
     }
 
-    /// Returns a hash of the block without its number, which is the same wherever the client lists the document.
+    /// Returns a hash of the block (the document with its tags) without its number; it is the same wherever the client
+    /// lists the document.
     pub(crate) fn identity(&self) -> Fingerprint {
         hashed(self.whole.len());
         Fingerprint::of(&self.parts().map(str::as_bytes))
@@ -143,7 +146,8 @@ impl<'a> NumberedBlock<'a> {
         self.numbered.is_joined.then_some(self.words())
     }
 
-    /// Returns the document's block with `words` in place of its text; `None` if that would not be shorter.
+    /// Returns the document's block, tags included, with `words` in place of its text; `None` if that would not be
+    /// shorter.
     pub(crate) fn with_words(&self, words: &str) -> Option<String> {
         let Range { start, end } = self.numbered.words;
         if words.len() >= end.saturating_sub(start) as usize {
@@ -154,8 +158,9 @@ impl<'a> NumberedBlock<'a> {
         Some([before, words, behind].concat())
     }
 
-    /// Returns the block without its number, in three parts: before the number, between it and its repetition in the
-    /// end tag, and after the repetition. If the number is not repeated, the last part is empty.
+    /// Returns the block (the document with its tags) without its number, in three parts: before the number, between it
+    /// and its repetition in the end tag, and after the repetition. If the number is not repeated, the last part is
+    /// empty.
     fn parts(&self) -> [&'a str; 3] {
         let end = u32::try_from(self.whole.len()).unwrap_or(u32::MAX);
         let Numbered { number, again, .. } = &self.numbered;

@@ -53,8 +53,8 @@ pub struct Parsed<'a> {
 }
 
 impl<'a> Parsed<'a> {
-    /// Returns the hash that identifies the chat up to and including the first user message that can receive documents,
-    /// which is the same at every turn. If there is none, it is the hash up to the first message.
+    /// Returns a hash that identifies the chat at every turn: of the chat up to and including the first user message
+    /// that can receive documents, or the first message if there is none.
     pub(crate) fn start(&self) -> Chain {
         let mut messages = self.messages.iter();
         let asked = messages.find(|message| message.entry.is_some());
@@ -103,7 +103,8 @@ impl<'a> Parsed<'a> {
             || messages.any(|message| message.ordered().next().is_some())
     }
 
-    /// Returns whether the body has documents to order, or a tool's whole result, lines of which may be replaced.
+    /// Returns whether the body has documents to order, or a tool's whole result in which lines may be replaced by
+    /// references to an earlier copy.
     pub(crate) fn has_groups(&self) -> bool {
         let mut messages = self.messages.iter();
         self.has_documents() || messages.any(|message| !message.groups.is_empty())
@@ -118,11 +119,12 @@ pub fn parse<'a>(body: &'a [u8], config: &Config) -> Result<Parsed<'a>, Skip> {
     read(body, None, config)
 }
 
-/// Like [`parse`], but the documents `retrieved` are added if the body has no `documents` array of its own, or an empty
-/// one.
+/// Parses `body`, a chat request, and finds its documents as configured. The documents `retrieved` are added if the
+/// body has no `documents` array of its own, or an empty one.
 ///
 /// # Errors
-/// Returns the errors of [`parse`], also for documents in `retrieved`.
+/// Returns [`Skip`], the reason why the body must be forwarded unchanged; documents in `retrieved` may be the reason
+/// too.
 pub fn parse_with<'a>(
     body: &'a [u8],
     retrieved: &Retrieved<'a>,
@@ -188,10 +190,10 @@ fn read<'a>(
 }
 
 impl<'a> Finder<'a, '_> {
-    /// Finds the documents in one text of a message. If there are none and `documents.outputs` is on, a tool's long
-    /// result becomes a group with the whole result as its document. `before` is the running hash of the prompt; it
-    /// advances to the beginning of the last group found, and not at all if there is none. Returns an error if the body
-    /// has too many documents.
+    /// Finds the documents in one text of a message, in groups; none if the text has no documents. With
+    /// `documents.outputs`, a tool's long result without documents becomes a group with the whole result as its
+    /// document. `before`, the running hash of the prompt, advances to the beginning of the last group found. Returns
+    /// an error if the body has too many documents.
     fn text(
         &mut self,
         before: &mut Before<'a>,
@@ -220,9 +222,9 @@ impl<'a> Finder<'a, '_> {
         }])
     }
 
-    /// Finds the documents within a text by the first enabled format that matches it, such as tags or headings; empty
-    /// if none does. `before` is the running hash of the prompt; it advances to the beginning of the last group found,
-    /// and not at all if there is none. Returns an error if the body has too many documents.
+    /// Finds the documents within a text, in groups, by the first enabled format that matches it, such as tags or
+    /// headings; empty if none does. `before`, the running hash of the prompt, advances to the beginning of the last
+    /// group found. Returns an error if the body has too many documents.
     fn within(
         &mut self,
         before: &mut Before<'a>,
@@ -367,8 +369,9 @@ impl<'a> Finder<'a, '_> {
 
     /// Returns the group of adjacent document `blocks`; `None` if there are none or their format is disabled. `before`
     /// is the running hash of the prompt and advances to the first block. `style` is the form of the content's text
-    /// parts, for an order hint after the last block; it is `None` for documents in a tool's result, where no text may
-    /// be inserted. Returns an error if the body has too many documents.
+    /// parts, for an order hint (a sentence with the retriever's ranking) after the last block; it is `None` for
+    /// documents in a tool's result, where no text may be inserted. Returns an error if the body has too many
+    /// documents.
     fn blocks(
         &mut self,
         before: &mut Before<'a>,
@@ -410,7 +413,8 @@ impl<'a> Finder<'a, '_> {
     }
 }
 
-/// The running hash of the prompt up to each group of documents in a message.
+/// The running hash of the prompt, from which the scope (hash of the prompt before documents) of each group of
+/// documents in a message is computed.
 struct Before<'a> {
     body: &'a str,
     /// Offset in the body up to which `hash` covers the prompt.

@@ -22,15 +22,17 @@ use std::ops::Range;
 pub(crate) struct Ranks<'a> {
     /// The document's number by position in the request; empty if it has none, or has a name that is not a number.
     pub(crate) number: &'a str,
-    /// The ranges of the document's number in its block: none, one, or two if it is repeated.
+    /// The ranges of the document's number in its block (the document with its tags): none, one, or two if it is
+    /// repeated.
     pub(crate) numbers: SmallVec<[Range<usize>; 2]>,
-    /// For each score (rank, score or distance): the range of the block to remove, and the text of the score.
+    /// For each score (rank, score or distance): the range of the document's block (with its tags) to remove, and the
+    /// text of the score.
     pub(crate) scores: SmallVec<[(Range<usize>, &'a str); 2]>,
 }
 
 impl<'a> Ranks<'a> {
-    /// Finds the parts of a document's block that depend on the request; `None` if the gateway renders the document, or
-    /// if its block cannot be read or has no such part. O(opening tag + first lines).
+    /// Finds the number and the scores in a document's block (with its tags), which depend on the request; `None` if
+    /// the block has neither or cannot be read, or if the gateway renders the document. O(opening tag + first lines).
     pub(crate) fn of(found: &FoundDocument<'a>) -> Option<Self> {
         let Source::Whole(block) = found.source else {
             return None;
@@ -130,8 +132,8 @@ impl<'a> Ranks<'a> {
         }
     }
 
-    /// Returns the kind of a line at the beginning of the document and, if it is a score, records that. `behind` is the
-    /// start of the next line.
+    /// Returns the kind of a line at the beginning of a document. If it is a score, records the range to remove and the
+    /// score's text. `behind` is the start of the next line.
     fn line(&mut self, block: &'a str, line: &Range<usize>, behind: usize) -> Line {
         let words = trimmed(block, line.clone());
         let text = block.get(words).unwrap_or_default();
@@ -156,7 +158,7 @@ enum Line {
     Text,
 }
 
-/// An attribute with a value in a document's opening tag, as ranges of the document's block.
+/// An attribute with a value in a document's opening tag, as ranges of the document's block (with its tags).
 #[derive(Debug)]
 struct Attribute {
     /// Offset at which the white space before the attribute starts.

@@ -15,10 +15,10 @@ use std::ops::Range;
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 
 impl Parsed<'_> {
-    /// Recomputes the hash chains of messages and the scopes of documents (hashes of the prompt before them) as they
-    /// would be in another body: one without the ranges `removed`, which must be sorted, and with `tools` as the JSON
-    /// of the field with the tools (unchanged if `None`). O(messages + bytes before documents + bytes of the messages
-    /// from which something is removed).
+    /// Recomputes the hash chains of messages and the scopes of documents (hashes of the prompt before them) as if the
+    /// body were without the ranges `removed`, which must be sorted, and had `tools` as the JSON of the field with the
+    /// tools (unchanged if `None`). O(messages + bytes before documents + bytes of the messages from which something is
+    /// removed).
     pub(crate) fn rebase(&mut self, tools: Option<&str>, removed: &[Range<usize>]) {
         let mut chain = self.start.chain;
         let mut before = match tools {
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
 
-    /// Every hash of a body.
+    /// Returns all hashes of a parsed body, as one text.
     fn hashes(parsed: &Parsed<'_>) -> String {
         let messages = parsed.messages.iter().map(|message: &Message<'_>| {
             let groups: Vec<_> = message.groups.iter().map(|group| group.scope).collect();

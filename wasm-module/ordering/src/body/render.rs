@@ -1,4 +1,5 @@
-//! Renders what replaces a group's documents in the forwarded body: their blocks, location hints and an order hint.
+//! Makes the text that replaces a group's documents in the forwarded body: the documents, location hints (references to
+//! earlier copies) and an order hint (a sentence with the retriever's ranking).
 
 use super::edit::Edit;
 use super::found::{FoundDocument, GroupLayout, HintSpot, Source, Wrap};
@@ -7,7 +8,8 @@ use super::search::find_words;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// The text that is sent in place of one document of the body: the document, or a location hint to an earlier copy.
+/// The text that is sent in place of one document of the body: the document, or a location hint (a reference to an
+/// earlier copy).
 #[derive(Debug)]
 pub(crate) enum Sent<'g, 'a> {
     Document(&'g FoundDocument<'a>),
@@ -19,15 +21,17 @@ pub(crate) enum Sent<'g, 'a> {
 /// or those that it fetched from a retriever.
 #[derive(Debug)]
 pub(crate) struct Rendering {
-    /// The text inserted into the message, including an order hint and the JSON around the text.
+    /// The text inserted into the message, including an order hint (a sentence with the retriever's ranking) and the
+    /// JSON around the text.
     pub(crate) text: String,
-    /// For each document sent in full: the ranges in `text` of its block and of its label; the label's range is empty
-    /// if it has none.
+    /// For each document sent in full: the ranges in `text` of its block (the document with its tags) and of its label;
+    /// the label's range is empty if it has none.
     pub(crate) documents: Vec<(Range<usize>, Range<usize>)>,
 }
 
-/// Returns the edits of the body that write `sent` and an order hint in place of a group's documents. If the gateway
-/// renders the group, also returns the rendering, otherwise `None`.
+/// Returns the edits of the body that write `sent` and an order hint (a sentence with the retriever's ranking) in place
+/// of a group's documents. If the gateway writes these into a message, also returns the text that it inserts there;
+/// otherwise `None`.
 pub(crate) fn edits<'a>(
     place: &GroupLayout<'a>,
     hint_place: Option<HintSpot>,
@@ -116,8 +120,8 @@ pub(crate) fn wrapping(wrap: Wrap) -> [&'static str; 2] {
     }
 }
 
-/// Returns the text of a document's block. It depends on the document alone: otherwise prompts with the same documents
-/// would have no common prefix.
+/// Returns the text of a document's block (with its tags). It depends on the document alone: otherwise prompts with the
+/// same documents would have no common prefix.
 pub(crate) fn block<'a>(document: &FoundDocument<'a>) -> Cow<'a, str> {
     match &document.source {
         Source::Whole(whole) => Cow::Borrowed(whole),
@@ -129,8 +133,8 @@ pub(crate) fn block<'a>(document: &FoundDocument<'a>) -> Cow<'a, str> {
     }
 }
 
-/// Appends a document's block to `text`; returns the ranges in `text` of the block and of its label (the id, or else
-/// the title; empty if it has neither).
+/// Appends a document's block (with its tags) to `text`; returns the ranges in `text` of the block and of its label
+/// (the id, or else the title; empty if it has neither).
 fn write_block(text: &mut String, source: &Source<'_>) -> (Range<usize>, Range<usize>) {
     let start = text.len();
     let mut label = start..start;

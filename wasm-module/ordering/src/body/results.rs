@@ -31,8 +31,9 @@ fn elements(text: &str, scan: &mut Scan<'_>) -> Result<Vec<Span>, Bad> {
     Ok(found.unwrap_or_default())
 }
 
-/// For a tool's result that is an object, returns the documents in its `results`, and its texts under `names` in their
-/// order in the object, without quotes. One pass over the object, and one more over its results.
+/// Returns the documents in the array `results` of a tool's result that is a JSON object, and the object's texts under
+/// `names` in their order there, without quotes. Both are empty if `object` is no JSON object; the texts are empty if
+/// one of `names` occurs twice. One pass over the object, and one more over its results.
 pub(super) fn results_and_texts<'a>(
     object: &'a str,
     names: &[&str],
@@ -104,7 +105,7 @@ fn element(text: &str, scan: &mut Scan<'_>, base: usize) -> Result<Span, Bad> {
 mod tests {
     use super::*;
 
-    /// The elements and their ids, as texts.
+    /// Returns the elements of the array `results` in `text`, each as its text and its id.
     fn found(text: &str) -> Vec<(&str, &str)> {
         let spans = results(text).into_iter();
         spans

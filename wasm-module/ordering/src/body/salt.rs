@@ -10,7 +10,7 @@ use super::search::{pass_space, trimmed_json};
 use super::{Skip, unescaped};
 use crate::feed::TenantKey;
 
-/// The position of the `cache_salt` in a body, or the position at which one can be inserted.
+/// The place of the `cache_salt` in a body: that of the client's, or the offset at which one can be inserted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SaltField<'a> {
     /// The JSON of the client's `cache_salt`; `None` if it sent none.
@@ -65,8 +65,8 @@ impl<'a> SaltField<'a> {
         }
     }
 
-    /// Returns the key that `key_of` computes for the client's `cache_salt`; the default key if the client sent none,
-    /// or one that is not a string.
+    /// Returns the tenant's key for the client's `cache_salt`, computed by `key_of`; the default key if the client sent
+    /// none, or one that is not a string.
     pub(crate) fn key(&self, key_of: fn(&str) -> TenantKey) -> TenantKey {
         let inner = self.given.and_then(super::json::inner);
         inner.map_or_else(TenantKey::default, |salt| key_of(&unescaped(salt)))

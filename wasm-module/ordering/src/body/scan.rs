@@ -80,8 +80,9 @@ impl<'a> Scan<'a> {
         Ok(fields)
     }
 
-    /// Like [`Scan::fields`], but writes the JSON to `fields`, which are in the order of `names`. Their number is not
-    /// part of the type, so this code is compiled once.
+    /// Reads an object and writes the JSON of its fields with these names to `fields`, which are in the order of
+    /// `names`; a field that is absent stays unchanged. Returns an error if one of the names occurs twice. The number
+    /// of names is not part of the type, so this code is compiled once.
     pub(super) fn read_fields(
         &mut self,
         names: &[&str],
@@ -374,7 +375,7 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::value::RawValue;
 
-    /// Scans `text` as one value.
+    /// Scans `text` as one value and returns it; an error if anything follows.
     fn whole(text: &str) -> Result<&str, Bad> {
         let mut scan = Scan::new(text);
         let value = scan.value()?;
@@ -477,7 +478,7 @@ mod tests {
         );
     }
 
-    /// JSON values, and texts that are nearly JSON.
+    /// Generates JSON values, and texts that are nearly JSON.
     fn json() -> impl Strategy<Value = String> {
         let leaf = prop_oneof![
             Just("null".to_owned()),

@@ -197,8 +197,8 @@ impl<'t> Tags<'t> {
         found
     }
 
-    /// Returns whether the tag at index `closing` of `marks` exists and begins before the byte at offset `at` of the
-    /// text.
+    /// Returns whether `closing` is the index in `marks` of a tag (and not [`NONE`]) that begins before the byte at
+    /// offset `at` of the text.
     fn closes_before(&self, closing: u32, at: usize) -> bool {
         self.mark(closing).is_some_and(|mark| mark.at() < at)
     }
@@ -211,10 +211,10 @@ impl<'t> Tags<'t> {
         self.marks.get(place as usize)
     }
 
-    /// Returns the opening tag that really begins the document, if the tag at index `place` of `marks` is only
-    /// mentioned in a sentence before it, as by Open WebUI: "(e.g., <source id="1">)". It is the last one of the same
-    /// name before the closing tag at index `closing` of `marks` that is the first text on its line; both line and tag
-    /// begin at or after the offset `from` of the text. `None` if there is none.
+    /// Returns the opening tag that really begins a document, if the tag at index `place` of `marks` is only mentioned
+    /// in a sentence before it, as by Open WebUI: "(e.g., <source id="1">)". The result is the last tag (1) of the same
+    /// name, (2) before the closing tag at index `closing` of `marks`, (3) that is the first text on its line. Line and
+    /// tag must begin at or after the offset `from` of the text. `None` if there is no such tag.
     fn innermost(&self, place: usize, from: usize, closing: usize) -> Option<(&Mark, Opening)> {
         let name = self.marks.get(place)?.name;
         let between = self.marks.get(place + 1..closing)?.iter().enumerate();
@@ -306,7 +306,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Whole spans and ids as texts.
+    /// Returns the documents in `text`, each as its whole text and its id, `None` if it has none.
     fn found(text: &str) -> Vec<(&str, Option<&str>)> {
         let names = ["document".to_owned(), "doc".to_owned()];
         spans(text, &names, &[])
@@ -406,12 +406,13 @@ mod tests {
         assert_eq!(wrapper_end("<doc>x</doc></", 12), 12);
     }
 
-    /// The earlier implementation as a slow model: quadratic, with the bound on attributes.
+    /// The earlier implementation of the search for tags, quadratic in the text: a slow model for tests.
     mod slow {
         use super::Span;
         use std::ops::Range;
 
-        /// Returns the documents in `text`, in order and not nested. A tag that is never closed is text.
+        /// Returns the documents in `text` that are in tags with one of `names`, in order and not nested. A tag that is
+        /// never closed is ordinary text.
         pub(super) fn spans(text: &str, names: &[String]) -> Vec<Span> {
             let mut found = Vec::new();
             let mut at = 0;
@@ -445,16 +446,16 @@ mod tests {
             found
         }
 
-        /// Returns the documents in `text` tagged by the first of `names` that tags two or more.
+        /// Returns the documents in `text` that are in tags with the first of `names` whose tags enclose two or more.
         pub(super) fn several(text: &str, names: &[String]) -> Vec<Span> {
             let tagged = |name| spans(text, std::slice::from_ref(name));
             let mut kinds = names.iter().map(tagged);
             kinds.find(|spans| spans.len() > 1).unwrap_or_default()
         }
 
-        /// Returns the opening tag for the closing tag before `end`: the one at `open`, or the last of its name that
-        /// begins a line after it. The tag at `open` is then only mentioned, as in Open WebUI's prompt: "(e.g., <source
-        /// id="1">)".
+        /// Returns the opening tag that belongs to the closing tag before `end`: the tag at `open`, or the last one of
+        /// its name after it that begins a line. The tag at `open` is then only mentioned, as in Open WebUI's prompt:
+        /// "(e.g., <source id="1">)".
         fn innermost<'n>(
             text: &str,
             open: usize,
@@ -488,7 +489,7 @@ mod tests {
             end: usize,
         }
 
-        /// Reads the opening tag at `open`, if it has one of the names and is not self-closing.
+        /// Reads the opening tag at the offset `open`; `None` if it has none of the names or is self-closing.
         fn opening_tag<'n>(text: &str, open: usize, names: &'n [String]) -> Option<Opening<'n>> {
             let opening = any_opening_tag(text, open, names)?;
             let inside = &text[open + 1..opening.end];
@@ -567,7 +568,7 @@ mod tests {
             is_first: bool,
         }
 
-        /// Returns the first `</name>` from `from` on.
+        /// Returns the first `</name>` at or after the offset `from`; `None` if there is none.
         fn closing_tag(text: &str, from: usize, name: &str) -> Option<Closing> {
             let mut at = from;
             let mut is_first = true;

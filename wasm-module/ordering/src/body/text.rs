@@ -41,11 +41,12 @@ impl<'a> Text<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Places(Vec<Word>);
 
-/// For 64 bytes of the JSON string, a bit each: set if the byte stands for a byte of the unescaped text.
+/// The part of the map for 64 adjacent bytes of the JSON string. Each byte has a bit in `bits`, which is set if the
+/// byte stands for a byte of the unescaped text.
 #[derive(Clone, Debug)]
 struct Word {
     bits: u64,
-    /// Number of bytes of the unescaped text before those that these 64 bytes of the JSON string encode.
+    /// Number of bytes of the unescaped text that are encoded before these 64 bytes of the JSON string.
     before: usize,
 }
 
@@ -140,7 +141,8 @@ pub(super) fn unescaped<'a>(inner: &'a str, mut places: Option<&mut Places>) -> 
     Cow::Owned(plain)
 }
 
-/// Iterates over the characters that a part of a JSON string encodes, each with the range of `piece` that encodes it.
+/// Iterates over the characters that `piece`, a part of a JSON string, encodes, each with the range of `piece` that
+/// encodes it.
 pub(super) fn characters(piece: &str) -> impl Iterator<Item = (char, Range<usize>)> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -157,7 +159,8 @@ pub(super) fn characters(piece: &str) -> impl Iterator<Item = (char, Range<usize
     })
 }
 
-/// Decodes the escape whose text after the backslash begins `rest`. Returns the character and what follows the escape.
+/// Decodes an escape of a JSON string; `rest` is the text after its backslash. Returns the character and the text after
+/// the escape.
 fn unescape(rest: &str) -> (char, &str) {
     let mut chars = rest.chars();
     let character = match chars.next() {
@@ -173,7 +176,8 @@ fn unescape(rest: &str) -> (char, &str) {
     (character, chars.as_str())
 }
 
-/// Like [`unescape`], for an escape whose `\u` has been read.
+/// Decodes an escape of a JSON string; `rest` is the text after its `\u`. Returns the character, or U+FFFD if the
+/// escape is invalid, and the text after the escape.
 fn unescape_unicode(rest: &str) -> (char, &str) {
     let unit = |text: &str| {
         text.get(..4)

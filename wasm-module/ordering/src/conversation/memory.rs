@@ -67,8 +67,8 @@ pub(crate) struct Moving<'s> {
     /// Hash of the volatile spans (texts that change between requests), as [`SentMessage::kept_hash`] computes it; 0 if
     /// there are no spans, or if the newest user message does not end the request.
     pub(crate) hash: u64,
-    /// A hash of each volatile span (a text that changes between requests), by which the recorded chat is found that
-    /// shares the most spans with the request.
+    /// A hash of each volatile span (a text that changes between requests). If several recorded chats fit a request,
+    /// these tell which one shares the most spans with it.
     pub(crate) spans: &'s [u64],
     /// Index in the request of the newest user message, and the number of volatile spans (texts that change between
     /// requests) to write into it; `None` if there are none.
@@ -143,24 +143,23 @@ impl Memory {
             .map_or(0, |node| node.pinned_tokens)
     }
 
-    /// Returns those messages of a request that are recorded, given the hash `chains` of its messages; empty if none
-    /// is. `written` is the index of the message into which the gateway would write a list of documents, with the
-    /// list's fingerprint; `moving` are the volatile spans (texts of the prompt's head that change between requests)
-    /// that it would move.
+    /// Returns the recorded messages of a request's chat, first to last; empty if none is recorded. `chains` are the
+    /// hashes of the chat up to and including each message. `written` is the message (by index) into which the gateway
+    /// would write a list of documents, with the list's fingerprint. `moving` are the volatile spans (texts of the
+    /// system text that change between requests) that it would move or replace.
     ///
-    /// The hash chain does not cover documents that the gateway wrote into a message. So the message of `written` and
-    /// those after it are found only if the same list was written into the recorded chat there. If no list is to be
-    /// written, the request's last message is found only if none was written into the recorded one. If several recorded
-    /// messages with the same chain fit and their prompts differ, the request's chat could be any of them: then only
-    /// one into which nothing was written is used.
+    /// The deepest recorded message that the request certainly continues determines the result: it and its
+    /// predecessors. A hash does not cover texts that the gateway wrote into a message, so a recorded message fits only
+    /// under these rules:
     ///
-    /// Messages into which different volatile spans were written are distinguished in the same way. A request's last
-    /// message is found only if it was sent with exactly the same spans. Among several recorded messages that fit, the
-    /// one that shares the most spans with the current head is used: a name or a session id stays the same while a
-    /// clock changes.
+    /// 1. From the message of `written` on: the same list was written into the recorded chat there. If the request
+    ///    writes no list: its last message fits only if no list was written into the recorded one.
+    /// 2. The request's last message fits only if it was sent with exactly the same spans.
+    /// 3. From the message on into which spans would be written: the recorded chat has as many spans there, since a
+    ///    span that the message lacks would be nowhere in the prompt. Their values may differ.
     ///
-    /// An earlier message into which the request would write spans is found only if it was sent with as many spans:
-    /// values change from request to request, but a span that the message lacks would be nowhere in the prompt.
+    /// If several recorded messages with one hash fit and were forwarded differently, the one whose chat shares the
+    /// most spans with the request is used. On a tie, only one into which the gateway wrote nothing is used.
     pub(crate) fn find(
         &self,
         chains: impl DoubleEndedIterator<Item = Chain> + ExactSizeIterator,
@@ -222,8 +221,8 @@ impl Memory {
         path
     }
 
-    /// Returns the engine that received the last message of `path` whose index is less than `message`; `None` if there
-    /// is no such message.
+    /// Returns the engine that received the last message of `path` whose index is less than `message`; `None` if no
+    /// message of `path` has a smaller index.
     pub(crate) fn engine(&self, path: &Path, message: u32) -> Option<EngineId> {
         let (_, turn) = path.iter().rfind(|(known, _)| *known < message)?;
         Some(self.node(*turn)?.engine)
@@ -350,8 +349,8 @@ impl Memory {
         None
     }
 
-    /// Returns the one of `turns` (recorded messages) whose chat shares the largest number of volatile spans (texts
-    /// that change between requests) with the request's system text; `None` on a tie, or if none shares any.
+    /// Returns the one of `turns` (recorded messages) whose chat shares the most volatile spans (texts that change
+    /// between requests) with the request's system text; `None` if two share equally many, or if none shares any.
     fn most_similar(&self, turns: &[MessageId], moving: Moving<'_>) -> Option<MessageId> {
         if moving.spans.is_empty() {
             return None;
@@ -377,7 +376,7 @@ impl Memory {
 
     /// Iterates over a recorded message and its ancestors, from the message upwards, and yields those that were
     /// forwarded with changes: the message's index, the text that is written into it in every request, the arrangement
-    /// of its documents, and its volatile spans (texts that change between requests).
+    /// (order) of its documents, and its volatile spans (texts that change between requests).
     fn history(
         &self,
         turn: Option<MessageId>,
@@ -467,8 +466,8 @@ impl Node {
 /// and including the message. A chat with more is ambiguous anyway, and every request walks this list.
 const MAX_VERSIONS: usize = 16;
 
-/// The maximum number of steps back through recorded chats that [`Memory::find`] takes for each message of a request.
-/// The request as a whole has this many in addition.
+/// The maximum number of steps back through recorded chats that [`Memory::find`] takes for a request: this many for
+/// each of its messages, and this many more.
 const MAX_STEPS: usize = 64;
 
 /// The maximum number of messages of one request for which [`Memory::find`] meets several recorded messages and cannot
@@ -488,7 +487,7 @@ mod tests {
     use proptest::prelude::*;
 
     impl Memory {
-        /// Checks the invariants that are too costly to check in use.
+        /// Checks that the memory's lists, counts and links agree with each other, which is too costly to check in use.
         fn check(&self) {
             let listed: Vec<_> = self.recency.iter().map(MessageId).collect();
             assert_eq!(listed.last().copied(), self.recency.newest().map(MessageId));
@@ -558,7 +557,8 @@ mod tests {
         chains.iter().map(|chain| Chain(*chain))
     }
 
-    /// Returns each message of `path`, by index, with its pinned text; empty if nothing is pinned.
+    /// Returns, for each message of `path`, its index and its pinned text (which later requests repeat); the text is
+    /// empty if nothing is pinned.
     fn texts(memory: &Memory, path: &Path) -> Vec<(u32, String)> {
         path.iter()
             .map(|(message, id)| {

@@ -24,8 +24,8 @@ pub(crate) struct Outputs<'a> {
     /// For each line, by its hash, the newest result that contains the line in full: the index of the result, and the
     /// line's index in it. A line that this result contains more than once is absent.
     places: FxHashMap<u64, (usize, usize)>,
-    /// The words that a location hint may quote in the first `counted` results, each with the number of lines that have
-    /// them. Words are counted when first needed.
+    /// The words that a location hint (a reference to an earlier copy) may quote in the first `counted` results, each
+    /// with the number of lines that have them. Words are counted when first needed.
     quoted: FxHashMap<&'a str, u32>,
     counted: usize,
 }
@@ -33,20 +33,21 @@ pub(crate) struct Outputs<'a> {
 #[derive(Debug)]
 struct OutputText<'a> {
     turn: u32,
-    /// The lines of the result as forwarded; `None` for those that a location hint replaced.
+    /// The lines of the result as forwarded; `None` for those that a location hint (a reference to an earlier copy)
+    /// replaced.
     lines: Vec<Option<&'a str>>,
 }
 
-/// Adjacent lines of a tool's result, and the location hint (a reference to an earlier copy) that replaces them.
+/// Adjacent lines of a tool's result, and the location hint (a reference to an earlier copy) that is written instead of
+/// them.
 struct Run {
     start: usize,
     count: usize,
     hint: String,
 }
 
-/// The minimum length in bytes of a tool's result that is compared with earlier results, and the minimum length in
-/// bytes of the adjacent lines that one location hint (a reference to their earlier copy) replaces. A hint has about
-/// 150 bytes.
+/// The minimum length in bytes (1) of a tool's result that is compared with earlier results, and (2) of the adjacent
+/// lines that one location hint (a reference to their earlier copy) replaces. A hint has about 150 bytes.
 pub(crate) const MIN_OUTPUT_BYTES: usize = 480;
 
 /// The maximum number of location hints (references to earlier copies of lines) written into one tool's result; further
@@ -54,10 +55,10 @@ pub(crate) const MIN_OUTPUT_BYTES: usize = 480;
 const MAX_HINTS: usize = 64;
 
 impl<'a> Outputs<'a> {
-    /// Adds a tool's result of the chat's turn `turn`, escaped as in a JSON string. Returns the result with a location
-    /// hint in place of each run of adjacent lines that a result of an earlier turn has; `None` if nothing is replaced.
-    /// `refer` makes the hint from words of the run's first line and of its last line (`None` for a single line), or
-    /// returns `None` to keep the lines. O(bytes).
+    /// Adds a tool's result of the chat's turn `turn`, escaped as in a JSON string. Returns the result with each run of
+    /// adjacent lines that a result of an earlier turn has too replaced by a location hint (a reference to that copy);
+    /// `None` if nothing is replaced. `refer` makes the hint from words of the run's first line and of its last line
+    /// (`None` for a single line), or returns `None` to keep the lines. O(bytes).
     pub(crate) fn add(
         &mut self,
         turn: u32,
@@ -75,9 +76,9 @@ impl<'a> Outputs<'a> {
         (!runs.is_empty()).then(|| replaced(&all, &runs))
     }
 
-    /// Returns the runs of adjacent lines that results of turns before `turn` have too, each with the location hint to
-    /// replace it. `all` are the lines of a result, `hashes` their hashes, and `bytes` is the result's length. `refer`
-    /// makes a hint from words of the run's first and last line.
+    /// Returns the runs of adjacent lines that results of turns before `turn` have too, each with the location hint (a
+    /// reference to that copy) to replace it. `all` are the lines of a result, `hashes` their hashes, and `bytes` is
+    /// the result's length. `refer` makes a hint from words of the run's first and last line.
     fn runs(
         &mut self,
         turn: u32,
@@ -128,9 +129,9 @@ impl<'a> Outputs<'a> {
         runs
     }
 
-    /// Returns how many of `lines`, from the first on, equal consecutive lines of an earlier result, and the number of
-    /// bytes of these lines with their line breaks. `at` is the index of that result, and `nth` that of its line to
-    /// begin with. Both numbers are 0 unless the result is of a turn before `turn`.
+    /// Compares `lines` with the lines of an earlier result: the result with index `at`, from its line `nth` on.
+    /// Returns the number of lines that are equal before the first that differs, and their bytes with line breaks. Both
+    /// are 0 unless the result is of a turn before `turn`.
     fn agreeing(&self, turn: u32, (at, nth): (usize, usize), lines: &[&str]) -> (usize, usize) {
         let text = self.texts.get(at).filter(|text| text.turn < turn);
         let there = text.and_then(|text| text.lines.get(nth..));
@@ -143,8 +144,8 @@ impl<'a> Outputs<'a> {
         (count, bytes)
     }
 
-    /// Adds a tool's result of the chat's turn `turn` as forwarded, and indexes its lines; those that a hint replaced
-    /// are `None` in `lines`.
+    /// Adds a tool's result of the chat's turn `turn` as forwarded, and indexes its lines; those that a location hint
+    /// (a reference to an earlier copy) replaced are `None` in `lines`.
     fn index(&mut self, turn: u32, hashes: &[u64], lines: Vec<Option<&'a str>>) {
         let at = self.texts.len();
         let mut here: FxHashMap<u64, Option<usize>> = FxHashMap::default();
@@ -163,7 +164,8 @@ impl<'a> Outputs<'a> {
         self.texts.push(OutputText { turn, lines });
     }
 
-    /// Counts the words that a location hint may quote in results that were added since the last call of this method.
+    /// Counts the words that a location hint (a reference to an earlier copy) may quote in results that were added
+    /// since the last call of this method.
     fn count(&mut self) {
         for text in self.texts.iter().skip(self.counted) {
             for words in text.lines.iter().flatten().filter_map(|line| words(line)) {
@@ -174,16 +176,16 @@ impl<'a> Outputs<'a> {
     }
 }
 
-/// The lines near both ends of a run of repeated lines whose words a location hint quotes, because no other line of the
-/// results has these words. Each is given by its index in the run and its words.
+/// The lines near both ends of a run of repeated lines whose words a location hint (a reference to an earlier copy)
+/// quotes, because no other line of the results has these words. Each is given by its index in the run and its words.
 struct Named<'t> {
     first: (usize, &'t str),
     last: (usize, &'t str),
 }
 
-/// Returns the first and the last of `lines` whose quotable words occur in no other line of the results, searched only
-/// near both ends; `None` if there is none at one of the ends. `quoted` has the number of lines in which each such
-/// sequence of words occurs.
+/// Returns the first and the last of `lines` that a location hint (a reference to an earlier copy) can name, since
+/// their quotable words occur in no other line of the results; `None` unless there is one near each end. `quoted` has,
+/// for each such sequence of words, the number of lines in which it occurs.
 fn named<'t>(lines: &[&'t str], quoted: &FxHashMap<&str, u32>) -> Option<Named<'t>> {
     let own = |(at, line): (usize, &&'t str)| {
         let words = words(line)?;
@@ -203,9 +205,10 @@ fn named<'t>(lines: &[&'t str], quoted: &FxHashMap<&str, u32>) -> Option<Named<'
 }
 
 impl Named<'_> {
-    /// Returns the part of `lines`, adjacent repeated lines, that a location hint replaces, with the hint. `start` is
-    /// the index in the result of the first of `lines`. `refer` makes the hint from the quoted words. `None` if a hint
-    /// would replace too little, or would not be shorter.
+    /// Returns the run of lines that a location hint (a reference to an earlier copy) replaces, with the hint: those of
+    /// `lines`, adjacent repeated lines, from the first to the last named one. `start` is the index in the result of
+    /// the first of `lines`. `refer` makes the hint from the quoted words. `None` if a hint would replace too little,
+    /// or would not be shorter.
     fn run(
         &self,
         start: usize,
@@ -228,7 +231,8 @@ impl Named<'_> {
 /// hint (a reference to an earlier copy) can name them.
 const MAX_LINES_SEARCHED_FOR_NAME: usize = 16;
 
-/// Returns the tool's result that consists of the lines `all`, with each of `runs` replaced by its location hint.
+/// Returns the text of a tool's result, made of its lines `all`, in which a location hint (a reference to an earlier
+/// copy) stands instead of each of `runs`, adjacent lines.
 fn replaced(all: &[&str], runs: &[Run]) -> String {
     let mut pieces: Vec<&str> = Vec::with_capacity(all.len());
     let mut done = 0;
@@ -245,9 +249,9 @@ fn replaced(all: &[&str], runs: &[Run]) -> String {
 /// copy) quotes.
 const WORDS: std::ops::RangeInclusive<usize> = 10..=56;
 
-/// Returns the words of a line that a location hint may quote: its longest sequence of letters, digits, spaces and
-/// harmless punctuation, cut after a whole word if it is too long for [`WORDS`]; `None` if it is too short. The line
-/// may have JSON escapes; the words have none.
+/// Returns the words of a line that a location hint (a reference to an earlier copy) may quote: its longest sequence of
+/// letters, digits, spaces and harmless punctuation, cut after a whole word if it is too long for [`WORDS`]; `None` if
+/// it is too short. The line may have JSON escapes; the words have none.
 fn words(line: &str) -> Option<&str> {
     looked(line.len());
     let mut longest = "";
@@ -300,7 +304,7 @@ mod tests {
     }
 
     /// Returns line `name` of an example file. Only lines whose number is a multiple of 3 have words of their own,
-    /// which a location hint can quote; all others have the same quotable words.
+    /// which a location hint (a reference to an earlier copy) can quote; all others have the same quotable words.
     fn line(name: usize) -> String {
         match name % 3 {
             0 => format!("line number {name} of the file, with some words"),
@@ -371,8 +375,8 @@ mod tests {
         assert!(words(&"x".repeat(9_999)).is_some_and(|words| words.len() == 56));
     }
 
-    /// Returns the lines that `hint` refers to, from the newest of `texts` (earlier results) in which they occur and
-    /// also are part of `whole`; `None` if there is no such text.
+    /// Returns the lines to which `hint` refers, from the newest of `texts` (earlier results) that has them and whose
+    /// lines are also part of `whole`; `None` if there is no such text.
     fn meant(hint: &str, texts: &[String], whole: &str) -> Option<String> {
         let (first, last) = hint
             .strip_prefix('(')?

@@ -40,8 +40,8 @@ struct PassageText<'a> {
 }
 
 impl<'a> Passages<'a> {
-    /// Adds a text of passages that the client joined, escaped as in a JSON string. `turn` is the turn of the chat that
-    /// contains the text, `question` the number of the user message with which it is sent.
+    /// Adds a text of passages (retrieved texts) that the client joined, escaped as in a JSON string. `turn` is the
+    /// turn of the chat that contains the text, `question` the number of the user message with which it is sent.
     pub(crate) fn add(&mut self, turn: u32, question: u32, text: &'a str) {
         let lines: Vec<&str> = lines(text).collect();
         let at = self.texts.len();
@@ -58,9 +58,10 @@ impl<'a> Passages<'a> {
         });
     }
 
-    /// Returns `text`, sent in `turn`, with a location hint in place of each run of lines that a text of an earlier
-    /// turn has. `refer` makes the hint from a name for these lines (their opening words and the question); lines for
-    /// which there is no name stay. `None` if no replacement would be shorter. O(bytes), for a bounded number of runs.
+    /// Returns `text`, sent in `turn`, with each run of adjacent lines that a text of an earlier turn has too replaced
+    /// by a location hint (a reference to that copy). `refer` makes the hint from a name for these lines (their opening
+    /// words and the question's number); lines for which there is no name stay. `None` if no replacement would be
+    /// shorter. O(bytes), for a bounded number of runs.
     pub(crate) fn without_known(
         &self,
         turn: u32,
@@ -103,8 +104,9 @@ impl<'a> Passages<'a> {
         Some(out.join(BREAK))
     }
 
-    /// Returns the text of a turn before `turn` in which the first of `lines` first occurred, and how many of `lines`,
-    /// from the first on, follow one another there; `None` if there is no such text or the first line is blank.
+    /// Returns the text of a turn before `turn` in which the first of `lines` occurred first, and the number of
+    /// `lines`, from the first on, that follow one another there. `None` if there is no such text, or if the first line
+    /// is blank.
     fn run(&self, turn: u32, lines: &[&str]) -> Option<(&PassageText<'a>, usize)> {
         let opening = lines.first().filter(|line| !is_blank(line))?;
         let &(at, nth) = self.first.get(&hash(opening))?;
@@ -122,9 +124,9 @@ impl<'a> Passages<'a> {
 }
 
 impl PassageText<'_> {
-    /// Returns a name by which a location hint refers to `lines`, adjacent lines of this text: the opening words of the
-    /// first of them whose opening words occur exactly once in the text, and the question's number; `None` if there is
-    /// no such line near their beginning.
+    /// Returns a name by which a location hint (a reference to an earlier copy) denotes `lines`, adjacent lines of this
+    /// text: the opening words of the first of them whose opening words occur exactly once in the text, and the
+    /// question's number; `None` if there is no such line near their beginning.
     fn name(&self, lines: &[&str]) -> Option<String> {
         lines.iter().take(MAX_OPENINGS).find_map(|line| {
             let line = unescaped(line);
@@ -137,9 +139,9 @@ impl PassageText<'_> {
     }
 }
 
-/// Returns the words by which a location hint refers to a text, which is escaped as in a JSON string: the opening words
-/// of the first of its lines that has enough of them; `None` if none of its first [`MAX_OPENINGS`] lines has. O(opening
-/// lines).
+/// Returns the words by which a location hint (a reference to an earlier copy) denotes a text, which is escaped as in a
+/// JSON string: the opening words of the first of its lines that has enough of them; `None` if none of its first
+/// [`MAX_OPENINGS`] lines has. O(opening lines).
 pub(super) fn opening_words(text: &str) -> Option<String> {
     lines(text).take(MAX_OPENINGS).find_map(|line| {
         let line = unescaped(line);
@@ -152,8 +154,8 @@ fn is_long_enough(opening: &str) -> bool {
     opening.chars().count() >= MIN_OPENING_CHARACTERS
 }
 
-/// Returns the range in `line` of the opening words that a location hint may quote; empty if the line has no letter or
-/// digit.
+/// Returns the range in `line` of the opening words that a location hint (a reference to an earlier copy) may quote;
+/// empty if the line has no letter or digit.
 fn opening(line: &str) -> Range<usize> {
     let start = line.find(char::is_alphanumeric).unwrap_or(line.len());
     let rest = line.get(start..).unwrap_or_default();
@@ -309,8 +311,8 @@ mod tests {
         assert_eq!(all, [r"a\\nb", r#"c\"\\"#, ""]);
     }
 
-    /// Returns whether `pieces`, the lines of a text as sent, stand for `all`, its original lines. A location hint may
-    /// stand for consecutive lines that the text it names, one of `shown`, contains.
+    /// Returns whether `pieces`, the lines of a text as sent, stand for `all`, its original lines. A location hint (a
+    /// reference to an earlier copy) may stand for consecutive lines that the text it names, one of `shown`, contains.
     fn is_all(pieces: &[&str], all: &[&str], shown: &[String]) -> bool {
         let Some((piece, pieces)) = pieces.split_first() else {
             return all.is_empty();
@@ -333,8 +335,8 @@ mod tests {
     }
 
     proptest! {
-        /// Checks every text with a slow search: lines that a location hint replaced occur one after another in the
-        /// earlier text that the hint names, and all other lines are sent, in their order.
+        /// Checks every text with a slow search: lines that a location hint (a reference to an earlier copy) replaced
+        /// follow one another in the earlier text that the hint names, and all other lines are sent, in their order.
         #[test]
         fn what_is_left_out_stands_earlier(
             texts in prop::collection::vec(prop::collection::vec(0_u8..9, 1..14), 2..6),

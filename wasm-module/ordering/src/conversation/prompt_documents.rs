@@ -18,20 +18,20 @@ pub(crate) struct PromptDocuments<'a> {
     /// For each label (the name or id that the client gives a document), the document that has it; `None` if several
     /// documents have the label.
     labels: FxHashMap<&'a str, Option<Fingerprint>>,
-    /// For each document that its client numbers, by a hash of its block without the number: the turn, the question's
-    /// number and the document's number or name at its first occurrence, and the block.
+    /// For each document that its client numbers, by a hash of its block without the number: the turn of its first
+    /// occurrence, the question's number and the document's number or name there, and the block (the document with its
+    /// tags).
     numbered: FxHashMap<Fingerprint, (u32, u32, String, NumberedBlock<'a>)>,
-    /// For each question's number and a name (a document's number or opening words), the numbered document of that
-    /// question with the name; `None` if several documents of the question have it, as all chunks of an attached file
-    /// do.
+    /// For the number of a question and a name (a document's number or opening words): the document of that question
+    /// that has the name; `None` if several documents of the question have it, as all chunks of an attached file do.
     names: FxHashMap<(u32, String), Option<NumberedBlock<'a>>>,
     /// Texts of passages (retrieved texts) that the client joined without separators, as Dify does.
     passages: Passages<'a>,
 }
 
 impl<'a> PromptDocuments<'a> {
-    /// Adds a document that is sent in the chat's turn `turn`; `block` is its text with tags, or `None` if location
-    /// hints of later turns must not refer to the document.
+    /// Adds a document that is sent in the chat's turn `turn`; `block` is its text with tags, or `None` if no location
+    /// hint (reference to an earlier copy) of a later turn may refer to the document.
     pub(crate) fn add(
         &mut self,
         turn: u32,
@@ -81,9 +81,10 @@ impl<'a> PromptDocuments<'a> {
         known.or_insert((turn, question, number, block));
     }
 
-    /// Returns the text of a block of passages joined by the client, in which each run of lines that a turn before
-    /// `turn` has is replaced by a location hint. `refer` makes the hint from a name for these lines. `None` if the
-    /// block does not consist of such passages or would not be shorter.
+    /// Returns the text of a block of passages (retrieved texts joined by the client), in which each run of lines that
+    /// a turn before `turn` has too is replaced by a location hint (a reference to that copy). `refer` makes the hint
+    /// from a name for these lines. `None` if the block does not consist of such passages, or if no hint would be
+    /// shorter.
     pub(crate) fn without_known(
         &self,
         turn: u32,
@@ -96,9 +97,9 @@ impl<'a> PromptDocuments<'a> {
         block.with_words(&words)
     }
 
-    /// Returns the number of the earlier question that has the document, and a name that is unique among that
-    /// question's documents: the document's number there, or else its opening words. `None` if no turn before `turn`
-    /// has the document, or no name is unique.
+    /// Returns the reference by which a later turn can point to an earlier copy of this document: the number of the
+    /// earlier question that has it, and a name that is unique among that question's documents (the document's number
+    /// there, or else its opening words). `None` if no turn before `turn` has the document, or no name is unique.
     pub(crate) fn place_of(&self, turn: u32, block: &NumberedBlock<'_>) -> Option<(u32, String)> {
         let (shown, question, number, known) = self.numbered.get(&block.identity())?;
         if *shown >= turn || !known.is(block) {
@@ -112,7 +113,7 @@ impl<'a> PromptDocuments<'a> {
         Some((*question, name))
     }
 
-    /// Returns whether a turn before `turn` has a document with this fingerprint. Its text may differ;
+    /// Returns whether a turn before `turn` has a document with this fingerprint. Its text may still be another one;
     /// [`PromptDocuments::holds`] compares that too.
     pub(crate) fn may_hold(&self, turn: u32, fingerprint: Fingerprint) -> bool {
         self.blocks

@@ -6,10 +6,11 @@ use crate::document::Fingerprint;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The record of how the gateway changed one message; by default, not at all.
+/// The record of the gateway's changes to one message; the default value stands for no change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SentMessage {
-    /// The arrangement (order and location hints) of each group of documents that are in the message's own texts.
+    /// The arrangement of each group of documents that the client wrote into the message: their order, and the location
+    /// hints (references to earlier copies) among them.
     pub(crate) groups: Box<[Arrangement]>,
     /// The documents of a `documents` array that the gateway wrote into the message; `None` if there were none.
     pub(crate) written: Option<Written>,
@@ -48,7 +49,8 @@ pub(crate) struct Written {
 /// written, although the client no longer sends them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pin {
-    /// The text that was inserted into the message, byte for byte: the documents, order hints and location hints.
+    /// The text that was inserted into the message, byte for byte: documents, order hints (sentences with the
+    /// retriever's ranking) and location hints (references to earlier copies).
     pub(crate) text: Box<str>,
     /// The JSON with which the text is enclosed in the message's content, such as that of a content part.
     pub(crate) wrap: Wrap,
@@ -58,7 +60,8 @@ pub(crate) struct Pin {
     pub(crate) documents: Box<[Pinned]>,
     /// The value of [`Arrangement::digest`] for the documents in `text`: a hash of them and their order.
     pub(crate) digest: u64,
-    /// The value of [`Arrangement::references`] for the documents in `text`: a hash of the location hints among them.
+    /// The value of [`Arrangement::references`] for the documents in `text`: a hash of the location hints (references
+    /// to earlier copies) among them.
     pub(crate) references: u64,
 }
 
@@ -72,7 +75,8 @@ pub(crate) struct Pinned {
 }
 
 impl SentMessage {
-    /// Returns the documents that every later request writes into this message again; `None` if there are none.
+    /// Returns the documents that the gateway wrote into this message and that every later request repeats there;
+    /// `None` if there are none.
     pub(crate) fn pin(&self) -> Option<&Pin> {
         self.written.as_ref()?.pin.as_ref()
     }
@@ -117,8 +121,8 @@ impl Pin {
 }
 
 impl Pinned {
-    /// Returns a pinned document with these ranges of its block and label in [`Pin::text`]; `None` if a range does not
-    /// fit into 32 bits.
+    /// Returns a pinned document (one that later requests repeat) with these ranges, in [`Pin::text`], of its block
+    /// (the document with its tags) and of its label; `None` if a range does not fit into 32 bits.
     pub(crate) fn new(
         fingerprint: Fingerprint,
         tokens: u32,

@@ -46,8 +46,8 @@ struct Node {
     step: u32,
     tokens: f64,
     again: f64,
-    /// True if the upstream will keep the prompt up to this position in its cache for at least half a cache lifetime
-    /// without a new marker.
+    /// True if the upstream's cache will keep the prompt up to this position for at least half a cache lifetime without
+    /// a new marker.
     is_fresh: bool,
     is_live: bool,
     /// True if the gateway may set a cache marker at this position.
@@ -180,11 +180,12 @@ struct Search<'n> {
     last_held: Option<(usize, Option<usize>)>,
 }
 
-/// The best set of the gateway's cache markers for which the cache's last boundary is at one position, with a given
-/// number of markers; an element of the result of [`Search::ways`].
+/// The best set of a given number of the gateway's cache markers such that the last boundary of the cache (end of a
+/// cached prefix) is at a given position; an element of the result of [`Search::ways`].
 #[derive(Clone, Copy, Debug)]
 struct Step {
-    /// Expected number of tokens that the next request with a shared prefix will read from the cache.
+    /// Expected number of tokens that the next request with a shared prefix reads from the cache if these markers are
+    /// set.
     read: f64,
     before: Option<(usize, usize)>,
 }
@@ -249,8 +250,9 @@ impl<'n> Search<'n> {
         at
     }
 
-    /// Returns the price of the prompt with the gateway's markers at these positions (indices in `nodes`) and the
-    /// client's markers, minus that of the same prompt without a cache. The unit is the price of one uncached token.
+    /// Returns the extra price of the prompt with the gateway's markers at these positions (indices in `nodes`) and the
+    /// client's markers: its price minus that of the same prompt without a cache. Negative if the cache saves money.
+    /// The unit is the price of one uncached token.
     fn cost(&self, markers: &[usize]) -> f64 {
         let last = markers.iter().copied().max();
         let written = self.tokens(last.max(self.clients_last));
@@ -284,8 +286,9 @@ impl<'n> Search<'n> {
     }
 
     /// Returns, for each of `nodes` (positions considered) and each number of the gateway's markers, the best set of
-    /// exactly that many markers for which the cache's last boundary is at this position; `None` if there is no such
-    /// set. A position that stays cached or that the client marks is a boundary without a marker of the gateway.
+    /// exactly that many markers such that the cache's last boundary (end of a cached prefix) is at this position;
+    /// `None` if there is no such set. A position that stays cached or that the client marks is a boundary without a
+    /// marker of the gateway.
     fn ways(&self) -> Vec<Vec<Option<Step>>> {
         let mut ways: Vec<Vec<Option<Step>>> = Vec::with_capacity(self.nodes.len());
         for (at, node) in self.nodes.iter().enumerate() {

@@ -57,13 +57,14 @@ pub enum Mode {
     Explicit,
 }
 
-/// The granularity of a prompt's positions: whole blocks of the request body, or also the documents within a text.
+/// The granularity of a prompt's positions (points at which a cached prefix may end): whole blocks of the request body,
+/// or also the documents within a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blocks {
     /// Each block of the request body ends at one position of the prompt.
     AsWritten,
-    /// Like [`Self::AsWritten`], but a text with documents has several positions: the end of each document, of the text
-    /// before the documents and of the text after them.
+    /// A text with documents has several positions: the end of each document, of the text before the documents and of
+    /// the text after them. Every other block ends at one position.
     Split,
 }
 
@@ -77,7 +78,7 @@ pub struct Position {
     pub tokens: u64,
     /// The kind of block or text that ends at this position.
     pub part: Part,
-    /// Number of consecutive documents that end here and directly before this position; 0 if no document ends here.
+    /// Number of documents in an unbroken row that ends at this position; 0 if no document ends here.
     pub depth: u32,
     /// Number of steps from the prompt's beginning to this position, as a provider counts them when it searches
     /// backwards for a cached prefix: adjacent tool calls count as one step, adjacent results too, and any other
@@ -124,7 +125,7 @@ pub enum MarkTtl {
     Long,
 }
 
-/// Where and in which form a cache marker for a position can be written into the body.
+/// The place in the body, and the form, in which a cache marker for a position can be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MarkPlace {
     /// As the first field of a block, inserted at this offset in the body, just after the block's opening brace.
@@ -145,7 +146,7 @@ pub(super) struct SplitText {
     /// Offsets in the body at which one piece of the text ends and the next one begins, that is, where the text may be
     /// divided.
     pub(super) cuts: SmallVec<[usize; 8]>,
-    /// The form of the blocks into which the text is divided.
+    /// The JSON form of the blocks into which the text is divided, such as `{"type":"text","text":"…"}`.
     pub(super) style: PartStyle,
 }
 

@@ -36,8 +36,8 @@ pub(super) struct Ledger {
     /// Recent visits (occurrences of a position in a prompt), oldest first. A visit is a hit if the position recurs
     /// within its lifetime; older visits are dropped.
     visits: VecDeque<Visit>,
-    /// For each age class (part of a cache lifetime), the number of visits at the front of the queue that are older
-    /// than the end of that class.
+    /// For each age class (part of a cache lifetime), the number of visits (occurrences of a position) at the front of
+    /// the queue that are older than the end of that class.
     passed: [usize; AGES],
 }
 
@@ -196,8 +196,8 @@ impl Ledger {
             .collect()
     }
 
-    /// Returns the estimated probability that a position (end of a block) recurs during its cache lifetime, once it has
-    /// occurred `times` times.
+    /// Returns the estimated probability that a position (end of a block) that has occurred `times` times occurs again
+    /// in a later prompt during its cache lifetime.
     fn again(&self, position: &Position, times: u32) -> f64 {
         let trials = |class| self.classes.get(&class).copied().unwrap_or_default();
         let hazards = trials(Class::broad(position.part)).hazards();
@@ -206,9 +206,9 @@ impl Ledger {
         1.0 - hazards.iter().map(pass).product::<f64>()
     }
 
-    /// Makes the records consistent with a clock that was set back to `now_ms`, so that this prolongs no lifetime:
-    /// later times of occurrences become `now_ms`, and the ends of the positions' cache lifetimes are lowered by as
-    /// much. Takes time in proportion to the number of these times.
+    /// Adjusts the records to a clock that was set back to `now_ms`, so that this prolongs no lifetime: times of
+    /// occurrences later than `now_ms` become `now_ms`, and the end of such a position's cache lifetime is moved back
+    /// by the same difference. Takes time in proportion to the number of adjusted times.
     pub(super) fn set_back(&mut self, now_ms: u64) {
         for slot in self.recency.iter_newest() {
             match self.seen.get_mut(slot as usize) {
@@ -377,10 +377,10 @@ const PRIOR_WEIGHT: f64 = 8.0;
 /// before any position of the class has occurred: too low for any marker.
 const FIRST_GUESS: f64 = 0.01;
 
-/// The ratio of the hits in a [`Class`] (positions that recurred) to the predicted number that is assumed before any
-/// position of the class has occurred.
+/// The ratio that is assumed before any position of a [`Class`] has occurred: of the hits (positions that recurred) to
+/// the predicted number of hits.
 const FIRST_RATIO: f64 = 0.25;
-/// Weight of [`FIRST_RATIO`] in the estimated ratio, as a number of hits.
+/// Weight of [`FIRST_RATIO`] in the estimated ratio, as a number of hits (positions that recurred).
 const RATIO_WEIGHT: f64 = 2.0;
 
 /// The maximum number of consecutive documents that a [`Class`] distinguishes; positions (ends of blocks) after more

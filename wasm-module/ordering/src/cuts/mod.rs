@@ -50,13 +50,13 @@ pub struct Cutter {
 /// The maximum number of positions (ends of blocks) in prompts that are tracked for one tenant and model.
 pub const MAX_POSITIONS: u32 = 32_768;
 
-/// What [`Cutter::cut`] needs to know about a request apart from its body: the upstream's cache, the tenant, model and
-/// engine, and the time.
+/// The input of [`Cutter::cut`] apart from the body: the upstream's cache, the tenant, model and engine, and the time.
 #[derive(Clone, Copy, Debug)]
 pub struct CutOptions<'a> {
     /// The rules and prices of the upstream's cache.
     pub rules: CacheRules,
-    /// The tenant of the request. Which prompt positions (ends of blocks) recur is tracked for each tenant separately.
+    /// The tenant of the request. The prompt positions (ends of blocks) that recur are tracked for each tenant
+    /// separately.
     pub tenant: Tenant<'a>,
     /// The model named in the request's path; empty if the body names it.
     pub model: &'a str,
@@ -88,7 +88,7 @@ pub struct Cut {
 }
 
 impl Cutter {
-    /// Returns a cutter that has recorded no prompt of any tenant.
+    /// Returns a [`Cutter`], which sets cache markers in prompts, that has recorded no prompt yet.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -97,11 +97,11 @@ impl Cutter {
     /// Chooses cache markers for `body`, a chat request that is otherwise ready to forward, and returns the body with
     /// them. Records the prompt's positions (ends of blocks) as forwarded.
     ///
-    /// The body is not changed if this kind of cache has no markers, or if the prompt is shorter than the minimum that
-    /// the provider caches.
+    /// The body is not changed if (1) this kind of cache has no markers, (2) the prompt is shorter than the minimum
+    /// that the provider caches, or (3) it has more positions than the gateway reads.
     ///
     /// # Errors
-    /// Returns the reason why the body cannot be parsed; it must then be forwarded unchanged.
+    /// Returns [`Skip`], the reason why the body cannot be parsed; it must then be forwarded unchanged.
     pub fn cut(
         &mut self,
         options: &CutOptions<'_>,
@@ -116,7 +116,12 @@ impl Cutter {
         self.cut_parsed(options, config, &parsed)
     }
 
-    /// Like [`Cutter::cut`], for a body that was parsed already; [`CutOptions::model`] is ignored.
+    /// Chooses cache markers for a chat request that was parsed already and is otherwise ready to forward, and returns
+    /// the body with them. Records the prompt's positions (ends of blocks) as forwarded. [`CutOptions::model`] is
+    /// ignored.
+    ///
+    /// The body is not changed if (1) this kind of cache has no markers, (2) the prompt is shorter than the minimum
+    /// that the provider caches, or (3) it has more positions than the gateway reads.
     ///
     /// # Errors
     /// Returns [`Skip::NoDocuments`] if the body is not a JSON object.

@@ -21,7 +21,7 @@ crate::named! {
 }
 
 impl CacheKind {
-    /// Returns whether this kind of cache matches prompts only up to markers, which the gateway can set.
+    /// Returns whether this kind of cache matches prompts only up to cache markers, which the gateway can set.
     #[must_use]
     pub fn has_markers(self) -> bool {
         matches!(self, Self::Anthropic | Self::OpenAi | Self::Bedrock)

@@ -93,9 +93,9 @@ pub(super) fn write(
 /// The pieces of a text that get a cache marker, as indices of pieces, each with the marker's lifetime; at most four.
 type TextMarks = SmallVec<[(usize, MarkTtl); 1]>;
 
-/// Appends edits to `edits` that divide a text into blocks: one block for each of its first `kept` pieces, and one for
-/// the rest of the text if there is any. `marks` are the indices of the pieces that get a cache marker, each with the
-/// marker's lifetime. Returns by how much the number of blocks grows.
+/// Appends edits to `edits` that divide a text into blocks: one for each of its first `kept` pieces, and one for the
+/// rest of the text if there is any. `marks` are the indices of the pieces that get a cache marker, each with the
+/// marker's lifetime. Returns the number of blocks added to the body.
 fn write_text(
     text: &SplitText,
     kept: usize,
@@ -165,7 +165,7 @@ fn write_text(
     u32::try_from(cuts.len()).unwrap_or(u32::MAX)
 }
 
-/// Returns a cache marker in the form of a block's first field, with the comma after it.
+/// Returns the JSON of a cache marker as the first field of a block, with the comma after it.
 fn field(kind: CacheKind, ttl: MarkTtl) -> String {
     let (name, words, long) = match kind {
         CacheKind::OpenAi => ("prompt_cache_breakpoint", r#""mode":"explicit""#, "12h"),
@@ -177,7 +177,7 @@ fn field(kind: CacheKind, ttl: MarkTtl) -> String {
     }
 }
 
-/// Returns a cache marker in the form of a block of its own, for Bedrock.
+/// Returns the JSON of a cache marker as a block of its own, for Bedrock.
 fn point(ttl: MarkTtl) -> &'static str {
     match ttl {
         MarkTtl::Default => r#"{"cachePoint":{"type":"default"}}"#,

@@ -23,7 +23,7 @@
 //!
 //! Gateways exchange [`Push`]es through the feed's server, sealed in the same way.
 
-/// Implements formatting and parsing as 16 hexadecimal digits, also in JSON, for `$id`, a newtype over `u64`.
+/// Implements formatting and parsing as 16 hexadecimal digits, also in JSON, for the type `$id`, which wraps a `u64`.
 /// `$expected` is the error text.
 macro_rules! hexadecimal_id {
     ($id:ident, $expected:literal) => {
@@ -82,9 +82,10 @@ use sha2::{Digest, Sha256};
 pub struct Batch {
     /// The epoch (lifetime of the cache) in which the positions `from` and `next` are valid.
     pub epoch: Epoch,
-    /// The position in the feed of cache events before the first event: the number of events before it.
+    /// Number of events of the feed before the first event of this batch: the batch's position.
     pub from: u64,
-    /// The position in the feed of cache events after the last event, from which the reader's next request continues.
+    /// Number of events of the feed up to and including the last event of this batch, from which the reader's next
+    /// request continues.
     pub next: u64,
     /// True if the events are a full snapshot: the reader must drop all that it knew of this engine's cache.
     pub reset: bool,
@@ -144,7 +145,8 @@ pub struct Epoch(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantKey(u128);
 
-/// The change that a reader of the feed of cache events must make to its knowledge trees for an event.
+/// The change that a reader of the feed of cache events must make to its knowledge trees (documents believed to be
+/// cached) for an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change<'b> {
     /// Drop everything known about this engine's cache of this model, for every tenant.

@@ -23,16 +23,16 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GatewayId(pub u64);
 
-/// A message from one gateway to the others of the same engine: its outstanding tokens there, and what it learnt and
-/// forwarded.
+/// A message from one gateway to the others of the same engine: the tokens that the engine has yet to compute for its
+/// requests, and what it forwarded and learnt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Push {
     /// The gateway that sends the push.
     pub gateway: GatewayId,
     /// A number that no other push of this gateway has, so that no two pushes look equal when sealed (encrypted).
     pub number: u64,
-    /// Hash of the settings that gateways must have in common to use each other's updates. The outstanding tokens are
-    /// used by all gateways.
+    /// Hash of the settings that gateways must have in common to use each other's `updates`. All gateways use the
+    /// outstanding tokens, whatever their settings.
     pub audience: u64,
     /// Estimated tokens that the engine has yet to compute for this gateway's requests.
     pub outstanding: u64,
@@ -188,7 +188,7 @@ const VERSION: u8 = 1;
 /// The maximum length in bytes of the encoded payload of a push, its seal (encryption) included, before it is written
 /// as hexadecimal digits.
 pub const MAX_PUSH_BYTES: usize = 64 << 10;
-/// The maximum number of updates in one push.
+/// The maximum number of updates about forwarded requests in one push.
 pub const MAX_PUSH_UPDATES: usize = 256;
 
 #[cfg(test)]

@@ -97,9 +97,9 @@ impl Batch {
     }
 }
 
-/// Checks that a reader with `key` can read a feed whose batches name the check value `theirs`; `None` stands for a
-/// reader without a key and for a feed that is not sealed (encrypted). Returns an error if the keys differ or only one
-/// side has a key: a reader with a key refuses an unsealed feed.
+/// Checks that a reader can read a feed of cache events: that the reader's `key` (`None` if it has none) is the one
+/// whose check value the feed's batches name in `theirs` (`None` if the feed is not sealed, that is, encrypted).
+/// Returns an error if the keys differ or only one side has a key: a reader with a key refuses an unsealed feed.
 pub(super) fn agree(key: Option<&FeedKey>, theirs: Option<KeyCheck>) -> Result<(), ReadError> {
     match (key.map(FeedKey::check), theirs) {
         (None, Some(_)) => Err(ReadError::Sealed),

@@ -4,55 +4,60 @@ crate::named! {
     /// The reason why a prompt does not share a longer prefix with an earlier one. JSON and metrics use these names.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
     pub enum Cause {
-        /// There is no miss: nothing differs before the part that is new in this request, such as the new question.
+        /// There is no miss: the prompts are equal up to the part that is new in this request, such as the new
+        /// question.
         #[default]
         None = "none",
         /// No recent request has a significant part of its prompt in common with this one.
         FirstSeen = "first-seen",
-        /// The tools are the same, in another order.
+        /// Both requests have the same tools by name, in another order.
         ToolOrder = "tool-order",
-        /// The set of tools differs.
+        /// One request has a tool, by name, that the other lacks.
         ToolSet = "tool-set",
-        /// A tool of the same name has another description or parameters.
+        /// A tool has another description or other parameters than the tool of the same name in the earlier request.
         ToolSchema = "tool-schema",
-        /// The keys of a JSON object, or the elements of an array whose order has no meaning (such as `required` in a
-        /// tool), are in another order.
+        /// A tool's definition is the same, except for the order of its JSON keys or of the elements of an array whose
+        /// order has no meaning (such as `required`). Or a sentence of the system text has the same words in another
+        /// order.
         KeyOrder = "key-order",
-        /// The system text differs, in more than a volatile value (such as a date or an id).
+        /// The system text differs from the earlier request's, in more than a volatile value (such as a date or an id).
         SystemText = "system-text",
-        /// A clock, an id, a number or a name differs between requests that are otherwise alike.
+        /// A clock, an id, a number or a name differs from the earlier request's; the rest of the text is the same.
         VolatileValue = "volatile-value",
-        /// Only white space differs.
+        /// The prompts differ only in white space.
         Whitespace = "whitespace",
-        /// An earlier message of the chat was changed, or a message was inserted before it.
+        /// An earlier message of the chat was changed since the earlier request, or a message was inserted before it.
         HistoryEdited = "history-edited",
         /// Earlier messages of the chat are missing, because of a sliding window or a summary in their place.
         HistoryDropped = "history-dropped",
-        /// Contexts (retrieved documents) that were sent with one turn are missing, or replaced, when the chat
-        /// continues.
+        /// A user message of the chat had contexts (retrieved documents) in the earlier request, and has none, or other
+        /// ones, in this one. Or the documents in the system text differ between two turns of a chat.
         ContextMoved = "context-moved",
-        /// A system message between the chat's messages differs, and the chat template renders it before all of them.
+        /// A system message between the chat's messages differs from the earlier request's. Some chat templates render
+        /// such messages before all others, so everything after them moves.
         HoistedSystem = "hoisted-system",
-        /// Another set of documents was retrieved.
+        /// The request has another set of documents than the earlier one.
         DocumentSet = "document-set",
-        /// The documents are the same, in another order.
+        /// The request has the same documents as the earlier one, in another order.
         DocumentOrder = "document-order",
-        /// A document has another score, rank, id or wording in its block (the document with its tags).
+        /// A document has another score, rank, id or wording in its block (the document with its tags) than in the
+        /// earlier request.
         DocumentText = "document-text",
-        /// The question differs and precedes the documents.
+        /// The question differs from the earlier request's and precedes the documents, so these are not reused.
         QuestionFirst = "question-first",
-        /// The prompt is the same, with another `cache_salt` or tenant, which share no KV state.
+        /// The prompt is the same as an earlier one, but has another `cache_salt` or tenant, which share no KV state.
         TenantSalt = "tenant-salt",
-        /// The prompt is the same, but the request went to another engine.
+        /// The prompt is the same as an earlier one, but the request went to another engine.
         OtherEngine = "other-engine",
-        /// The prompt is the same, but the request is for another model.
+        /// The prompt is the same as an earlier one, but the request is for another model.
         ModelChanged = "model-changed",
-        /// A field of the body differs that a chat template renders into the prompt, or that makes an engine use
-        /// another cache.
+        /// A field of the body that a chat template renders into the prompt, or that makes an engine use another cache,
+        /// differs from the earlier request's.
         Parameters = "parameters",
-        /// The engine evicted tokens of an earlier prompt from its cache, and computed them again.
+        /// The engine had evicted tokens that this prompt shares with an earlier one from its cache, and computed them
+        /// again.
         Evicted = "evicted",
-        /// The shared prefix is shorter than a page, the unit of the engine's cache.
+        /// The prefix shared with an earlier prompt is shorter than a page, the unit of the engine's cache.
         BelowPage = "below-page",
         /// The prompt was not diagnosed, because it has more tools, documents and texts than the gateway compares.
         Unread = "unread",

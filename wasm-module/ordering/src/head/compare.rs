@@ -1,10 +1,11 @@
-//! Compares two requests piece by piece: finds the first difference, and its cause.
+//! Compares a request with an earlier one, piece by piece (tools, documents, sentences): finds the first difference,
+//! and its cause.
 //!
 //! ```text
 //!   realm (model, salt, engine) ▶ tools ─▶ hoisted system messages ─▶ system text ─▶ parameters ─▶ messages, documents
 //! ```
 //!
-//! The comparison follows the order of the prompt, and later differences do not count.
+//! The comparison follows the order of the prompt, and only the first difference is reported.
 
 use super::cause::{Cause, Volatile};
 use super::entry::Entry;
@@ -189,8 +190,7 @@ fn first_mismatch(new: &[Flat], old: &[Flat]) -> Option<usize> {
     (same < new.len() || same < old.len()).then_some(same)
 }
 
-/// Returns whether `key` gives the same values for the pieces (tools, documents, sentences) of both lists, in any
-/// order.
+/// Returns whether two lists of pieces (tools, documents, sentences) have the same values of `key`, in any order.
 fn are_permuted<K: Ord>(new: &[Flat], old: &[Flat], key: impl Fn(&Flat) -> K) -> bool {
     if new.len() != old.len() {
         return false;
@@ -279,9 +279,10 @@ fn system(sides: &Sides<'_>, new: &Regions<'_>, old: &Regions<'_>) -> Option<Dif
     Some(wording(&news, &olds, at, KIND, place))
 }
 
-/// Returns the difference between two texts whose pieces (sentences or lines) first differ at index `at`: white space,
-/// a volatile value (such as a date), another order, or other words. `kind` is the kind of the texts. `place` is the
-/// index at which to report the difference, counted over all pieces of the new request.
+/// Returns the difference between two system texts that are not equal: white space, a volatile value (such as a date),
+/// another order of words, or other words. `at` is the index of the first sentence or line that differs. `kind` and
+/// `place` are the kind of text and the index, among all pieces of the new request, at which the difference is
+/// reported.
 fn wording(new: &[Flat], old: &[Flat], at: usize, kind: SegmentKind, place: usize) -> Difference {
     if solid(new) == solid(old) {
         return Difference::at(Cause::Whitespace, kind, place);
@@ -412,12 +413,12 @@ fn identity(message: &Message<'_>) -> u64 {
     })
 }
 
-/// Returns whether the only difference between two messages may be contexts (retrieved documents). If both have
-/// contexts, their last sentences must be equal. If only one has, all words of the other must occur in it, one after
-/// another. False if neither has.
+/// Returns whether the only difference between two messages may be contexts (retrieved documents): (1) If both have
+/// contexts, their last sentences must be equal. (2) If only one has, the text of the other must occur in it as
+/// consecutive sentences. (3) If neither has, false.
 ///
-/// `new_behind` and `old_behind` are the numbers of messages after this one in both requests. The result is false
-/// unless the new request has more of them, since a client removes contexts only when the chat continues.
+/// `new_behind` and `old_behind` are the numbers of messages after this one in the new and the old request. Returns
+/// false unless the new request has more of them, since a client removes contexts only when the chat continues.
 fn differs_in_contexts(
     new: &Message<'_>,
     old: &Message<'_>,
@@ -459,9 +460,10 @@ fn differs_in_contexts(
     })
 }
 
-/// Compares the last messages of both requests, which may hold documents and a question. Their pieces (documents or
-/// sentences) first differ at index `at` of each message. `place` is the index at which to report the difference,
-/// counted over all pieces of the new request. `None` if only the question differs.
+/// Returns the difference between the last messages of both requests, which may hold documents and a question; `None`
+/// if only the question after the documents differs. `at` is the index, in each message, of the first piece (document
+/// or sentence) that differs, and `place` the index, among all pieces of the new request, at which the difference is
+/// reported.
 fn last(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Option<Difference> {
     if is_document_at(new.pieces, old.pieces, at) {
         return Some(documents(new.pieces, old.pieces, new.start, at));
@@ -486,18 +488,18 @@ fn last(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Option
     })
 }
 
-/// Compares the first messages that differ, if both requests have no later message in common. `None` if their words
-/// differ: the chats then branch here, which is not a miss. `place` is the index at which to report a difference,
-/// counted over all pieces of the new request.
+/// Returns the difference between the first two messages that differ, where no later message is in both requests: white
+/// space, or `None` if their words differ, since the chats then branch here, which is not a miss. `place` is the index,
+/// among all pieces of the new request, at which the difference is reported.
 fn branch(new: &Message<'_>, old: &Message<'_>, place: usize) -> Option<Difference> {
     // If their texts differ, the chats branch here, which is not a miss.
     let is_same = new.role == old.role && solid(new.pieces) == solid(old.pieces);
     is_same.then(|| Difference::at(Cause::Whitespace, SegmentKind::Message, place))
 }
 
-/// Returns the difference between two messages that differ although both requests have the same message right after
-/// them. The pieces (documents or sentences) of the two first differ at index `at`. `place` is the index at which to
-/// report the difference, counted over all pieces of the new request.
+/// Returns the difference between two messages after which both requests have the same message. `at` is the index, in
+/// each message, of the first piece (document or sentence) that differs, and `place` the index, among all pieces of the
+/// new request, at which the difference is reported.
 fn edited(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Difference {
     const KIND: SegmentKind = SegmentKind::Message;
     if solid(new.pieces) == solid(old.pieces) && new.role == old.role {
@@ -520,8 +522,9 @@ fn edited(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Diff
     Difference::at(Cause::HistoryEdited, KIND, place)
 }
 
-/// Compares the documents among these pieces of two messages, which first differ at index `at`. `start` is the index of
-/// the first piece of `new`, counted over all pieces of the new request.
+/// Returns the difference between the documents of two lists of pieces (documents and sentences of two messages), which
+/// first differ at index `at`: their set, order, text or white space. `start` is the index of the first piece of `new`
+/// among all pieces of the new request.
 fn documents(new: &[Flat], old: &[Flat], start: usize, at: usize) -> Difference {
     const KIND: SegmentKind = SegmentKind::Document;
     let place = start + at.min(new.len().saturating_sub(1));

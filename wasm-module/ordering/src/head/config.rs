@@ -28,7 +28,7 @@ object! {
         pub contexts: RawContexts = RawContexts::default(),
         /// The options for moving documents' numbers and scores out of their blocks (documents with their tags).
         pub documents: RawHeadDocuments = RawHeadDocuments::default(),
-        /// The kind of upstream behind the gateway, which limits the changes.
+        /// The kind of engine or provider to which the gateway forwards requests, which limits the changes.
         pub upstream: Upstream = Upstream::Tokens,
     }
 }
@@ -47,7 +47,7 @@ pub enum HeadMode {
     Apply,
 }
 
-/// The kind of upstream (engine or provider) behind the gateway.
+/// The kind of upstream to which the gateway forwards requests: an engine that matches tokens, or a provider.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Upstream {
@@ -60,11 +60,11 @@ pub enum Upstream {
 }
 
 object! {
-    /// The configuration of stabilising tools' definitions, as written.
+    /// The configuration of sorting the tools of a request, and the keys in their JSON, as written.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct RawHeadTools in "head.tools." {
-        /// True if tools are sorted: by name, and where requests have different tools, those used by the most requests
-        /// first.
+        /// True if the tools of a request are sorted: by name, and where requests have different tools, those used by
+        /// the most requests first.
         pub order: bool = true,
         /// True if a tool that equals one of an earlier request except for the order of its JSON keys gets the earlier
         /// one's order.
@@ -188,7 +188,7 @@ impl Head {
     }
 
     /// Returns whether contexts (retrieved documents) that clients remove from their history are restored, provided
-    /// that pinning is on as well.
+    /// that pinning (repeating documents in later requests) is on as well.
     pub(crate) fn keeps_contexts(&self) -> bool {
         self.raw.mode == HeadMode::Apply && self.raw.contexts.restore
     }

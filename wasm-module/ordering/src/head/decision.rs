@@ -1,5 +1,5 @@
-//! The changes that stabilise a prompt's head (tools and system text), as data: ranges of the client's body and their
-//! replacements.
+//! The changes that stabilise a prompt's head (tools and system text), so that it begins like earlier prompts: ranges
+//! of the client's body and their replacements.
 
 use super::report::HeadReport;
 use crate::body::edit::replaced;
@@ -7,7 +7,8 @@ use crate::body::{Chain, Parsed, range_in};
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// The changes that stabilise a prompt's head (tools and system text). All ranges are byte ranges of the client's body.
+/// The changes that stabilise a prompt's head (tools and system text), so that it begins like earlier prompts. All
+/// ranges are byte ranges of the client's body.
 #[derive(Debug, Default)]
 pub(crate) struct Decision<'a> {
     /// For each changed element of `tools`: its range, and the JSON of the tool to write there instead.
@@ -28,7 +29,8 @@ pub(crate) struct Decision<'a> {
 #[derive(Clone, Debug)]
 pub(crate) struct Frozen<'a> {
     pub(crate) range: Range<usize>,
-    /// The text of the volatile span in this request, escaped as in a JSON string.
+    /// The text of the volatile span (a text that changes between requests) in this request, escaped as in a JSON
+    /// string.
     pub(crate) words: &'a str,
 }
 
@@ -36,7 +38,7 @@ pub(crate) struct Frozen<'a> {
 /// move into it, and those that keep their first values in the system text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Moved {
-    /// Index of the user message into which the volatile spans are written.
+    /// Index of the user message into which the volatile spans (texts that change between requests) are written.
     pub(crate) message: u32,
     /// The text of the volatile spans (texts that change between requests) that move, one a line, escaped as in a JSON
     /// string. Empty if none moves.
@@ -44,8 +46,8 @@ pub(crate) struct Moved {
     /// Hash of `words` and of the values of the volatile spans (texts that change between requests) that keep their
     /// first values.
     pub(crate) hash: u64,
-    /// A hash of each volatile span (a text that changes between requests), including those that keep their first
-    /// values.
+    /// A hash of each volatile span (a text that changes between requests): of those that move, and of those that keep
+    /// their first values.
     pub(crate) spans: Box<[u64]>,
 }
 
@@ -100,11 +102,11 @@ pub(crate) struct ContextMessage {
     pub(crate) tokens: u32,
 }
 
-/// A record that one chat continued after a [`ContextMessage`] and received its contexts (retrieved documents) again.
-/// They are restored in that chat's later requests too.
+/// A record that one chat continued after a [`ContextMessage`], whose contexts (retrieved documents) the client then
+/// omitted, and received them again. They are restored in that chat's later requests too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
-    /// The [`ContextMessage::key`] of the message whose contexts the chat received.
+    /// The [`ContextMessage::key`] of the message whose contexts (retrieved documents) the chat received.
     pub(crate) key: u128,
     /// Hash of the chat up to and including the first message after the [`ContextMessage`] that is not a system
     /// message. It identifies the chat.

@@ -30,7 +30,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The bounds of an [`Index`] of recent requests and of its search.
+/// The bounds of an [`Index`] of recent requests, and of the search in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// The maximum number of requests stored in the index.
@@ -78,8 +78,8 @@ pub struct Diagnosis {
     /// Estimated tokens of the longest prefix shared with any compared earlier prompt of the same model, salt, engine
     /// and parameters.
     pub reused_tokens: u64,
-    /// Estimated tokens of this prompt that the engine computed although the earlier prompt had the same pieces (tools,
-    /// documents, sentences).
+    /// Estimated tokens that the engine computed although an earlier prompt had the same pieces (tools, documents,
+    /// sentences); 0 if there is no miss.
     pub lost_tokens: u64,
     /// The cause of the first difference between the two prompts.
     pub cause: Cause,
@@ -87,19 +87,19 @@ pub struct Diagnosis {
     pub volatile: Option<Volatile>,
     /// The kind of the first part of the prompt that differs; `None` for a difference outside the prompt.
     pub segment: Option<SegmentKind>,
-    /// Name of the tool or the parameter that differs, or role of the message. Like `shape`, it is empty at
-    /// [`Depth::Light`] (except for a parameter).
+    /// Name of the tool or the body's field that differs, or role of the message that differs. Empty if nothing
+    /// differs, and at [`Depth::Light`] for a tool and a message.
     pub name: String,
-    /// Index, from 0, of what differs: of a tool among the request's tools, of a document among its documents, or of a
-    /// message among its messages.
+    /// Index, from 0, of what differs from the earlier request: of a tool among the request's tools, of a document
+    /// among its documents, or of a message among its messages.
     pub index: u32,
-    /// Number of bytes from the beginning of the tool, the text or the message to the first piece (tool, document or
-    /// sentence) that differs.
+    /// Number of bytes between the beginning of the tool, document or text and its first sentence that differs from the
+    /// earlier request's; 0 if the tool or document itself is what differs.
     pub offset: u32,
-    /// The text that differs with each character replaced by its class, such as `9999-99-99` for a date.
+    /// The form of the text that differs, with each character replaced by its class, such as `9999-99-99` for a date.
     pub shape: String,
-    /// For each run of segments (parts of the prompt) of one kind, in order: estimated tokens of the prompt up to its
-    /// end. At most 16 runs.
+    /// The prompt's segments (tools, documents, texts), where adjacent ones of the same kind are one entry: their kind,
+    /// and the estimated tokens of the prompt up to their end. At most 16 entries; the last one includes the rest.
     pub extents: SmallVec<[(SegmentKind, u64); 6]>,
 }
 
@@ -107,9 +107,9 @@ impl Diagnosis {
     /// Corrects the diagnosis by the engine's report on the prompt: `prompt` tokens, of which `cached` were in its
     /// cache. `page_tokens` is the size of a page of that cache.
     ///
-    /// If the engine had cached clearly less than an earlier prompt shares, the cause becomes [`Cause::Evicted`]. If it
-    /// had cached more than expected, the lost tokens are reduced; a cause that was only assumed to prevent reuse, such
-    /// as another salt, may then become [`Cause::None`].
+    /// (1) If the engine had cached clearly fewer tokens than the prefix shared with an earlier prompt, the cause
+    /// becomes [`Cause::Evicted`]. (2) If it had cached clearly more, `lost_tokens` is reduced. The cause then becomes
+    /// [`Cause::None`] if it was only assumed to prevent reuse, such as another salt, and almost nothing is lost.
     pub fn apply_usage(&mut self, prompt: u64, cached: u64, page_tokens: u32) {
         if prompt == 0 || self.prompt_tokens == 0 {
             return;
@@ -146,9 +146,9 @@ impl Diagnosis {
         }
     }
 
-    /// Corrects the diagnosis by the number of tokens of this prompt's documents that the engine's cache is believed to
-    /// hold. If that is clearly less than the documents' tokens in the prefix shared with an earlier prompt, the cause
-    /// becomes [`Cause::Evicted`]. `page_tokens` is the size of a page of that cache.
+    /// Corrects the diagnosis by `document_tokens`, the tokens of this prompt's documents that the gateway believes the
+    /// engine's cache to hold. If these are clearly fewer than the documents' tokens in the prefix shared with an
+    /// earlier prompt, the cause becomes [`Cause::Evicted`]. `page_tokens` is the size of a page of that cache.
     pub fn believed(&mut self, document_tokens: u64, page_tokens: u32) {
         let mut start = 0;
         let mut expected = 0_u64;
@@ -167,8 +167,8 @@ impl Diagnosis {
         }
     }
 
-    /// Sets the cause to [`Cause::Evicted`], for this segment (tool, document or text) and number of lost tokens, and
-    /// clears the details of the former cause.
+    /// Sets the cause to [`Cause::Evicted`], with this kind of segment (tool, document or text) and number of lost
+    /// (computed again) tokens, and clears the details of the former cause.
     fn evicted(&mut self, segment: Option<SegmentKind>, lost_tokens: u64) {
         self.cause = Cause::Evicted;
         self.volatile = None;
@@ -188,15 +188,16 @@ pub struct Index {
     entries: VecDeque<Entry>,
     parts: FxHashMap<(u64, SegmentKind), Part>,
     pieces: Slab,
-    /// The newest requests that contain a piece (tool, document or sentence), by the piece's
-    /// [`same`](super::outline::Piece::same) hash.
+    /// The newest requests that contain a piece (tool, document or sentence), by the hash of its content
+    /// ([`same`](super::outline::Piece::same)).
     holders: FxHashMap<u64, Holders>,
-    /// For each position in a text at which a piece changed, up to three of its values, as hashes; the key is a hash of
-    /// the pieces (tools, documents, sentences) before and after the position.
+    /// For each position in a text at which a piece (sentence or line) changed between requests: up to three of its
+    /// values, as hashes. The key is a hash of the pieces before and after the position.
     slots: FxHashMap<u64, SmallVec<[u64; 3]>>,
 }
 
-/// The pieces of a segment (a tool, a document or a text), which requests with the same segment share.
+/// The pieces (tools, documents, sentences) of one segment of a prompt: of a tool, a document or a text. All stored
+/// requests with this segment share them.
 #[derive(Debug)]
 struct Part {
     pieces: Arc<[u32]>,
@@ -210,15 +211,16 @@ struct Holders {
     pieces: u32,
 }
 
-/// The bounds of the work of a search for the most similar request.
+/// The limits on the work to find, among the stored requests, the one most similar to a new request.
 #[derive(Clone, Copy, Debug)]
 struct Effort {
-    /// The maximum number of requests recorded for each piece (tool, document or sentence) of a prompt.
+    /// The maximum number of requests (the newest ones) recorded for each piece (tool, document or sentence) that they
+    /// contain.
     holders: usize,
-    /// The maximum number of requests with which a request is compared in full, by pieces (tools, documents,
-    /// sentences).
+    /// The maximum number of earlier requests for which the tokens of all pieces (tools, documents, sentences) shared
+    /// with a new request are summed.
     compared: usize,
-    /// The maximum number of earlier requests whose shared prefix with a request is measured.
+    /// The maximum number of earlier requests for which the length of the prefix shared with a new request is measured.
     beginnings: usize,
 }
 
@@ -239,8 +241,8 @@ impl Effort {
     }
 }
 
-/// The maximum number of positions in texts, each between two pieces (such as sentences), whose changing values are
-/// recorded; when it is reached, all are dropped.
+/// The maximum number of positions in texts (each between two sentences or lines) for which changing values are
+/// recorded. When it is reached, all records are dropped.
 const SLOTS: usize = 4_096;
 
 /// The distinct pieces (tools, documents, sentences) of the stored requests' prompts, each identified by a number.
@@ -323,8 +325,8 @@ impl Index {
         self.pieces.len()
     }
 
-    /// Reads a request, and copies the parts of its text that [`Index::diagnose`] needs. O(parts of the prompt), plus
-    /// hashing and copying of texts that are not stored yet.
+    /// Reads a request without comparing it, and copies the parts of its text that [`Index::diagnose`] needs. O(parts
+    /// of the prompt), plus hashing and copying of texts that are not stored yet.
     fn read(&mut self, asked: &DiagnosedRequest<'_, '_>) -> PendingPrompt {
         let DiagnosedRequest {
             parsed, segments, ..
@@ -390,8 +392,8 @@ impl Index {
         self.resolve(pending, None)
     }
 
-    /// Diagnoses a request and stores it. If `asked`, the request itself, is `None`, names and shapes of what differs
-    /// stay empty.
+    /// Diagnoses a request (why it does not share a longer prefix with an earlier one) and stores it. `asked` is the
+    /// same request with its body: if `None`, the diagnosis has no names of tools and no forms of texts that differ.
     fn resolve(
         &mut self,
         pending: PendingPrompt,
@@ -430,7 +432,8 @@ impl Index {
         diagnosis
     }
 
-    /// Diagnoses and stores a ranking of documents without a body. `documents` are in the order in which they are sent.
+    /// Diagnoses and stores a request of which only the documents are known. `documents` are in the order in which they
+    /// are sent.
     pub fn explain_ranking(&mut self, documents: &[Retrieved]) -> Diagnosis {
         let mut segments = Vec::with_capacity(documents.len());
         for (index, document) in (0..).zip(documents) {
@@ -554,7 +557,8 @@ impl Index {
     }
 
     /// Compares a request with the most similar earlier one. Returns the diagnosis, and the first difference with the
-    /// piece (tool, document or sentence) at which to report it; `None` if there is nothing to report.
+    /// piece (tool, document or sentence) at which it is reported; `None` in place of both if no earlier request is
+    /// similar, or if there is no miss.
     fn compare(&mut self, entry: &Entry) -> (Diagnosis, Option<(Difference, Flat)>) {
         let flat = self.flat(entry);
         let mut diagnosis = Diagnosis {
@@ -615,9 +619,10 @@ impl Index {
         (diagnosis, at.map(|at| (found, at)))
     }
 
-    /// Returns the difference `found`, reported as a volatile value if two conditions hold: the piece (sentence or
-    /// line) that differs is short, and at least three values were recently seen between the same two neighbours.
-    /// Records the values of both requests. `new` and `old` are all pieces of the two prompts.
+    /// Returns `found`, the first difference between a request and an earlier one, with the cause
+    /// [`Cause::VolatileValue`] instead of [`Cause::SystemText`] if two conditions hold: (1) the sentence or line that
+    /// differs is short; (2) at least three values of it were seen between the same two neighbours. Also records the
+    /// values that both requests have there. `new` and `old` are all pieces of the two prompts.
     fn slotted(&mut self, mut found: Difference, new: &[Flat], old: &[Flat]) -> Difference {
         let (Cause::SystemText | Cause::VolatileValue, Some(at)) = (found.cause, found.at) else {
             return found;
@@ -652,8 +657,9 @@ impl Index {
         found
     }
 
-    /// Returns the numbers of earlier requests, each with a rough estimate of the tokens shared with these pieces
-    /// (tools, documents, sentences), highest first; at most [`Effort::beginnings`].
+    /// Returns the numbers of the earlier requests that share the most with a prompt, each with an estimate of the
+    /// shared tokens, highest first; at most [`Effort::beginnings`]. `flat` has the prompt's pieces (tools, documents,
+    /// sentences).
     fn candidates(&self, flat: &[Flat]) -> SmallVec<[(u64, u64); 64]> {
         let mut found: SmallVec<[(u64, u64); 64]> = SmallVec::new();
         let Some(oldest) = self.entries.front().map(|entry| entry.number) else {
@@ -689,9 +695,10 @@ impl Index {
         found
     }
 
-    /// Returns the one of the candidates that shares the most tokens with the request; on a tie the one with the
-    /// longest shared prefix, then the newest. A request of the same model, salt and engine is preferred if it shares
-    /// at least 90 % as many tokens. `None` if there are no candidates.
+    /// Returns the most similar of the first [`Effort::compared`] candidates: the one that shares the most tokens with
+    /// the request; on a tie the one with the longest shared prefix, then the newest. One of the same model, salt and
+    /// engine is preferred if it shares at least 90 % as many tokens as the best other one. `None` if there are no
+    /// candidates.
     fn best(&self, entry: &Entry, flat: &[Flat], candidates: &[(u64, u64)]) -> Option<Best> {
         let effort = Effort::of(self.limits.depth);
         let new = flat.iter().map(|flat| (flat.piece.same, flat.tokens));
@@ -736,7 +743,8 @@ impl Index {
         Some(Best { reused, ..chosen })
     }
 
-    /// Returns the estimated tokens of the prefix that the prompts of the request and of an earlier one share.
+    /// Returns the estimated tokens of the prefix that the prompt of the request, with the pieces `flat`, shares with
+    /// that of `earlier`.
     fn prefix(&self, entry: &Entry, flat: &[Flat], earlier: &Entry) -> u64 {
         let mut pieces = earlier.pieces.iter();
         // If other system messages inside the history are rendered first, everything after them moves.
@@ -811,8 +819,9 @@ impl Index {
         }
     }
 
-    /// Adds to the diagnosis where in the prompt the difference is, and at [`Depth::Full`] the name and the shape of
-    /// what differs too.
+    /// Adds to the diagnosis the index and the offset of the piece (tool, document or sentence) that differs from the
+    /// earlier request's. At [`Depth::Full`] also adds the tool's name or the message's role, and the form of the text
+    /// that differs, if `asked`, the request with its body, is given. `found` is the difference, `at` the piece.
     fn add_location(
         &self,
         diagnosis: &mut Diagnosis,
@@ -849,8 +858,8 @@ impl Index {
         }
     }
 
-    /// Returns the piece (sentence or line) that contains byte `offset` of the text of a segment (a part of the
-    /// prompt); `None` if there is none.
+    /// Returns the sentence or line of a segment (a text of the prompt) that contains the segment's byte `offset`;
+    /// `None` if there is none.
     fn words_at<'a>(
         asked: &DiagnosedRequest<'_, 'a>,
         segment: &Segment,
@@ -876,7 +885,8 @@ impl Index {
     }
 }
 
-/// The most similar earlier request, with the estimated tokens that it shares in all and as a prefix.
+/// The earlier request that is most similar to a new one. `shared` and `prefix` are the estimated tokens that both
+/// prompts have, at any position and as a prefix.
 #[derive(Clone, Copy, Debug)]
 struct Best {
     number: u64,
@@ -887,8 +897,8 @@ struct Best {
     reused: u64,
 }
 
-/// Returns the tokens of the pieces (tools, documents, sentences) of a prompt `new` that are also in the prompt `old`.
-/// `new` has the pieces' hashes with tokens, `old` has hashes; both are sorted by hash.
+/// Returns the estimated tokens of the pieces (tools, documents, sentences) of a prompt `new` that are also in the
+/// prompt `old`. `new` has the pieces' hashes with tokens, `old` has hashes; both are sorted by hash.
 fn in_both(new: &[(u64, u32)], old: &[u64]) -> u64 {
     let mut old = old.iter().peekable();
     let mut shared = 0;
@@ -901,8 +911,8 @@ fn in_both(new: &[(u64, u32)], old: &[u64]) -> u64 {
     shared
 }
 
-/// The maximum length in bytes of a piece (tool, document or sentence) whose values between the same neighbours are
-/// recorded, to find volatile ones.
+/// The maximum length in bytes of a sentence or line that may count as a volatile value: one that takes several values
+/// between the same two neighbours.
 const LONGEST_SLOT: u32 = 160;
 
 /// Returns the kind under which the pieces of a segment (tool, document or text) are stored. A question counts as a
@@ -934,8 +944,8 @@ fn arrange(placed: &mut [Placed], sent: &[Fingerprint]) {
     }
 }
 
-/// Returns the runs of pieces (tools, documents, sentences) of one kind, each with the estimated tokens of the prompt
-/// up to its end; see [`Diagnosis::extents`].
+/// Returns the prompt's pieces (tools, documents, sentences), where adjacent ones of the same kind are one entry: their
+/// kind, and the estimated tokens of the prompt up to their end. At most 16 entries; the last one includes the rest.
 fn extents(flat: &[Flat]) -> SmallVec<[(SegmentKind, u64); 6]> {
     let mut extents: SmallVec<[(SegmentKind, u64); 6]> = SmallVec::new();
     for flat in flat {
@@ -963,7 +973,7 @@ fn hash_of(text: &str) -> u64 {
     xxh3_64_with_seed(inner_of(text).unwrap_or(text).as_bytes(), 0)
 }
 
-/// The methods that take a request's body, parsed or not, with the configuration for parsing it.
+/// The methods that take a request's body, parsed or as bytes, and the configuration for reading it.
 impl Index {
     /// Reads a parsed request for [`Index::diagnose`], with the documents in the order in which `rewritten` sends them,
     /// if there is a rewrite. If the rewrite changed the prompt's head (tools, system text), use
@@ -1016,6 +1026,6 @@ impl Index {
     }
 }
 
-/// The number of stored requests, from the oldest on, whose similarity scores are kept in a dense list; the scores of
-/// newer ones are in a map.
+/// The number of stored requests, from the oldest on, whose similarity to a new request is computed in a list; for
+/// newer ones it is computed in a map.
 const FEW: usize = 1_024;

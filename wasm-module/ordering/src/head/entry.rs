@@ -6,8 +6,8 @@ use crate::document::Fingerprint;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// A request to diagnose: its parsed body, and the tenant, engine and order of documents, on which the cached prefixes
-/// that it can use depend too.
+/// A request to diagnose: its parsed body, and the tenant, the engine and the order of the documents, which also decide
+/// the cached prefixes that it can use.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DiagnosedRequest<'r, 'a> {
     /// The request's body, parsed.

@@ -22,8 +22,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub(super) struct Learned {
     templates: Vec<Template>,
     now: u64,
-    /// Increases whenever the set of slots (places between stable lines) whose text changes between requests may have
-    /// changed.
+    /// A counter that increases whenever the set of places whose text changes between requests may have changed.
     pub(super) version: u64,
 }
 
@@ -47,8 +46,7 @@ struct Slot {
     is_volatile: bool,
 }
 
-/// Hash and length of a unit (line or sentence) of a system text: all that the templates (stable lines of earlier
-/// texts) need of it.
+/// Hash and length in bytes of a line or sentence of a system text, which is all that is compared with earlier texts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
     pub(super) hash: u64,
@@ -66,8 +64,8 @@ impl Seen {
 
 impl Learned {
     /// Compares a system text, given by its units (lines or sentences), with the templates (stable lines of earlier
-    /// texts), and adapts them to it. Returns, for each unit, whether it is in a place where the text changes between
-    /// requests. O(units), for a bounded number of templates.
+    /// texts), and adapts the templates to it. Returns, for each unit, true if it is in a place where the text changes
+    /// between requests. O(units), for a bounded number of templates.
     pub(super) fn learn(&mut self, units: &[Seen]) -> Vec<bool> {
         let mut volatile = vec![false; units.len()];
         if units.len() > MAX_UNITS {
@@ -112,16 +110,17 @@ impl Learned {
 /// The correspondence between a system text and a template (the stable lines of earlier texts): the units (lines or
 /// sentences) that both have.
 struct Fit {
-    /// For each common unit: its index among the template's stable units (lines or sentences), and its index in the
-    /// system text.
+    /// For each unit (line or sentence) that both have: its index among the template's stable units, and its index in
+    /// the system text.
     pairs: Vec<(usize, usize)>,
-    /// Number of bytes of the units (lines or sentences) that both have.
+    /// Number of bytes of the units (lines or sentences) that the template and the system text have in common.
     bytes: u64,
 }
 
 impl Template {
-    /// Returns the correspondence of a system text with the template (the stable lines of earlier texts); `None` if the
-    /// text does not belong to the template.
+    /// Returns the lines and sentences that a system text has in common with this template (the stable lines of earlier
+    /// texts); `None` if they are too few, or if too many others stand between them, so that the text does not belong
+    /// to the template.
     fn fit(&self, units: &[Seen]) -> Option<Fit> {
         let mut pairs = Vec::with_capacity(units.len());
         let (mut next, mut since) = (0, 0);
@@ -149,8 +148,8 @@ impl Template {
     }
 
     /// Adapts the template (the stable lines of earlier texts) to a system text that belongs to it, and sets `volatile`
-    /// for the units (lines or sentences) in places where the text changes between requests. Returns true if the
-    /// template lost stable units, or if a place has changed for the first time.
+    /// to true for each line or sentence in a place where the text changes between requests. Returns true if the
+    /// template lost stable lines, or if the text in a place has changed for the first time.
     fn take(&mut self, units: &[Seen], fit: &Fit, volatile: &mut [bool]) -> bool {
         let mut changed = false;
         let is_whole = fit.pairs.len() == self.stable.len();
@@ -283,7 +282,8 @@ fn is_prose(words: &str) -> bool {
     plain > MAX_PLAIN_WORDS && plain > 5 * telling
 }
 
-/// The maximum length in bytes of a line or sentence that may be data.
+/// The maximum length in bytes of a line or sentence that may count as data (a time, an id, a name) and not as an
+/// instruction.
 const MAX_DATA_BYTES: usize = 240;
 
 /// The maximum length in bytes of the label before a value, as in `label: value`.
@@ -297,14 +297,15 @@ const MAX_PLAIN_WORDS: u32 = 16;
 /// consecutive stable units that it lacks. Beyond either, the text does not belong to the template.
 const MAX_GAP: usize = 8;
 
-/// The maximum number of templates of system texts for one tenant and model.
+/// The maximum number of templates (sets of stable lines) of system texts for one tenant and model.
 const MAX_TEMPLATES: usize = 8;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Learns `text`, in which each word is a unit, and returns the words in places where the text changes.
+    /// Compares `text`, in which each word stands for a line, with earlier texts, and returns the words in places where
+    /// the text changes.
     fn learn(learned: &mut Learned, text: &str) -> Vec<String> {
         let words: Vec<&str> = text.split(' ').collect();
         let seen = |word: &&str| Seen {

@@ -14,7 +14,8 @@ use super::cause::Volatile;
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Hashes of a text, each of which leaves out different kinds of words that may change between requests.
+/// Hashes of a text, each of which leaves out some kinds of words that may change between requests. If two texts differ
+/// but one of these hashes is equal, they differ only in what that hash leaves out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Marks {
     /// Hash of the text without white space. Hashes can be [joined](Solid::then), so texts that were split at different
@@ -150,8 +151,8 @@ impl Solid {
     }
 }
 
-/// A running hash of a text's words and of the text between them. Adjacent words that are left out count as one
-/// constant.
+/// A running hash of a text's words and of the text between them. Words that are left out count as one constant,
+/// however many are adjacent.
 #[derive(Clone, Copy, Default)]
 struct Stream {
     hash: u64,
@@ -237,7 +238,7 @@ pub(super) struct Word {
     pub(super) class: Class,
 }
 
-/// The words of a text, in order. The part of a document that a gateway reads for a diagnosis has about fifty.
+/// The words of a text, in order. The part of a document that a gateway reads has about fifty.
 pub(super) type Words = SmallVec<[Word; 64]>;
 
 /// Splits a text, escaped as in a JSON string, into words and classifies them. Numbers next to a date are part of that
@@ -499,10 +500,10 @@ fn label_end(text: &str, words: &[Word]) -> Option<usize> {
     (is_label && is_value).then_some(colon + 2)
 }
 
-/// Returns the form of a text: its characters' classes, so that `2026-11-22 14:03` becomes `9999-99-99 99:99`. A person
-/// can recognise a value by it without seeing the text. It covers the first value of the text that may change between
-/// requests (a date or time, else an id, number or name), otherwise the text's beginning; at most [`MAX_SHAPE`]
-/// characters.
+/// Returns the form of a text: each character replaced by its class, so that `2026-11-22 14:03` becomes
+/// `9999-99-99 99:99` and a person can recognise the kind of value without seeing it. The form is of the text's first
+/// value that may change between requests (a date or time, else an id, number or name), or of the text's beginning if
+/// there is none; at most [`MAX_SHAPE`] characters.
 pub(super) fn shape(text: &str) -> String {
     let words = words(text);
     let wanted = [Class::Time, Class::Id, Class::Number, Class::Value];
@@ -539,7 +540,7 @@ pub(super) fn shape(text: &str) -> String {
 /// The maximum length of the form of a text that [`shape`] returns, in characters.
 pub(super) const MAX_SHAPE: usize = 24;
 
-/// Hashes of a document's text by which variants of the document (another score, an edit) are recognised.
+/// Hashes of a document's text by which variants of the document (with another score, or edited) are recognised.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DocumentMarks {
     /// Hash of the text without what a retriever wrote: the attributes of the document's tag; its number, score, rank,

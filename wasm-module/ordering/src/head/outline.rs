@@ -25,7 +25,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub(super) struct Piece {
     /// Hash of the bytes of this tool, document or sentence that must be equal for an engine to reuse its KV state.
     pub(super) hash: u64,
-    /// Hash of the content of the tool, document or sentence, independent of the order of a tool's keys and, at
+    /// Hash of the content of the tool, document or sentence, independent of the order of a tool's JSON keys and, at
     /// [`Depth::Full`], of a document's score.
     pub(super) same: u64,
     /// Hash of the tool's name or the document's label; 0 if it has none, or only a number.
@@ -33,8 +33,8 @@ pub(super) struct Piece {
     pub(super) bytes: u32,
     /// Hash of a document's text without the rank and score; 0 for tools and sentences.
     pub(super) apart: u32,
-    /// Hash of the part of a document's text that is read, and of the text's length if that is not all; 0 for tools and
-    /// sentences.
+    /// Hash of the part of a document's text that is read to find differences, and of the text's length if that is not
+    /// all of it; 0 for tools and sentences.
     pub(super) exact: u32,
     /// The [sketch](DocumentMarks::sketch) of a document, by which edited versions are recognised; 0 for tools and
     /// sentences.
@@ -42,7 +42,8 @@ pub(super) struct Piece {
     pub(super) marks: Marks,
 }
 
-/// The part of each text of a prompt that is read to classify differences, in addition to hashing all of it.
+/// The part of each text of a prompt that is read to find how it differs from earlier ones. A hash of the whole text is
+/// computed in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Depth {
     /// The whole text is read: for tools that read logs.
@@ -73,8 +74,8 @@ impl Depth {
 /// again; `None` if none is stored.
 pub(super) type Known<'k> = dyn Fn(u64) -> Option<Piece> + 'k;
 
-/// A piece (tool, document or sentence) of a prompt whose text may not have been read yet: [`RawPiece::made`] completes
-/// it. Ranges are ranges of a text that the caller stores.
+/// A piece (tool, document or sentence) of a prompt whose text may not have been read yet; [`RawPiece::made`] returns
+/// the complete piece. Ranges are ranges of a text that the caller stores.
 #[derive(Clone, Debug)]
 pub(super) enum RawPiece {
     /// A complete piece (tool, document or sentence). Boxed, because it is rare in a gateway and three times the size
@@ -88,7 +89,7 @@ pub(super) enum RawPiece {
         tokens: u32,
         /// Length of the document's text in bytes.
         length: u32,
-        /// Ranges of the stored text with the parts of the document's text to read.
+        /// The parts of the document's text to read, as ranges of a text that the caller stores.
         looked: [Range<usize>; 2],
     },
     /// A text of a message that is short enough for its [`Marks`] to be computed.
@@ -181,8 +182,7 @@ impl RawPiece {
 }
 
 impl Piece {
-    /// Returns a piece (tool, document or sentence) with these hashes and without those that only tools or documents
-    /// have.
+    /// Returns a piece for a sentence or line with these hashes; the hashes that only tools and documents have are 0.
     fn plain(hash: u64, bytes: u32, marks: Marks) -> Self {
         Self {
             hash,
@@ -250,7 +250,7 @@ fn seeded(hash: u64, what: &[u8]) -> u64 {
     xxh3_64_with_seed(what, hash)
 }
 
-/// The texts of one message at a time, split once for all of its segments (tools, documents, texts).
+/// The texts of one message of the body, split once for all parts of the prompt that are in this message.
 #[derive(Default)]
 pub(super) struct MessageTexts<'a> {
     message: Option<u32>,
@@ -259,7 +259,7 @@ pub(super) struct MessageTexts<'a> {
 }
 
 impl<'a> MessageTexts<'a> {
-    /// Returns the texts of a segment (tool, document or text) that is neither a tool nor a document, without quotes,
+    /// Returns the texts of a segment (a part of the prompt) that is neither a tool nor a document, without quotes,
     /// each with `true` for text and `false` for another value. If the segment is a whole message, the message's other
     /// fields that a template renders, such as tool calls, come last. O(texts of the segment), plus the message's bytes
     /// for its first segment.
@@ -407,12 +407,13 @@ pub(super) enum SplitAt {
     Whole,
     /// After line breaks and at ends of sentences.
     Sentences,
-    /// As for `Sentences`, and after colons, so that a template's words before a question are separate from it.
+    /// After line breaks, at ends of sentences and after colons, so that the words before a question are separate from
+    /// it.
     Labels,
 }
 
-/// Splits a text into units (lines or sentences) and returns their adjacent ranges. Each unit includes the white space
-/// that follows. At most [`MAX_UNITS`]; the last one holds the rest of the text.
+/// Splits a text into units (lines or sentences) at the places `cut`, and returns their adjacent ranges. Each unit
+/// includes the white space that follows. At most [`MAX_UNITS`]; the last one holds the rest of the text.
 pub(super) fn units(text: &str, cut: SplitAt) -> SmallVec<[Range<usize>; 16]> {
     let bytes = text.as_bytes();
     let mut units = SmallVec::new();
@@ -492,8 +493,8 @@ pub(super) fn tokens_between(start: u64, end: u64) -> u32 {
     upto(end).saturating_sub(upto(start))
 }
 
-/// Returns where the text of a segment (tool, document or text) is split into units. `holds_documents` is true if the
-/// segment's message has documents.
+/// Returns where the text of a segment (tool, document or text) is split into sentences or lines. `holds_documents` is
+/// true if the segment's message has documents.
 pub(super) fn cut_of(segment: &Segment, holds_documents: bool) -> SplitAt {
     if segment.kind == SegmentKind::System || segment.role == Role::System {
         SplitAt::Sentences

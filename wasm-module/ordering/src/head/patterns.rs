@@ -36,8 +36,8 @@ pub(crate) struct Pattern {
     pub(crate) name: Box<str>,
     pub(crate) class: Class,
     regex: Regex,
-    /// The pattern is tried only on lines with one of these words, or on all lines if there is none. Each word has the
-    /// bits of its byte [`pairs`].
+    /// Words of which a line must contain one for the pattern to be tried on it; empty if the pattern is tried on all
+    /// lines. Each word comes with the bits of its bytes ([`pairs`]), which rule out most lines quickly.
     words: Box<[(&'static str, u64)]>,
     /// Text that the system message must contain for the pattern to be tried; empty if it need not contain any.
     inside: &'static str,
@@ -80,9 +80,9 @@ impl Pattern {
     }
 }
 
-/// Returns the matches of `patterns` in a line of a system message, in order and without overlaps; earlier patterns
-/// take precedence. `before` contains those texts of the message that patterns may require ([`Pattern::inside`]). Each
-/// pattern tried takes the line's length from `budget`; `None` if too little is left.
+/// Returns the matches of `patterns` in a line of a system message, in order. Of overlapping matches, the earlier
+/// pattern's is used. `before` has those texts of the message that must contain [`Pattern::inside`] for a pattern to be
+/// tried. Each pattern tried subtracts the line's length in bytes from `budget`; `None` if too little is left.
 pub(super) fn matches(
     patterns: &[Pattern],
     before: &str,
@@ -113,8 +113,8 @@ pub(super) fn matches(
     Some(found)
 }
 
-/// Returns a number with a bit set for each pair of adjacent bytes of the text, by hash. A text that contains a word
-/// has all of the word's bits.
+/// Returns 64 bits, one of which is set, by a hash, for each pair of adjacent bytes of the text. If a text contains a
+/// word, all bits of the word are set in the text's too.
 fn pairs(text: &str) -> u64 {
     let bytes = text.as_bytes();
     let pairs = bytes.iter().zip(bytes.iter().skip(1));
@@ -146,8 +146,8 @@ const fn row(
     }
 }
 
-/// The text with which Claude Code's billing line begins. That line contains a checksum of the body, which Anthropic
-/// verifies.
+/// The beginning of Claude Code's billing line in a system message. That line contains a checksum of the body, which
+/// Anthropic verifies.
 pub(super) const BILLING: &str = "x-anthropic-billing-header:";
 
 /// The built-in patterns for volatile spans (texts that change between requests). Their literals come from the sources

@@ -39,13 +39,13 @@ pub struct PendingPrompt {
     text: String,
 }
 
-/// The pieces of a segment (tool, document or text) of a prompt, stored in the index or not.
+/// The pieces (tools, documents, sentences) of one segment of a prompt, stored in the index of requests or not yet.
 #[derive(Debug)]
 pub(super) enum PendingPieces {
     /// The numbers of the pieces (tools, documents, sentences), which the index already stores.
     Known(Arc<[u32]>),
-    /// The pieces (tools, documents, sentences) in this range of [`PendingPrompt::raw`], which the index does not store
-    /// yet.
+    /// The pieces (tools, documents, sentences) that the index does not store yet, as a range of
+    /// [`PendingPrompt::raw`].
     Raw(Range<usize>),
 }
 
@@ -76,8 +76,8 @@ impl PendingPrompt {
         self.text.len()
     }
 
-    /// Adds the pieces of a segment (tool, document or text), and returns their range. At [`Depth::Light`], once the
-    /// prompt has [`MAX_PIECES`] pieces, the rest of a message's text becomes one piece.
+    /// Adds the pieces of a segment (tool, document or text) to the prompt, and returns where they are stored. At
+    /// [`Depth::Light`], once the prompt has [`MAX_PIECES`] pieces, the rest of a message's text becomes one piece.
     pub(super) fn take<'a>(
         &mut self,
         asked: &DiagnosedRequest<'_, 'a>,
@@ -130,8 +130,8 @@ impl PendingPrompt {
         PendingPieces::Raw(start..self.raw.len())
     }
 
-    /// Adds the piece (tool, document or sentence) that `make` returns and stores its text. Beyond [`KEPT`] bytes of
-    /// text in all, completes the piece at once and drops its text.
+    /// Adds the piece (tool, document or sentence) that `make` returns and stores the part of its text to be read
+    /// later. Once [`KEPT`] bytes of text are stored for the prompt, reads the text at once instead of storing it.
     fn add(
         &mut self,
         depth: Depth,

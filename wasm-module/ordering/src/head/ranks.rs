@@ -22,13 +22,13 @@ use std::fmt::Write;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The changes that remove numbers and scores from the documents of a group. Ranges are of the client's body.
+/// The changes that remove numbers and scores from a group of adjacent documents. Ranges are of the client's body.
 #[derive(Debug, Default)]
 pub(super) struct Unranked<'a> {
     /// Ranges of the body and the text that replaces each, sorted.
     pub(super) edits: Vec<(Range<usize>, Cow<'a, str>)>,
-    /// The sentences to write after the documents, escaped as in a JSON string: by which of the client's numbers to cite
-    /// each document, and each document's scores.
+    /// The sentences to write after the documents, escaped as in a JSON string. They say by which of the client's
+    /// numbers to cite each document, and give each document's scores.
     pub(super) words: String,
     /// Number of documents whose number is replaced by one derived from the text.
     pub(super) numbered: u32,
@@ -37,20 +37,20 @@ pub(super) struct Unranked<'a> {
     pub(super) changes: Vec<Change>,
 }
 
-/// A document of the group with its number and scores.
+/// A document of a group, with the number and scores that the client wrote into it.
 struct Ranked<'a> {
     start: usize,
     block: &'a str,
     label: &'a str,
     ranks: Ranks<'a>,
-    /// The number, derived from the rest of the document's block, that replaces the client's number; `None` unless the
-    /// group's documents are numbered.
+    /// The number, derived from the rest of the document's block (with its tags), that replaces the client's number;
+    /// `None` if the numbers of the group's documents are not replaced.
     key: Option<String>,
 }
 
-/// Returns the changes that move the numbers and scores of a group of documents after them, in a message with this
-/// role; `None` if there are none. `max_bytes` limits the sentences after the documents. O(documents · (opening tag +
-/// first lines)), and O(bytes) if the documents are numbered.
+/// Returns the changes that replace numbers in a group of documents and move scores behind it, in a message with this
+/// role; `None` if there are none. `max_bytes` limits the sentences that are written behind the documents. O(documents
+/// · (opening tag + first lines)), and O(bytes) if the documents are numbered.
 pub(super) fn unranked<'a>(
     wanted: RawHeadDocuments,
     max_bytes: usize,
@@ -146,8 +146,8 @@ fn are_numbered(documents: &[Ranked<'_>]) -> bool {
     })
 }
 
-/// Sets the key of each document, the number derived from its text; returns false if two different documents would have
-/// the same key.
+/// Sets `key` of each document to the number derived from its text; returns false if two different documents would have
+/// the same one.
 fn number(documents: &mut [Ranked<'_>]) -> bool {
     let mut keys: Vec<(u64, String)> = Vec::with_capacity(documents.len());
     for document in documents.iter_mut() {
@@ -188,8 +188,8 @@ fn citations(documents: &[Ranked<'_>]) -> String {
     words
 }
 
-/// Returns the sentence with the scores of all documents; `None` if there are none, or if a document with a score has
-/// no name that is safe to quote.
+/// Returns the sentence with the scores of all documents, which is written behind them; `None` if there are none, or if
+/// a document with a score has no name that is safe to quote.
 fn scores(documents: &[Ranked<'_>]) -> Option<String> {
     let mut words = String::from("Search results: ");
     let mut count = 0;

@@ -34,10 +34,10 @@ pub struct HeadReport {
     pub numbered: u32,
     /// Number of documents' scores, ranks and distances that moved after the documents.
     pub scored: u32,
-    /// Number of earlier messages that stay without contexts (retrieved documents), because the recorded ones might
-    /// belong to another chat.
+    /// Number of earlier messages whose contexts (retrieved documents), omitted by the client, were not restored,
+    /// because the recorded ones might belong to another chat.
     pub doubtful: u32,
-    /// Number of volatile spans (texts that change between requests) that were not changed: they look like
+    /// Number of volatile spans (texts that change between requests) that were not changed, because they look like
     /// instructions, exceed a limit, or must not change.
     pub left: u32,
     /// Number of texts, lines and lists of tools that were not read because the request has too much of them.
@@ -54,8 +54,8 @@ pub struct Change {
     /// The name of the pattern that found the volatile span (a text that changes between requests), or `learned` if
     /// none did; empty for changes to anything else.
     pub name: Box<str>,
-    /// The changed range of the client's body: a tool, a volatile span, a message's content, retrieved documents, a
-    /// number or a score.
+    /// The changed range of the client's body: a tool, a volatile span (a text that changes between requests), a
+    /// message's content, retrieved documents, a number or a score.
     pub range: Range<usize>,
 }
 
@@ -94,8 +94,8 @@ impl Change {
 }
 
 impl HeadReport {
-    /// Takes back the moves and removals of volatile spans (texts that change) from the change at index `first` on:
-    /// their spans count as left.
+    /// Removes from the report the changes from index `first` on that move or remove volatile spans (texts that change
+    /// between requests), and counts these spans as `left` (not changed).
     pub(super) fn leave(&mut self, first: usize) {
         for change in self.changes.split_off(first) {
             match change.kind {
@@ -113,8 +113,8 @@ impl HeadReport {
         }
     }
 
-    /// Returns whether the report is of a prompt's head (tools, system text) without changes, and without anything
-    /// left, doubtful or unread.
+    /// Returns true if the report has no changes to the prompt's head (tools, system text), and counts nothing as left
+    /// unchanged, doubtful or unread.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty() && self.left + self.doubtful + self.unread == 0

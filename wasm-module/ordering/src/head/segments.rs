@@ -36,7 +36,7 @@ crate::named! {
     }
 }
 
-/// One segment (part) of a prompt: a tool, a document, or a text of a message.
+/// One segment of a prompt: a tool, a document, or a text of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// The kind of text that this segment (tool, document or text) holds.
@@ -59,7 +59,7 @@ pub struct Segment {
     pub tokens: u32,
 }
 
-/// The segments (parts) of one request's prompt; see the [module documentation](self).
+/// The segments (tools, documents, texts) of one request's prompt; see the [module documentation](self).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Segments {
     /// The segments (tools, documents, texts), in the order of the prompt.
@@ -100,8 +100,8 @@ impl Segments {
         tokens.sum()
     }
 
-    /// Returns the segments (tools, documents, texts) before the first document, order hint or question of the prompt;
-    /// all segments if there is none.
+    /// Returns the segments (tools, documents, texts) before the first document, order hint (a sentence with the
+    /// retriever's ranking) or question of the prompt; all segments if there is none.
     #[must_use]
     pub fn head(&self) -> &[Segment] {
         let end = self.list.iter().position(|segment| {
@@ -116,7 +116,7 @@ impl Segments {
 }
 
 impl<'a> Parsed<'a> {
-    /// Returns the segments (parts) of the body's prompt, in the order in which engines render them.
+    /// Returns the segments (tools, documents, texts) of the body's prompt, in the order in which engines render them.
     #[must_use]
     pub fn segments(&self, config: &Config) -> Segments {
         Segments::of(self, config)
@@ -232,7 +232,7 @@ impl Reading<'_, '_> {
         self.words(kind, message, at, done..whole.end);
     }
 
-    /// Adds a segment with the text of `range` in the message with index `at`, unless the range is empty.
+    /// Adds a segment for the text of `range` in the message with index `at`, unless the range is empty.
     fn words(&mut self, kind: SegmentKind, message: &Message<'_>, at: u32, range: Range<usize>) {
         if range.is_empty() {
             return;
@@ -242,8 +242,7 @@ impl Reading<'_, '_> {
         self.text(kind, message, at, range, hash);
     }
 
-    /// Adds a segment with the text of `range` in the message with index `at`. `hash` identifies the text without its
-    /// role.
+    /// Adds a segment for the text of `range` in the message with index `at`. `hash` identifies the text, not its role.
     fn text(
         &mut self,
         kind: SegmentKind,
@@ -282,8 +281,8 @@ impl Reading<'_, '_> {
     }
 }
 
-/// Returns the range of an order hint in the body that follows the documents directly; `range` begins after the
-/// documents. `None` if there is none.
+/// Returns the range of an order hint (a sentence with the retriever's ranking) in the body that follows the documents
+/// directly; `range` begins after the documents. `None` if there is none.
 fn hint_behind(text: &str, template: &HintTemplate, range: Range<usize>) -> Option<Range<usize>> {
     let rest = text.get(range.clone())?;
     let mut words = rest;
@@ -297,7 +296,8 @@ fn hint_behind(text: &str, template: &HintTemplate, range: Range<usize>) -> Opti
     Some(start..start + length)
 }
 
-/// The JSON that opens the block of an order hint after documents that are content blocks.
+/// The JSON that opens the block of an order hint (a sentence with the retriever's ranking) after documents that are
+/// content blocks.
 const HINT_BLOCK: &str = r#",{"type":"text","text":""#;
 
 fn is_within(text: &str, part: &str) -> bool {

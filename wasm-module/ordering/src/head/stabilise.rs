@@ -32,14 +32,15 @@ pub(crate) struct Heads {
     learned: Learned,
     /// Matches of the configured patterns in lines of system texts, cached by the line's hash.
     lines: Lru<u64, Box<[Match]>>,
-    /// Hashes of heads (tools, system text) that needed no change, with the versions of `learned` and `tools` at that
-    /// time.
+    /// Hashes of heads (tools, system text) that needed no change, with the versions of `learned` and of `tools`
+    /// (counters of what was learnt) at that time.
     settled: Lru<u64, (u64, u64)>,
 }
 
 impl Heads {
-    /// Decides the changes to the head (tools, system text) of a request's prompt, and learns from it for later
-    /// requests. O(new bytes) for tools, lines and templates (stable lines of system texts).
+    /// Decides the changes to the head (tools, system text) of a request's prompt that make it begin like earlier ones,
+    /// and learns from it for later requests. O(new bytes) for tools, lines and templates (stable lines of system
+    /// texts).
     pub(crate) fn decide<'a>(&mut self, config: &Head, parsed: &Parsed<'a>) -> Decision<'a> {
         let mut decision = Decision::default();
         if config.raw.mode == HeadMode::Off {
@@ -86,14 +87,14 @@ impl Heads {
         decision
     }
 
-    /// Removes and returns the forms of tools (order of keys and of sets) that this worker has chosen since the last
-    /// call, for other workers.
+    /// Removes and returns the orders (of a tool's JSON keys, or of a set of tools) that this worker has chosen since
+    /// the last call, to be sent to other workers.
     pub(crate) fn take_unpublished(&mut self) -> Vec<Form> {
         self.tools.take_unpublished()
     }
 
-    /// Records a form (order of a tool's keys or of a set of tools) that another worker chose. Of two forms for the
-    /// same tool or set, the smaller one by byte order is kept.
+    /// Records an order (of a tool's JSON keys, or of a set of tools) that another worker chose. If another order is
+    /// recorded for the same tool or set, the smaller one by byte order is kept.
     pub(crate) fn learn(&mut self, form: &Form) {
         self.tools.learn(form);
     }
@@ -264,9 +265,9 @@ impl Heads {
         });
     }
 
-    /// Returns the matches of the configured patterns in a system text, in order. A line that is not cached takes its
-    /// bytes from `budget`, once for each pattern tried; if too little is left, it has no matches and is counted in
-    /// `unread`.
+    /// Returns the matches of the configured patterns for volatile spans (texts that change between requests) in a
+    /// system text, in order. A line that is not cached takes its bytes from `budget`, once for each pattern tried; if
+    /// too little is left, it has no matches and is counted in `unread`.
     fn found(
         &mut self,
         config: &Head,
@@ -325,8 +326,8 @@ impl Heads {
         all
     }
 
-    /// Returns, for each unit (line or sentence) of each text, whether it is in a place where the text changes between
-    /// requests. False for units that hold documents, and for units that a pattern moves, freezes or drops. The
+    /// Returns, for each unit (line or sentence) of each text, true if it is in a place where the text changes between
+    /// requests. False for units that hold documents, and for units in which a pattern of `found` matches. The
     /// templates (stable lines of earlier texts) also learn from the texts.
     fn volatile(
         &mut self,
@@ -370,7 +371,8 @@ struct PatternMatch {
     pattern: usize,
 }
 
-/// Returns the indices of the units (lines or sentences) that `range` overlaps. O(log units).
+/// Returns the indices of the units (lines or sentences) that `range`, a range of the unescaped text, overlaps. O(log
+/// units).
 fn overlapping(units: &[Unit], range: &Range<usize>) -> Range<usize> {
     let start = units.partition_point(|unit| unit.range.end <= range.start);
     let end = units.partition_point(|unit| unit.range.start < range.end);
@@ -387,8 +389,8 @@ fn has_billing_line(content: &str) -> bool {
     })
 }
 
-/// Returns a hash of everything in the request on which the decision about its head depends; `None` if a system message
-/// has documents, which the hash would not cover.
+/// Returns a hash of everything in the request on which the changes to its head (tools, system text) depend; `None` if
+/// a system message has documents, which the hash would not cover.
 fn key_of(parsed: &Parsed<'_>) -> Option<u64> {
     let mut opening = (parsed.messages.iter()).take_while(|message| message.role == Role::System);
     opening.try_fold(parsed.start.before, |key, message| {
@@ -405,10 +407,10 @@ const ENVIRONMENT: &str = "<env>";
 /// The maximum length in bytes of a line of a system text against which patterns are matched.
 const MAX_LINE_BYTES: usize = 2_048;
 
-/// The divisor that limits matching against patterns: of a request with `n` bytes, `n` / this many bytes are matched,
-/// and [`LEAST_MATCHED_BYTES`] more. A byte counts once for each pattern that is tried, and not at all in a line with
-/// cached matches. Volatile texts in lines beyond the limit stay in place until a later request. A regular expression
-/// takes a hundred times as long per byte as everything else.
+/// The divisor that limits the work of matching patterns against a request of `n` bytes: at most `n` / this many bytes,
+/// and [`LEAST_MATCHED_BYTES`] more, are matched. A byte counts once for each pattern that is tried, and not at all in
+/// a line with cached matches. Volatile texts in lines beyond the limit stay in place until a later request. A regular
+/// expression takes a hundred times as long per byte as everything else.
 const MATCHED_SHARE: usize = 9;
 const LEAST_MATCHED_BYTES: usize = 1_024;
 

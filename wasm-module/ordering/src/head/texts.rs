@@ -126,8 +126,7 @@ impl<'a> SystemText<'a> {
         self.source.get(self.text.source(range)).unwrap_or_default()
     }
 
-    /// Returns whether nothing but white space is left of the unescaped text without the ranges `cut`, which must be
-    /// sorted.
+    /// Returns whether the unescaped text has nothing but white space outside the ranges `cut`, which must be sorted.
     pub(super) fn is_blank_without(&self, cut: &[Range<usize>]) -> bool {
         let starts = std::iter::once(0).chain(cut.iter().map(|range| range.end));
         let ends = cut.iter().map(|range| range.start);
@@ -138,8 +137,8 @@ impl<'a> SystemText<'a> {
         })
     }
 
-    /// Returns the ranges of the unescaped text to remove for the lines and sentences for which `gone` is true: these
-    /// with their line breaks or spaces.
+    /// Returns the ranges of the unescaped text to remove so that the lines and sentences for which `gone` is true
+    /// disappear: their text with its line breaks or spaces.
     pub(super) fn without(&self, gone: &[bool]) -> Vec<Range<usize>> {
         let mut out: Vec<Range<usize>> = Vec::new();
         let units: Vec<(&Unit, bool)> = self.units.iter().zip(gone.iter().copied()).collect();
@@ -173,8 +172,8 @@ impl<'a> SystemText<'a> {
     }
 }
 
-/// Returns the ranges of the body from the first to the last document of each group in a message, sorted. Groups
-/// divided by labels, such as "Old contract:", make one range.
+/// Returns, for each group of documents in a message, the range of the body from its first to its last document,
+/// sorted. Groups divided by labels, such as "Old contract:", make one range.
 fn documents_of(message: &Message<'_>) -> Vec<Range<usize>> {
     let groups = (message.groups).chunk_by(|one, next| one.is_labelled && next.is_labelled);
     let hulls = groups.filter_map(|groups| {
@@ -273,8 +272,8 @@ fn sentences(line: &str) -> Vec<Range<usize>> {
 pub(super) struct RemovedElements(Vec<Range<usize>>);
 
 impl RemovedElements {
-    /// Adds the range of `element`, a slice of `body`, with the comma that would be left over. Returns false, and adds
-    /// nothing, if the array would then be empty.
+    /// Adds the range of `element`, a slice of `body`, together with the comma that would be left over. Returns false,
+    /// and adds nothing, if no element of the array would be left.
     pub(super) fn add(&mut self, body: &str, element: &str) -> bool {
         let element = range_in(body, element);
         let touches = |last: &Range<usize>| last.end == element.start;

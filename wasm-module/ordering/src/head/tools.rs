@@ -29,7 +29,8 @@ use std::borrow::Cow;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The forms (order of JSON keys) and the order in which the tools of one tenant and model are forwarded.
+/// The forms (orders of JSON keys) in which the tools of one tenant and model are forwarded, and the orders of their
+/// sets of tools.
 #[derive(Debug, Default)]
 pub(crate) struct Tools {
     /// The form (order of members) in which each tool is forwarded, by a hash of the tool that ignores this order; and
@@ -39,16 +40,16 @@ pub(crate) struct Tools {
     known: Lru<u64, Known>,
     /// The sets of tools that requests have offered, with their orders.
     sets: ToolSets,
-    /// Forms (orders of members) that this worker chose, instead of receiving them, and that other workers have not
-    /// received yet.
+    /// Forms (orders of a tool's members or of a set of tools) that this worker chose itself and has not yet sent to
+    /// other workers.
     queued_forms: Vec<Form>,
     /// Increases whenever a form or the order of a set is recorded.
     pub(crate) version: u64,
 }
 
-/// Forms (orders of a tool's members or of a set of tools) by hash. Most take a few dozen bytes, and products with many
-/// tool lists have thousands of them, so large forms are in a separate list with a bound of its own. The forms in each
-/// list take at most half a megabyte.
+/// Forms (orders of a tool's members or of a set of tools), by a hash of the tool or the set. Most take a few dozen
+/// bytes, and products with many tool lists have thousands of them, so large forms are in a separate list with its own
+/// bound. The forms in each list take at most half a megabyte.
 #[derive(Debug, Default)]
 struct Forms {
     small: Lru<u64, Box<[u8]>>,
@@ -100,8 +101,9 @@ pub(crate) struct Arranged<'a> {
 }
 
 impl Tools {
-    /// Returns the tools to forward; `None` if the client's are to be forwarded unchanged, as always with more than
-    /// [`MAX_TOOLS`]. Records tools and sets that are new. O(bytes of the tools not seen before) + O(tools log tools).
+    /// Returns the tools to forward, in the order and form that requests with the same tools have in common; `None` if
+    /// the client's are to be forwarded unchanged, as always with more than [`MAX_TOOLS`]. Records tools and sets that
+    /// are new. O(bytes of the tools not seen before) + O(tools log tools).
     pub(crate) fn arrange<'a>(
         &mut self,
         tools: &[&'a str],
@@ -198,7 +200,8 @@ impl Tools {
             .collect()
     }
 
-    /// Records a form (order of members) that this worker has chosen, and queues it for other workers.
+    /// Records a form (order of a tool's members or of a set of tools) that this worker has chosen, and queues it for
+    /// other workers.
     fn queue_form(&mut self, form: Form) {
         self.version += 1;
         self.forms.insert(form.canonical, form.order.clone());
@@ -206,14 +209,14 @@ impl Tools {
         self.queued_forms.push(form);
     }
 
-    /// Removes and returns the forms (orders of members) that this worker has chosen since the last call, for other
-    /// workers; at most 64.
+    /// Removes and returns the forms (orders of a tool's members or of a set of tools) that this worker has chosen
+    /// since the last call, to be sent to other workers; at most 64.
     pub(crate) fn take_unpublished(&mut self) -> Vec<Form> {
         std::mem::take(&mut self.queued_forms)
     }
 
-    /// Records a form (order of members) that another worker chose. Of two forms of one tool, every worker keeps the
-    /// smaller one by byte order, so all agree whichever they saw first.
+    /// Records a form (order of a tool's members or of a set of tools) that another worker chose. Of two forms of one
+    /// tool or set, every worker keeps the smaller one by byte order, so all agree, whichever they saw first.
     pub(crate) fn learn(&mut self, form: &Form) {
         if form.order.len() > MAX_FORM_BYTES {
             return;
@@ -337,8 +340,9 @@ impl Layout {
         (out.len() == tool.len()).then_some(out)
     }
 
-    /// Returns the form of this JSON: for each list of two or more members, in the order in which [`visit`] passes the
-    /// lists, the rank of each member when sorted by key. `None` if a rank does not fit into a byte.
+    /// Returns the form (order of members) of this JSON: for each list of two or more members, in the order in which
+    /// [`visit`] passes the lists, the rank of each member when sorted by key. `None` if a rank does not fit into a
+    /// byte.
     fn order(&self) -> Option<Vec<u8>> {
         let mut order = Vec::new();
         visit(&self.lists, &mut |list| {
@@ -368,8 +372,8 @@ fn visit<'l>(lists: &'l [List], each: &mut dyn FnMut(&'l List) -> Option<()>) ->
     Some(())
 }
 
-/// Appends to `out` the `range` of a tool, which contains `lists`. The members of each list are written in the order
-/// that `orders` has at the list's number. `None` if an order does not fit.
+/// Appends the JSON in `range` of a tool to `out`, with the members of each of `lists` in the order that `orders` has
+/// for that list, by the list's number. `None` if an order does not fit.
 fn write(
     tool: &str,
     range: Range<usize>,
@@ -395,7 +399,7 @@ fn write(
     Some(())
 }
 
-/// The meaning of the keys of a JSON object in a tool, which decides how their values are parsed.
+/// The meaning of the keys of a JSON object in a tool: it decides how the values are parsed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Context {
     /// The keys are keywords of JSON schema or of a tool's definition.
@@ -406,7 +410,7 @@ enum Context {
     Sets,
 }
 
-/// A way to parse the value of a key in a tool's JSON.
+/// The way in which the value of a key in a tool's JSON is parsed.
 enum Reads {
     As(Context),
     /// As an array whose order has no meaning if the value is an array of distinct strings, and otherwise as any other
@@ -501,7 +505,8 @@ impl Reading<'_> {
         self.close(2, members, &keys)
     }
 
-    /// Parses an array whose elements keep their order and returns its hash; `None` if the tool must not be changed.
+    /// Parses an array whose elements keep their order and returns its canonical hash (independent of the order of keys
+    /// inside); `None` if the tool must not be changed.
     fn array(&mut self, context: Context, depth: usize) -> Option<u64> {
         self.scan.expect(b'[').ok()?;
         let mut hash = 3;
@@ -517,8 +522,9 @@ impl Reading<'_> {
         Some(hash)
     }
 
-    /// Parses an array whose order has no meaning if all elements are distinct strings, and any other value as usual.
-    /// Returns the canonical hash; `None` if the tool must not be changed.
+    /// Parses a value. If it is an array of distinct strings, its order has no meaning, so the hash does not depend on
+    /// it; any other value is parsed as usual. Returns the canonical hash (independent of the order of members); `None`
+    /// if the tool must not be changed.
     fn set(&mut self, depth: usize) -> Option<u64> {
         let start = self.scan.next();
         let mut ahead = Scan::new(self.text.get(start..)?);

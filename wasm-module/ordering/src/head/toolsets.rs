@@ -26,7 +26,7 @@ pub(super) struct ToolSets {
     sets: Vec<ToolSet>,
     /// For each tool, by its hash, the number of recorded sets that contain it.
     offered: FxHashMap<u64, u32>,
-    /// Number of tools in all recorded sets together.
+    /// Number of tools in all recorded sets together; a tool in two sets counts twice.
     places: usize,
     now: u64,
 }
@@ -56,9 +56,10 @@ pub(super) fn key_of(tools: &[SetTool]) -> u64 {
 }
 
 impl ToolSets {
-    /// Returns the order of a set of at most 255 tools, which must be sorted by name: for each position, the tool's
-    /// rank by name. `key` identifies the set, and `told` is an order already recorded for it (such as another
-    /// worker's), which is used if valid. A new set is recorded. O(known sets + tools), unless many sets begin alike.
+    /// Returns the order in which to forward a set of at most 255 tools, which must be sorted by name: for each
+    /// position, the tool's index in `tools`. `key` identifies the set. `told`, an order recorded for it (such as
+    /// another worker's), is returned if valid. A new set is recorded. O(known sets + tools), unless many sets begin
+    /// alike.
     pub(super) fn order(
         &mut self,
         key: u64,
@@ -112,8 +113,8 @@ impl ToolSets {
         }
     }
 
-    /// Returns the order of a new set, as ranks by name: it begins as the recorded set that shares the most bytes, and
-    /// the other tools follow.
+    /// Returns an order for a new set, as indices in `tools`: first the tools with which that recorded set begins that
+    /// shares the most bytes from its start, then the other tools, those in most recorded sets first.
     fn choose(&self, tools: &[SetTool]) -> SmallVec<[u8; 32]> {
         let ranks: FxHashMap<u64, u8> = tools.iter().map(|tool| tool.id).zip(0..).collect();
         let bytes = |rank: &u8| tools.get(usize::from(*rank)).map_or(0, |tool| tool.bytes);
@@ -217,7 +218,8 @@ mod tests {
     }
 
     proptest! {
-        /// Every order returned has each tool of the set once, and the state stays within its bounds.
+        /// For random sets of tools, every order that is returned has each tool of the set once, and the stored sets
+        /// stay within their bounds.
         #[test]
         fn an_order_holds_each_tool_once(offered in prop::collection::vec(1_u16..1 << 10, 1..600)) {
             let mut sets = ToolSets::default();

@@ -21,9 +21,9 @@ struct Entry {
 }
 
 impl HeadKeep {
-    /// Returns what was learnt from the heads (tools, system text) of a tenant's and model's prompts; creates an empty
+    /// Returns the state learnt from the heads (tools, system text) of a tenant's and model's prompts; creates an empty
     /// state if there is none. If `tree.max_trees` states are stored, this first removes the least recently used state
-    /// of those tenants that have the most states.
+    /// of the tenant (or tenants) with the most states.
     pub(super) fn of(
         &mut self,
         config: &Config,
@@ -47,8 +47,8 @@ impl HeadKeep {
         &mut entry.heads
     }
 
-    /// Returns what was learnt from the heads (tools, system text) of a tenant's and model's prompts; `None` if there
-    /// is no state.
+    /// Returns the state learnt from the heads (tools, system text) of a tenant's and model's prompts; `None` if there
+    /// is none.
     pub(super) fn get_mut(&mut self, tenant: Tenant<'_>, model: &str) -> Option<&mut Heads> {
         let entry = self.all.get_mut(&key_of(tenant, model))?;
         Some(&mut entry.heads)

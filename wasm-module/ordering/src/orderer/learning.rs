@@ -71,7 +71,8 @@ impl Orderer {
         }
     }
 
-    /// Applies an event of an engine's feed of cache events to the knowledge trees of that engine.
+    /// Applies an event of an engine's feed of cache events to the knowledge trees (documents believed to be cached) of
+    /// that engine.
     ///
     /// A feed identifies a tenant by its key and the model by the engine's name for it. Requests without a model name
     /// have a state with an empty model name, to which the events of all models are applied.

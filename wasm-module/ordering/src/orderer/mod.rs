@@ -42,21 +42,23 @@ use crate::tree::ViewedNode;
 pub struct Orderer {
     config: Config,
     tenants: TenantStore,
-    /// What was learnt from the heads of prompts (tools, system text), by tenant and model, so that the heads of later
+    /// The state learnt from the heads of prompts (tools, system text), by tenant and model, so that the heads of later
     /// prompts can be made alike.
     heads: HeadKeep,
     /// Hashes of recent questions that clients of any tenant sent without contexts (retrieved documents), as a Bloom
     /// filter, which may wrongly contain further questions.
     bare: BareQuestions,
-    /// The report on the prompt's head (tools, system text) of the last request; see [`Orderer::last_head`].
+    /// The report on the changes to the prompt's head (tools, system text) of the last request; see
+    /// [`Orderer::last_head`].
     head: HeadReport,
-    /// Number of requests so far, including those learnt from other orderers. The last use of each tenant's and model's
-    /// state is recorded as such a number, for eviction.
+    /// Number of requests so far, including those learnt from other workers' orderers. The last use of each tenant's
+    /// and model's state is recorded as such a number, for eviction.
     now: u64,
 }
 
 impl Orderer {
-    /// Returns an orderer without any recorded state: no knowledge trees, chats or policies of any tenant.
+    /// Returns an orderer without any recorded state: no knowledge trees (documents believed to be cached), chats or
+    /// policies of any tenant.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
@@ -72,7 +74,7 @@ impl Orderer {
     /// Orders the documents of `body`, a chat request of `tenant`, for a gateway with one engine.
     ///
     /// Messages of a chat that are recorded are forwarded as before: their documents get the same order and location
-    /// hints.
+    /// hints (references to earlier copies).
     ///
     /// # Errors
     /// Returns [`Skip`], the reason why the original body must be forwarded. Nothing is recorded then, except with
@@ -81,12 +83,13 @@ impl Orderer {
         self.rewrite_on(&RewriteOptions::default(), tenant, body)
     }
 
-    /// Like [`Orderer::rewrite`], with options for this request. If the options have a salt, [`Tenant::key`] must be
-    /// the key of that salt. With neither salt nor key, `key_of` (if given) derives the key from the client's salt.
+    /// Orders the documents of `body`, a chat request of `tenant`, with options for this request, such as the engines
+    /// to choose from. If the options have a salt, [`Tenant::key`] must be the key of that salt. With neither salt nor
+    /// key, `key_of` (if given) derives the key from the client's salt.
     ///
     /// # Errors
-    /// Returns the errors of [`Orderer::rewrite`]. The original body then lacks the gateway's salt; use
-    /// [`salted`](crate::salted).
+    /// Returns [`Skip`] as [`Orderer::rewrite`] does. The original body, which must be forwarded, then lacks the
+    /// gateway's salt; use [`salted`](crate::salted).
     pub fn rewrite_on(
         &mut self,
         options: &RewriteOptions<'_>,
@@ -97,8 +100,8 @@ impl Orderer {
         self.rewrite_parsed(options, tenant, &mut parsed)
     }
 
-    /// Like [`Orderer::rewrite_on`], for a body that was already parsed with this orderer's configuration. May
-    /// recompute the hashes of messages in `parsed`.
+    /// Orders the documents of a chat request of `tenant`, with options for this request, in a body that was already
+    /// parsed with this orderer's configuration. May recompute the hashes of messages in `parsed`.
     ///
     /// # Errors
     /// Returns [`Skip::NoDocuments`] if the body has no documents and its head (tools, system text) is not changed.
@@ -196,9 +199,9 @@ impl Orderer {
         rewrite
     }
 
-    /// Returns the chat's arm of an experiment (`None` outside one), and whether the changes in `decision` to the
-    /// prompt's head (tools, system text) are applied. If they are, recomputes the hashes in `parsed` without the
-    /// removed bytes.
+    /// Returns two decisions: the arm of an experiment (an A/B test) to which the chat belongs (`None` outside one),
+    /// and whether the changes in `decision` to the prompt's head (tools, system text) are applied. If they are,
+    /// recomputes the hashes in `parsed` without the removed bytes.
     fn settle(
         &self,
         options: &RewriteOptions<'_>,
@@ -224,9 +227,10 @@ impl Orderer {
         (arm, applies)
     }
 
-    /// Rewrites `parsed`. The last argument has the experiment's arm, and whether the changes in `decision` to the
-    /// prompt's head (tools, system text) apply; offsets in `decision` are offsets in this body. Returns
-    /// [`Skip::NoDocuments`] if there is nothing to order or change.
+    /// Rewrites the body `parsed`: orders its documents and applies `decision`, the changes to the prompt's head
+    /// (tools, system text), whose offsets are offsets in this body. The last argument has the arm of the A/B test, and
+    /// whether the changes to the head are applied. Returns [`Skip::NoDocuments`] if there is nothing to order or
+    /// change.
     fn rewrite_as(
         &mut self,
         options: &RewriteOptions<'_>,
@@ -261,8 +265,9 @@ impl Orderer {
         Ok(rewrite)
     }
 
-    /// Returns the plan for rebuilding the body with the contexts (retrieved documents) that the client sent in earlier
-    /// turns of the chat and omits now; `None` in a dry run, or if the configuration enables no such change.
+    /// Returns the plan for rebuilding the body so that it has again the contexts (retrieved documents) that the client
+    /// sent in earlier turns of the chat and omits now; `None` in a dry run (report only), or if the configuration
+    /// enables no such change.
     fn plan<'a>(
         &self,
         options: &RewriteOptions<'_>,
@@ -302,8 +307,8 @@ impl Orderer {
     }
 
     /// Orders documents without a body, for a caller that writes its own prompts. The caller must send them in the
-    /// returned order after the text `before`. Requests that are chats, or need location hints, must be ordered by
-    /// [`Orderer::rewrite`] instead.
+    /// returned order after the text `before`. Requests that are chats, or need location hints (references to earlier
+    /// copies), must be ordered by [`Orderer::rewrite`] instead.
     ///
     /// # Errors
     /// Returns [`Skip::TooManyDocuments`], [`Skip::LongModelName`] or [`Skip::NoDocuments`]; nothing is recorded then.
@@ -347,20 +352,21 @@ impl Orderer {
         self.bare = BareQuestions::default();
     }
 
-    /// Returns the number of pairs of tenant and model that have state. Each pair has one knowledge tree for each
-    /// engine.
+    /// Returns the number of pairs of tenant and model that have state. Each pair has one knowledge tree (documents
+    /// believed to be cached) for each engine.
     #[must_use]
     pub fn trees(&self) -> usize {
         self.tenants.len()
     }
 
-    /// Returns the number of nodes in the knowledge trees of all tenants, models and engines together.
+    /// Returns the number of nodes in the knowledge trees (documents believed to be cached) of all tenants, models and
+    /// engines together.
     #[must_use]
     pub fn nodes(&self) -> usize {
         self.tenants.iter().map(|state| state.trees.nodes()).sum()
     }
 
-    /// Returns how many messages of chats are recorded and how much memory they take, over all tenants and models.
+    /// Returns the number of recorded messages of chats and the memory that they take, over all tenants and models.
     #[must_use]
     pub fn remembered(&self) -> Remembered {
         let memories = || self.tenants.iter().map(|state| &state.memory);

@@ -17,14 +17,15 @@ pub struct RewriteOptions<'a> {
     /// salt does not separate tenants. It is passed as a function so that the browser's module, which knows no tenants,
     /// contains no SHA-256.
     pub key_of: Option<fn(&str) -> TenantKey>,
-    /// The trial to which the request belongs: none, a dry run or an experiment.
+    /// The trial to which the request belongs: none, a dry run (report only) or an experiment (an A/B test).
     pub trial: Trial<'a>,
     /// The engines that may receive the request. Entries whose id is not below [`MAX_ENGINES`](crate::MAX_ENGINES) are
     /// ignored. If no entry is left, the first engine receives the request.
     pub choices: &'a [EngineCandidate],
 }
 
-/// The trial to which a request belongs, which decides whether the computed order of documents is applied.
+/// The trial to which a request belongs (a dry run, which only reports, or an A/B test). It decides whether the
+/// computed order of documents is applied.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Trial<'a> {
     /// No trial: the order is applied.
@@ -34,7 +35,7 @@ pub enum Trial<'a> {
     /// `documents` array that would have been written into a message, it is recorded as written there in the client's
     /// order.
     DryRun,
-    /// Chats in the experiment's control arm keep the client's order; in the other chats the computed order is applied.
+    /// An A/B test: chats in its control arm keep the client's order; in the other chats the computed order is applied.
     Experiment(&'a Experiment),
 }
 
@@ -45,11 +46,12 @@ pub struct Rewrite {
     pub body: Option<Vec<u8>>,
     /// True if anything in the body except the salt was changed.
     pub ordered: bool,
-    /// The changes to documents; in a dry run, those that would have been made.
+    /// The changes to documents; in a dry run (report only), those that would have been made.
     pub report: Report,
-    /// The forwarded documents in their order, as recorded in the knowledge tree; empty in a dry run.
+    /// The forwarded documents in their order, as recorded in the knowledge tree (documents believed to be cached);
+    /// empty in a dry run.
     pub path: SentPath,
-    /// The arm of the experiment to which the chat belongs; `None` outside an experiment.
+    /// The arm of the experiment (an A/B test) to which the chat belongs; `None` outside an experiment.
     pub arm: Option<Arm>,
     /// In a dry run, the report on the original body, which was forwarded, with the tokens that are believed to be
     /// cached in the client's order; otherwise `None`.
@@ -64,14 +66,14 @@ pub struct Rewrite {
 /// The number and the size of the recorded chat messages, over all tenants and models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remembered {
-    /// Number of recorded messages. Without pinning, only messages with documents or changes, and the last message of
-    /// each request, are recorded.
+    /// Number of recorded messages. Without pinning (repeating documents in later requests), only messages with
+    /// documents or changes, and the last message of each request, are recorded.
     pub messages: u64,
     /// Estimated bytes of the messages that `messages` counts.
     pub bytes: u64,
     /// Number of messages recorded with their contexts (retrieved documents), which their clients may omit in later
     /// turns. They are counted and bounded separately from `messages`.
     pub contexts: u64,
-    /// Estimated bytes of the messages that `contexts` counts.
+    /// Estimated bytes of the messages with contexts (retrieved documents) that `contexts` counts.
     pub context_bytes: u64,
 }

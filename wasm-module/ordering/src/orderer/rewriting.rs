@@ -47,7 +47,7 @@ pub(super) struct Rewriting<'r> {
 type DryRunResult = Option<(Report, Vec<SentRun>)>;
 
 impl<'r> Rewriting<'r> {
-    /// Returns the arm of the experiment to which the chat belongs; `None` outside an experiment.
+    /// Returns the arm of the experiment (an A/B test) to which the chat belongs; `None` outside an experiment.
     pub(super) fn arm(
         options: &RewriteOptions<'_>,
         tenant: Tenant<'_>,
@@ -59,8 +59,8 @@ impl<'r> Rewriting<'r> {
         }
     }
 
-    /// Arranges the request's documents for each engine on offer, chooses the engine with the lowest cost, writes the
-    /// body, and records the request in `state`.
+    /// Arranges (orders) the request's documents for each engine on offer, chooses the engine with the lowest cost,
+    /// writes the body, and records the request in `state`.
     ///
     /// # Errors
     /// Returns [`Skip::NoDocuments`] if the request has neither documents nor other changes; the chat is recorded
@@ -148,8 +148,8 @@ impl<'r> Rewriting<'r> {
         })
     }
 
-    /// Returns which of the request's messages are recorded as forwarded before; empty if the documents keep the
-    /// client's order, as in a dry run or an experiment's control arm.
+    /// Returns those of the request's messages that are recorded as forwarded before; empty if the documents keep the
+    /// client's order, as in a dry run or in the control arm of an A/B test.
     fn recall(&self, memory: &Memory) -> Path {
         if self.keeps_client_order() {
             // The client's order must not depend on how earlier turns were forwarded.
@@ -186,8 +186,9 @@ impl<'r> Rewriting<'r> {
         engines::choices(self.options.choices, memory.engine(path, last))
     }
 
-    /// Returns the request with its documents arranged (ordered, with hints) for this engine, by the engine's knowledge
-    /// tree. `path` lists the recorded messages of the request, and `mode` is the kind of order.
+    /// Returns the request with its documents arranged for this engine, by the engine's knowledge tree (documents
+    /// believed to be cached): ordered, with sentences that tell their ranking or refer to earlier copies. `path` lists
+    /// the recorded messages of the request, and `mode` is the kind of order.
     fn send<'a>(
         &'a self,
         trees: &mut Trees,
@@ -206,8 +207,8 @@ impl<'r> Rewriting<'r> {
         request::arrange(config, parsed, head, tree, policy, memory, path, mode)
     }
 
-    /// Returns the engine with the lowest cost (on a tie the first of `choices`) and the request with its documents
-    /// arranged for it; `None` if `choices` is empty.
+    /// Returns the engine with the lowest cost (on a tie the first of `choices`), and the request with its documents
+    /// arranged (ordered) for it; `None` if `choices` is empty.
     fn choose<'a>(
         &self,
         choices: &[EngineCandidate],
@@ -243,8 +244,8 @@ impl<'r> Rewriting<'r> {
         (!edits.is_empty()).then(|| edit::apply(text, edits))
     }
 
-    /// Records the messages that this request adds to its chat, in `memory`. Returns those of them that fit into an
-    /// update for other orderers, with the recorded message that they follow; `None` if there are none.
+    /// Records in `memory` the messages that this request adds to its chat. Returns those of them that fit into an
+    /// update for other orderers (other workers), with the recorded message that they follow; `None` if there are none.
     fn remember(
         &self,
         memory: &mut Memory,
@@ -267,7 +268,8 @@ impl<'r> Rewriting<'r> {
         chat
     }
 
-    /// Returns whether documents keep the client's order: in a dry run, and for a chat in an experiment's control arm.
+    /// Returns whether documents keep the client's order: in a dry run (report only), and for a chat in the control arm
+    /// of an A/B test.
     fn keeps_client_order(&self) -> bool {
         matches!(self.options.trial, Trial::DryRun) || self.arm == Some(Arm::Control)
     }

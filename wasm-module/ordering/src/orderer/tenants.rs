@@ -39,7 +39,7 @@ pub(super) struct TenantState {
     pub(super) contexts: ContextMemory,
     last_used: u64,
     /// True if a request through this process used the state. If not, the state was created by an engine's feed of
-    /// cache events or another gateway's update, and has only documents in knowledge trees.
+    /// cache events or another gateway's update, and has only knowledge trees (documents believed to be cached).
     is_own: bool,
 }
 
@@ -97,7 +97,8 @@ impl TenantStore {
         self.any(tenant, model).filter(|state| state.is_own)
     }
 
-    /// Like [`TenantStore::get`], but returns a mutable state.
+    /// Returns the state of a tenant and model, to be changed, without changing its last use; `None` if there is none
+    /// that a request through this process has used.
     pub(super) fn get_mut(&mut self, tenant: Tenant<'_>, model: &str) -> Option<&mut TenantState> {
         self.any_mut(tenant, model).filter(|state| state.is_own)
     }
@@ -108,7 +109,8 @@ impl TenantStore {
         self.all.get(&key_of(tenant, model))
     }
 
-    /// Like [`TenantStore::any`], but returns a mutable state.
+    /// Returns the state of a tenant and model, to be changed, without changing its last use, even if only an engine's
+    /// feed of cache events or another gateway's update created it; `None` if there is none.
     pub(super) fn any_mut(&mut self, tenant: Tenant<'_>, model: &str) -> Option<&mut TenantState> {
         self.all.get_mut(&key_of(tenant, model))
     }
@@ -207,8 +209,8 @@ impl TenantState {
         self.take(engine, runs);
     }
 
-    /// Records forwarded documents: adds them to the engine's knowledge tree, as cached from now on, and lets the
-    /// policy learn their order.
+    /// Records forwarded documents, in runs of adjacent ones: adds them to the engine's knowledge tree, as cached from
+    /// now on, and lets the policy learn their order.
     pub(super) fn take(&mut self, engine: EngineId, runs: &[SentRun]) {
         for run in runs {
             if let Some(order) = &run.order {

@@ -90,7 +90,7 @@ struct Search<'a, 'p> {
     next: usize,
     /// Offset in the prompt of the end of the last document located in a message.
     message_at: usize,
-    /// Number of bytes of the prompt that may still be searched (some of them repeatedly).
+    /// Number of bytes of the prompt that may still be searched; a byte that is searched again counts again.
     left: usize,
 }
 

@@ -16,8 +16,8 @@ pub struct Usage {
     pub cached_tokens: u64,
 }
 
-/// An update for orderers: for one request, an engine had fewer document tokens cached than expected. Created by
-/// [`OrderingRecord::judged`](super::OrderingRecord::judged).
+/// An update for all orderers (workers) that serve an engine: for one request, the engine had fewer document tokens
+/// cached than expected. Created by [`OrderingRecord::judged`](super::OrderingRecord::judged).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Correction {
     pub(crate) tenant: Box<str>,
@@ -27,7 +27,7 @@ pub struct Correction {
     pub(crate) runs: Vec<Corrected>,
 }
 
-/// A run of adjacent documents of which fewer tokens were cached than expected. Token counts are estimates.
+/// A run of adjacent documents of which an engine had fewer tokens cached than expected. Token counts are estimates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Corrected {
     pub(crate) scope: Scope,

@@ -26,7 +26,7 @@ use crate::bytes::{BadBytes, Reader, Writer};
 use crate::engines::EngineId;
 use crate::feed::Event;
 
-/// An update for the other orderers that serve the same engines.
+/// An update that an orderer (a worker's core) sends to the other orderers that serve the same engines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerUpdate {
     /// The record of a request that this proxy forwarded.
@@ -63,7 +63,7 @@ impl PeerUpdate {
         }
     }
 
-    /// Returns the update with this id for its engine, since gateways number their engines differently.
+    /// Returns the update with `engine` as the id of its engine, since gateways number their engines differently.
     #[must_use]
     pub fn about(mut self, engine: EngineId) -> Self {
         match &mut self {

@@ -35,8 +35,8 @@ use crate::tenant::Tenant;
 use crate::tree::Scope;
 use std::ops::Range;
 
-/// The record of one forwarded request, from which other orderers learn. [`Orderer::rewrite`](crate::Orderer::rewrite)
-/// creates it, and [`Orderer::learn`](crate::Orderer::learn) applies it.
+/// The record of one forwarded request, from which the orderers of other workers learn.
+/// [`Orderer::rewrite`](crate::Orderer::rewrite) creates it, and [`Orderer::learn`](crate::Orderer::learn) applies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrderingRecord {
     pub(crate) tenant: Box<str>,
@@ -48,8 +48,8 @@ pub struct OrderingRecord {
     pub(crate) runs: Vec<SentRun>,
     /// The messages that the request added to its chat; `None` if there are none to share.
     pub(crate) chat: Option<ChatContinuation>,
-    /// The orders that this orderer has chosen since its last record: of the JSON keys in a tool, and of the tools in a
-    /// set.
+    /// The orders (of the JSON keys in a tool, and of the tools in a set) that this worker has chosen since its last
+    /// record.
     pub(crate) forms: Vec<Form>,
     /// For each message whose contexts (retrieved documents) this request restored: the continuation of the chat after
     /// that message, which got them.
@@ -71,8 +71,8 @@ pub(crate) struct SentRun {
     pub(crate) matched: u32,
     /// The fingerprints of the documents in the order sent, with their estimated tokens; at least one.
     pub(crate) documents: Vec<(Fingerprint, u32)>,
-    /// The client's rank of each document, in the order sent, a permutation of 0 to n − 1. `None` if the policy did not
-    /// decide the order for this request, as for replayed messages.
+    /// The client's rank of each document, in the order sent, a permutation of 0 to n − 1. `None` if no policy decided
+    /// the order for this request, as for messages that are forwarded as before.
     pub(crate) order: Option<Vec<u16>>,
     /// True if the client sent the documents best first; false for formats whose order is no ranking (`rank.unranked`).
     pub(crate) is_ranked: bool,
@@ -102,8 +102,8 @@ impl OrderingRecord {
         self.engine
     }
 
-    /// Returns the update for a request that the engine did not accept: it removes from the knowledge trees the
-    /// documents that were recorded for this request alone.
+    /// Returns the update for a request that the engine did not accept: it removes from the knowledge trees (documents
+    /// believed to be cached) the documents that were recorded for this request alone.
     #[must_use]
     pub fn undone(&self) -> Residency {
         let events = self.runs.iter().filter_map(|run| {
@@ -146,13 +146,13 @@ impl OrderingRecord {
         u64::from(self.tokens).saturating_sub(matched.sum())
     }
 
-    /// Compares the engine's count of cached tokens with the match that was expected; returns the correction for the
-    /// knowledge trees, `None` if none is needed.
+    /// Compares the number of cached tokens that the engine reports with the number that was expected. Returns the
+    /// correction for the knowledge trees; `None` if no run of documents lacks too many.
     ///
     /// The engine counts its own tokens over the whole prompt, while documents have estimates. So its count is scaled
     /// by the ratio of the estimated prompt to the engine's prompt tokens, and the tokens before a run are subtracted.
-    /// Engines cache whole pages and estimates err, so some tokens may be missing without a correction of the run: 128,
-    /// plus a sixteenth of the prompt up to the end of the run's expected match.
+    /// Engines cache whole pages and estimates err, so this many tokens may be missing without a correction of a run:
+    /// 128, plus a sixteenth of the prompt up to the end of the documents that were expected to be cached.
     #[must_use]
     pub fn judged(&self, usage: Usage) -> Option<Correction> {
         if usage.prompt_tokens == 0 {
@@ -289,9 +289,9 @@ impl SentRun {
 }
 
 impl ChatContinuation {
-    /// Returns the part of the messages added to a chat that fits into an update: everything before the first message
-    /// whose texts do not fit; `None` if nothing is left. Later messages are dropped too, since a worker that knew them
-    /// without the texts would forward the chat without these. `after` is the recorded message that they follow.
+    /// Returns those of the messages `added` to a chat that fit into an update: all before the first message whose
+    /// texts do not fit; `None` if none is left. Later messages are dropped too, since a worker that knew them without
+    /// the texts would forward the chat without these. `after` is the recorded message that they follow.
     pub(crate) fn within_limit(after: Option<MessageKey>, added: &[AddedMessage]) -> Option<Self> {
         let mut room = PINNED_BYTES;
         let has_room = |added: &&AddedMessage| {
@@ -519,8 +519,8 @@ impl Reader<'_> {
 }
 
 impl OrderingRecord {
-    /// Adds to the record the continuations that got restored contexts, and the newest message with contexts (retrieved
-    /// documents) unless its content exceeds the limit for texts.
+    /// Adds to the record `claims`, the continuations of chats that got restored contexts (retrieved documents), and
+    /// `context`, the newest message with contexts, unless its content exceeds the limit for texts.
     pub(crate) fn tell_contexts(&mut self, claims: Vec<Claim>, context: Option<&ContextMessage>) {
         let added = self.chat.iter().flat_map(|chat| &chat.added);
         let pinned = added.filter(|added| holds_texts(added));
@@ -542,6 +542,6 @@ fn holds_texts(added: &AddedMessage) -> bool {
 /// or twenty passages.
 const PINNED_BYTES: u64 = 12 << 10;
 
-/// Number of tokens that may be missing from the cache without a correction of the knowledge tree, in addition to a
-/// share of the prompt: one page of the largest size that engines' caches have.
+/// Number of tokens that may be missing from the cache without a correction of the knowledge tree (documents believed
+/// to be cached), in addition to a share of the prompt: one page of the largest size that engines' caches have.
 const SLACK: u64 = 128;

@@ -6,7 +6,8 @@ use crate::engines::EngineId;
 use crate::feed::{Event, TenantKey};
 use crate::tree::Scope;
 
-/// An update for orderers: consecutive events of an engine's feed of cache events, or a full snapshot of its cache.
+/// An update for orderers (workers): consecutive events of an engine's feed of cache events, or a full snapshot of its
+/// cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Residency {
     /// The engine whose cache changed.

@@ -220,7 +220,8 @@ fn update() -> impl Strategy<Value = PeerUpdate> {
     ]
 }
 
-/// A record of one run: documents of 100 estimated tokens after 100 tokens, in a prompt of 1,000.
+/// Returns the record of a request with one run of adjacent documents: `documents` of them with 100 estimated tokens
+/// each, after 100 tokens of a prompt of 1,000.
 fn sent(documents: u64, matched: u32) -> OrderingRecord {
     OrderingRecord {
         tenant: "t".into(),

@@ -7,13 +7,14 @@ use super::{Order, Place, Placement, Policy, SentDocuments, Start, match_of, ran
 use crate::document::{Candidate, Fingerprint};
 use crate::tree::{Bounds, KnowledgeTree};
 
-/// A policy that places the favoured documents (the retriever's best) and lets another policy order the others, after
-/// those favoured ones that come first. If the resulting order begins with fewer cached tokens than a block of the
-/// engine's cache has, the other policy is called again as if nothing were cached.
+/// A policy that places the favoured documents (the retriever's best) and lets another policy order the others. If the
+/// resulting order begins with fewer cached tokens than a block of the engine's cache has, the other policy is called
+/// again as if nothing were cached.
 pub(super) struct Constrained {
     policy: Box<dyn Policy>,
     placement: Placement,
-    /// For [`Place::Auto`], measures whether documents should stay in rank order; `None` for any other place.
+    /// For [`Place::Auto`], the measure of whether documents should stay in rank order (best first); `None` for any
+    /// other place.
     stability: Option<RankStability>,
     block_tokens: u64,
     /// A knowledge tree without nodes, for ordering as if nothing were cached.
@@ -21,9 +22,9 @@ pub(super) struct Constrained {
 }
 
 impl Constrained {
-    /// Returns `policy` wrapped so that favoured documents (the retriever's best) are placed as `placement` says, and
-    /// that an order must begin with at least `block_tokens` cached tokens (a block of the engine's cache) for these to
-    /// count. Returns `policy` itself if no document is favoured and any number of tokens counts.
+    /// Returns `policy` with two rules added: favoured documents (the retriever's best) are placed as `placement` says,
+    /// and the cached tokens at an order's beginning only count if they are at least `block_tokens` (a block of the
+    /// engine's cache). Returns `policy` itself if no document is favoured and any number of tokens counts.
     pub(super) fn of(
         policy: Box<dyn Policy>,
         placement: Placement,
@@ -53,8 +54,8 @@ impl Constrained {
 }
 
 /// Returns an order of all candidates: the favoured documents (the retriever's best) in their places, and the others as
-/// `policy` orders them, given the favoured documents that precede them. If the candidates are not in rank order,
-/// `policy` orders all.
+/// `policy` orders them after those favoured ones that come first. If the client did not send the candidates best
+/// first, none is favoured, and `policy` orders all.
 fn placed(
     policy: &mut dyn Policy,
     placement: Placement,

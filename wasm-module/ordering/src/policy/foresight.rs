@@ -163,8 +163,8 @@ impl Evidence {
         }
     }
 
-    /// Removes the candidate `next`, which was added to the order, from this request's mask and tokens. Returns whether
-    /// the request has `next` and at least one more candidate that is not yet in the order.
+    /// Removes the candidate `next`, which was just added to the order, from this recent request's mask and tokens.
+    /// Returns true if the recent request has `next` and also another candidate that is not yet in the order.
     fn follow(&mut self, next: &Open) -> bool {
         let held = self.mask >> next.bit & 1 == 1;
         self.mask &= !(1 << next.bit);
@@ -197,15 +197,16 @@ fn bits(mut mask: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Measures whether traffic is skewed, that is, whether frequently requested documents stay frequent, by the
-/// correlation between documents' counts in the newer and in the older half of the window of recent requests, summed
-/// over requests with exponential decay.
+/// A measure of whether traffic is skewed, that is, whether the documents that are requested often remain the same. It
+/// is the correlation between documents' counts in the newer and in the older half of the window of recent requests,
+/// summed over requests with exponential decay.
 ///
 /// Within one half, bursts alone make counts differ, but they do not make the halves agree. The measure is taken where
 /// requests are recorded rather than ordered, so that other workers' requests count equally.
 struct Skew {
-    /// Sum of the products of the deviations of documents' counts from their mean in the newer and in the older half of
-    /// the window. `newer_newer` and `older_older` are the sums of the squares in each half.
+    /// Sum, over requests with exponential decay, of the products of two deviations from the mean count of a request's
+    /// documents: in the newer and in the older half of the window. `newer_newer` and `older_older` are the sums of the
+    /// squares in each half.
     newer_older: f64,
     newer_newer: f64,
     older_older: f64,
@@ -270,7 +271,7 @@ mod tests {
         Foresight::new(100, Displacement::ANY)
     }
 
-    /// A policy that has seen `requests`.
+    /// Returns a policy that has learnt from `requests`, each a list of documents.
     fn taught(requests: &[&[u64]]) -> Foresight {
         let mut policy = foresight();
         let mut tree = tree_of(&[]);

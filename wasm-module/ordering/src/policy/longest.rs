@@ -11,16 +11,16 @@ use crate::sort::sort_by_key;
 use crate::tree::{KnowledgeTree, NodeId};
 use smallvec::SmallVec;
 
-/// The policy `longest`: first the sequence of candidates with the most cached tokens; on a tie, the sequence whose
-/// documents rank best, from its first document on. The other documents follow in rank order.
+/// The policy `longest`: sends first the sequence of candidates with the most cached tokens, then the other documents
+/// in rank order (best first). On a tie, it takes the sequence whose first documents rank better.
 pub(super) struct Longest;
 
-/// The maximum number of nodes of the knowledge tree walked for one request, which takes 50 to 80 µs natively. In the
-/// bench `policies`, four times as many change no result.
+/// The maximum number of nodes of the knowledge tree (documents believed to be cached) walked for one request, which
+/// takes 50 to 80 µs natively. In the bench `policies`, four times as many change no result.
 pub(super) const MAX_VISITS: u32 = 2048;
 
-/// A node of the knowledge tree that is still to be walked. The sequence of documents up to it is the first `depth`
-/// documents of the walk's current path, followed by the candidate with this `rank`.
+/// A node of the knowledge tree (documents believed to be cached) that is still to be walked. The sequence of documents
+/// up to it is the first `depth` documents of the walk's current path, followed by the candidate with this `rank`.
 struct Visit {
     node: NodeId,
     rank: u16,
@@ -36,8 +36,8 @@ impl Policy for Longest {
     }
 }
 
-/// Returns the ranks of the sequence of candidates with the most cached tokens, if it is sent from `start` on, among
-/// those that move no document farther than `allowed`. Empty if no candidate is cached there.
+/// Returns the ranks of the sequence of candidates with the most cached tokens when sent from `start` on. Only
+/// sequences that move no document farther than `allowed` count. Empty if no candidate is cached there.
 pub(super) fn heaviest_path(
     candidates: &[Candidate<'_>],
     start: Start<'_>,
@@ -83,7 +83,8 @@ pub(super) fn heaviest_path(
 }
 
 /// Pushes those children of `node` whose documents are candidates onto `stack`, the best-ranked one last, so that it is
-/// walked first. `depth` and `tokens` are the numbers of documents and of their tokens up to `node`.
+/// walked first. `depth` is the number of documents from the start of the walk up to `node`, and `tokens` the sum of
+/// their tokens.
 fn push_children(
     stack: &mut SmallVec<[Visit; 32]>,
     lookup: &Lookup,

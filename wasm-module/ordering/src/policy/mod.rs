@@ -32,16 +32,16 @@ pub type Order = SmallVec<[u16; 16]>;
 pub trait Policy: Send {
     /// Returns the order in which to send `candidates`, which are distinct, at most [`MAX_CANDIDATES`], and in rank
     /// order: the client's order, normally best first. `start` is the point in the prompt where they begin, as a node
-    /// of the knowledge tree.
+    /// of the knowledge tree (documents believed to be cached).
     fn order(&mut self, candidates: &[Candidate<'_>], start: Start<'_>) -> Order;
 
-    /// Learns that the documents `ranked`, in rank order, were sent in `order`. Policies that use only the knowledge
-    /// tree do nothing.
+    /// Learns that the documents `ranked`, in rank order (best first), were sent in `order`. Policies that use only the
+    /// knowledge tree (documents believed to be cached) do nothing.
     fn remember(&mut self, ranked: &[Fingerprint], order: &[u16]) {
         let _ = (ranked, order);
     }
 
-    /// Like [`Policy::remember`], for documents that the client did not send best first.
+    /// Learns that `documents`, which the client did not send best first, were sent in `order`.
     fn remember_unranked(&mut self, documents: &[Fingerprint], order: &[u16]) {
         self.remember(documents, order);
     }
@@ -52,19 +52,21 @@ pub trait Policy: Send {
         let _ = runs;
     }
 
-    /// Returns how favoured documents (the retriever's best) are placed at present. [`Place::Auto`] is returned as
-    /// `Last`, or as `First` with all documents while these stay in rank order.
+    /// Returns the placement of favoured documents (the retriever's best) that applies at present. In place of
+    /// [`Place::Auto`], it returns `First` with all documents while these stay in rank order, otherwise `Last`.
     fn placement(&self) -> Placement {
         Placement::FREE
     }
 
-    /// Learns that documents with this many tokens in all were removed from the knowledge tree.
+    /// Learns that documents with this many tokens in all were removed from the knowledge tree (documents believed to
+    /// be cached).
     fn evicted(&mut self, tokens: u64) {
         let _ = tokens;
     }
 }
 
-/// The point in a prompt at which documents begin, as a node of the knowledge tree of the tenant and model.
+/// The point in a prompt at which documents begin, as a node of the knowledge tree (documents believed to be cached) of
+/// the tenant and model.
 #[derive(Clone, Copy)]
 pub struct Start<'t> {
     tree: &'t KnowledgeTree,
@@ -110,7 +112,8 @@ impl<'t> Start<'t> {
         }
     }
 
-    /// Returns a copy of this start in `tree`, which must be empty, so that no document counts as cached.
+    /// Returns a copy of this start in the knowledge tree `tree`, which must be empty, so that no document counts as
+    /// cached.
     fn in_empty<'e>(self, tree: &'e KnowledgeTree) -> Start<'e> {
         Start {
             tree,
@@ -151,7 +154,7 @@ crate::named! {
         /// Follows the knowledge tree (documents believed to be cached) from one document to the next, always to the
         /// best-ranked candidate (RAGCache++ Algorithm 1).
         Greedy = "greedy",
-        /// Orders documents as the most similar earlier request was ordered (RAGBoost's context index).
+        /// Orders documents as those of the most similar earlier request were ordered (RAGBoost's context index).
         ContextIndex = "context-index",
         /// Puts the sequence of documents with the most cached tokens first, found by an exact search.
         Longest = "longest",
@@ -180,14 +183,14 @@ pub struct PolicyOptions {
     /// believed to be cached have fewer tokens, `greedy`, `longest` and `foresight` count none as cached. With 1, any
     /// number counts.
     pub block_tokens: u32,
-    /// The number of favoured documents (the retriever's best) and where they are placed, for every policy except
-    /// `retrieval`, which moves no document.
+    /// The number of favoured documents (the retriever's best) and their place, for every policy except `retrieval`,
+    /// which moves no document.
     pub placement: Placement,
 }
 
 impl PolicyOptions {
-    /// Returns `policy` wrapped so that favoured documents (the retriever's best) are placed as configured. The others
-    /// may be matched with any number of cached tokens.
+    /// Returns `policy` with the rule added that favoured documents (the retriever's best) are placed as configured.
+    /// The others may follow any number of cached tokens.
     pub(crate) fn place(&self, policy: Box<dyn Policy>) -> Box<dyn Policy> {
         constrained::Constrained::of(policy, self.placement, 1)
     }
@@ -223,9 +226,9 @@ struct Displacement(Option<u16>);
 impl Displacement {
     const ANY: Self = Self(None);
 
-    /// Returns whether the document with this rank may be the next one in an order that begins with `path`, whose ranks
-    /// were chosen by this rule too. It may not if that moves it farther than allowed, or if another document must come
-    /// next because it would otherwise be moved too far down. At least one of the remaining documents always may.
+    /// Returns whether the document with this rank may come next in an order that begins with `path`, ranks chosen by
+    /// this rule too. It may not in two cases: (1) that moves it farther than allowed; (2) another document must come
+    /// next, or would be moved too far down. At least one of the remaining documents always may.
     fn next(self, path: &[u16], rank: u16) -> bool {
         let Self(Some(most)) = self else { return true };
         let (rank, place, most) = (usize::from(rank), path.len(), usize::from(most));
@@ -264,7 +267,7 @@ pub fn match_of(candidates: &[Candidate<'_>], order: &Order, start: Start<'_>) -
     found
 }
 
-/// Returns the fingerprints of the candidates, in rank order.
+/// Returns the fingerprints of the candidates, in rank order (best first).
 #[must_use]
 pub fn fingerprints(candidates: &[Candidate<'_>]) -> SmallVec<[Fingerprint; 16]> {
     let fingerprints = candidates.iter().map(|candidate| candidate.fingerprint);
@@ -276,8 +279,8 @@ fn ranks(count: usize) -> Order {
     (0..u16::try_from(count).unwrap_or(u16::MAX)).collect()
 }
 
-/// Returns the order of `count` candidates that begins with the ranks in `head`, followed by the other ranks in
-/// ascending order (RAGCache++ Algorithm 1, line 12).
+/// Returns the order of `count` candidates that begins with the ranks `head`, followed by the other ranks in ascending
+/// order (RAGCache++ Algorithm 1, line 12).
 fn followed_by_rank(head: Order, count: usize) -> Order {
     let mut order = head;
     let mut placed: SmallVec<[bool; 32]> = SmallVec::from_elem(false, count);
@@ -348,7 +351,8 @@ pub(crate) mod tests {
 
     pub(crate) const SCOPE: Scope = Scope(0);
 
-    /// Returns a tree that holds `paths`, used in this order. Document `d` has `10 + d` tokens.
+    /// Returns a knowledge tree in which the sequences of documents `paths` are cached, used in this order. Document
+    /// `d` has `10 + d` tokens.
     pub(crate) fn tree_of(paths: &[&[u64]]) -> KnowledgeTree {
         let mut tree = KnowledgeTree::new(Bounds {
             max_nodes: 10_000,
@@ -422,7 +426,7 @@ pub(crate) mod tests {
         );
     }
 
-    /// Returns every order of `0..count`.
+    /// Returns every order of `count` documents.
     fn permutations(count: u16) -> Vec<Order> {
         if count == 0 {
             return vec![Order::new()];

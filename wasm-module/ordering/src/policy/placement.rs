@@ -10,7 +10,8 @@ crate::named! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
     #[serde(rename_all = "lowercase")]
     pub enum Place {
-        /// No document is favoured: the policy orders all documents.
+        /// No document is favoured (given a fixed place as one of the retriever's best): the policy orders all
+        /// documents.
         Free = "free",
         /// The favoured documents (the retriever's best) follow all others, the best one last: next to the question, if
         /// it follows the documents.
@@ -20,16 +21,16 @@ crate::named! {
         /// The favoured documents (the retriever's best) alternate between both ends of the order: the best one last,
         /// the second best first, the third best second to last, and so on.
         Ends = "ends",
-        /// Like `Last`, but all documents stay in rank order in two cases: if at least as many cached tokens match in
-        /// rank order as in the order of `Last`, and some do; or while recent requests of the tenant and model share
-        /// more documents in rank order.
+        /// As `Last`, except that all documents stay in rank order (the best first) if (1) that order begins with some
+        /// cached tokens, and with at least as many as the order of `Last`; or (2) recent requests of the tenant and
+        /// model have more documents at the beginning in common in rank order than in the order of `Last`.
         Auto = "auto",
     }
 }
 
 impl Place {
-    /// Returns the smallest number of favoured documents (the retriever's best) for which this place differs from the
-    /// other places: two for [`Place::Ends`], one at each end, and one for the others.
+    /// Returns the number of favoured documents (the retriever's best) from which on this place differs from the
+    /// others: two for [`Place::Ends`], one at each end, and one for any other place.
     #[must_use]
     pub fn least_documents(self) -> u16 {
         1 + u16::from(self == Self::Ends)
@@ -46,17 +47,18 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// The placement in which no document is favoured: the policy orders all of them.
+    /// The placement in which no document is favoured (given a fixed place as one of the retriever's best): the policy
+    /// orders all of them.
     pub const FREE: Self = Self {
         place: Place::Free,
         documents: 0,
     };
 
-    /// The placement in which all documents are favoured and so stay in rank order.
+    /// The placement in which all documents count as favoured (the retriever's best) and so stay in rank order.
     pub(super) const RANKS: Self = Self::of(Place::First, u16::MAX);
 
-    /// The placements that analysis tools compare, from the one that leaves the most documents to the policy to the one
-    /// that leaves the fewest.
+    /// The placements of the retriever's best documents that analysis tools compare, from the one that leaves the most
+    /// documents to the policy to the one that leaves the fewest.
     pub const COMPARED: [Self; 9] = [
         Self::FREE,
         Self::of(Place::Last, 1),
@@ -73,7 +75,8 @@ impl Placement {
         Self { place, documents }
     }
 
-    /// Returns whether the placement favours no document, so that the policy orders all documents.
+    /// Returns whether the placement favours no document (gives none a fixed place), so that the policy orders all
+    /// documents.
     #[must_use]
     pub fn is_free(self) -> bool {
         self.place == Place::Free || self.documents == 0
@@ -110,16 +113,16 @@ impl Placement {
 pub struct Split {
     /// The ranks of the favoured documents (the retriever's best) that precede the others, in the order sent.
     pub leading: Order,
-    /// Number of favoured documents. It is also the rank of the best document that is not favoured: a policy orders the
-    /// documents from this rank on.
+    /// Number of favoured documents (the retriever's best). It is also the rank of the best document that is not
+    /// favoured: a policy orders the documents from this rank on.
     pub shared: u16,
     /// The ranks of the favoured documents (the retriever's best) that follow the others, in the order sent.
     pub trailing: Order,
 }
 
 impl Split {
-    /// Returns the order of all documents, given `shared`, the policy's order of those that are not favoured, in which
-    /// 0 stands for the best of them.
+    /// Returns the order of all documents, as ranks. `shared` is the policy's order of those that are not favoured (not
+    /// among the retriever's best), in which 0 stands for the best of them.
     #[must_use]
     pub fn with(self, shared: &[u16]) -> Order {
         let mut order = self.leading;

@@ -6,8 +6,8 @@ use super::{Order, Policy, Start, ranks};
 use crate::document::Candidate;
 use crate::sort::sort_by_key;
 
-/// The policy `sorted`: sorts documents by the ids that clients give them; those without an id come last, in rank
-/// order.
+/// The policy `sorted`: sorts documents by the ids that clients give them; those without an id come last, in rank order
+/// (the retriever's best first).
 pub(super) struct Sorted;
 
 impl Policy for Sorted {

@@ -15,20 +15,20 @@ use crate::document::Fingerprint;
 use smallvec::SmallVec;
 use std::iter::once;
 
-/// Measures whether recent requests would have shared more documents with earlier ones if all documents were sent in
-/// rank order than if the favoured ones (the retriever's best) were sent last.
+/// Compares two orders for recent requests: all documents in rank order, or the favoured ones (the retriever's best)
+/// last. Tells in which of them requests would have had more documents at the beginning in common with earlier ones.
 pub(super) struct RankStability {
     /// Recent requests, each as fingerprints: one for all its favoured documents (the retriever's best) together, and
     /// one for each other document.
     recent: Window,
-    /// Recent requests, each as the fingerprints of all its beginnings: its first document in rank order, its first
-    /// two, and so on.
+    /// Recent requests, each as the fingerprints of all its beginnings: its first document in rank order (best first),
+    /// its first two, and so on.
     beginnings: Window,
-    /// Number of documents that each request shares with a recent one if both are sent in rank order, summed over
-    /// requests with exponential decay.
+    /// Number of documents at the beginning that each request shares with a recent one if both are sent in rank order
+    /// (best first), summed over requests with exponential decay.
     ranked: f64,
-    /// Number of documents that each request shares with a recent one if both are sent with their favoured documents
-    /// (the retriever's best) last, summed over requests with exponential decay.
+    /// Number of documents that each request can share, at the beginning, with a recent one if both are sent with their
+    /// favoured documents (the retriever's best) last, summed over requests with exponential decay.
     last: f64,
     is_stable: bool,
 }
@@ -36,12 +36,12 @@ pub(super) struct RankStability {
 /// Number of recent requests with which each request is compared.
 const RECENT: u16 = 128;
 
-/// The factor by which the weight of earlier requests in the sums shrinks with each new one; after 70 requests, half is
-/// left.
+/// The factor by which the weight of earlier requests in `ranked` and `last` (numbers of shared documents) shrinks with
+/// each new one; after 70 requests, half is left.
 const DECAY: f64 = 0.99;
 
-/// Documents begin to stay in rank order when [`RankStability::ranked`] exceeds this number times
-/// ([`RankStability::last`] + 1), and stay until it no longer exceeds [`UNSTABLE`] times that sum.
+/// Documents begin to stay in rank order (best first) when `ranked` exceeds this number times (`last` + 1), where both
+/// are sums of shared documents, and stay until `ranked` no longer exceeds [`UNSTABLE`] times (`last` + 1).
 const STABLE: f64 = 1.0;
 const UNSTABLE: f64 = 0.95;
 
@@ -60,8 +60,9 @@ impl Default for RankStability {
 }
 
 impl RankStability {
-    /// Adds one request to the sums and updates the result. `ranked` are its documents in rank order, of which the
-    /// first `favoured` ones are the favoured documents.
+    /// Adds the numbers of documents that one request shares with recent ones to `ranked` (in rank order) and `last`
+    /// (with favoured documents last), and decides again whether documents stay in rank order. `ranked` are the
+    /// request's documents, the best first; the first `favoured` of them are the favoured ones.
     pub(super) fn observe(&mut self, ranked: &[Fingerprint], favoured: u16) {
         let favoured = usize::from(favoured).min(ranked.len());
         let mut hash = 1;
@@ -95,7 +96,7 @@ impl RankStability {
         self.is_stable = self.ranked > (self.last + 1.0) * least;
     }
 
-    /// Returns whether requests' documents should stay in rank order at present.
+    /// Returns whether the documents of requests should all stay in rank order (best first) at present.
     pub(super) fn is_stable(&self) -> bool {
         self.is_stable
     }

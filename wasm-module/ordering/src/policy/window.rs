@@ -104,7 +104,7 @@ impl Window {
         u16::try_from(self.slots.len()).unwrap_or(u16::MAX)
     }
 
-    /// Returns how many stored requests have `document`: first among the `newer` latest requests, then among all
+    /// Returns two numbers of stored requests that have `document`: among the `newer` latest requests, and among all
     /// earlier ones.
     pub(super) fn counts(&self, document: Fingerprint, newer: u16) -> [u32; 2] {
         let Some(slots) = self.postings.get(&document) else {

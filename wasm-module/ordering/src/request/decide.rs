@@ -16,13 +16,14 @@ use crate::policy::{Order, Start};
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 
-/// How one group of documents (documents that are ordered together) is forwarded: their arrangement (order and location
-/// hints), the order from which policies learn, and the order hint.
+/// The decision on one group of documents (documents that are ordered together): their arrangement (order, and hints
+/// that refer to earlier copies), the order from which policies learn, and the order hint (a sentence with the
+/// retriever's ranking).
 pub(super) struct Decision {
     pub(super) arrangement: Arrangement,
-    /// The order, as ranks, of the documents that no location hint replaces: the policy's, or the client's order if
-    /// that is kept. Policies learn from both. `None` if the recorded arrangement was used again, or if no document was
-    /// left to order.
+    /// The order in which the policy (or the client, if its order is kept) puts the documents that no location hint (a
+    /// reference to an earlier copy) replaces, as ranks; policies learn from it. `None` if the recorded arrangement was
+    /// used again, or if no document was left to order.
     pub(super) order: Option<Order>,
     /// The order hint, a sentence with the retriever's ranking; `None` if no document moved, or if hints are off or not
     /// possible for these documents.
@@ -31,9 +32,9 @@ pub(super) struct Decision {
 
 impl<'a> Request<'_, 'a> {
     /// Returns the decision to forward a group (documents that are ordered together) as in the recorded arrangement
-    /// `known` (order and location hints). If it has a location hint whose label now belongs to another document too,
-    /// as after an array was written into an earlier message, the document itself is sent instead. `listed` are the
-    /// group's distinct documents, `turn` is the chat's turn.
+    /// `known` (order, and hints that refer to earlier copies). If the label of a location hint there now belongs to
+    /// another document too, as after an array was written into an earlier message, the document itself is sent instead
+    /// of the hint. `listed` are the group's distinct documents, `turn` is the chat's turn.
     pub(super) fn again(
         &self,
         known: &Arrangement,
@@ -63,8 +64,8 @@ impl<'a> Request<'_, 'a> {
     }
 
     /// Returns whether a recorded arrangement (order and location hints) has exactly the client's documents, and its
-    /// location hints refer only to documents in turns before `turn`. That is so unless hashes collided; a collision
-    /// must not lose a document.
+    /// location hints (references to earlier copies) refer only to documents in turns before `turn`. False only if
+    /// hashes collided; a collision must not lose a document.
     pub(super) fn is_possible(
         &self,
         known: &Arrangement,
@@ -84,7 +85,8 @@ impl<'a> Request<'_, 'a> {
     }
 
     /// Decides how to forward the documents of a group (those ordered together) in the chat's turn `turn`, for which no
-    /// arrangement (order and location hints) is recorded. `listed` are the group's distinct documents.
+    /// arrangement (order, and hints that refer to earlier copies) is recorded. `listed` are the group's distinct
+    /// documents.
     pub(super) fn decide(
         &mut self,
         group: &Group<'a>,
@@ -221,9 +223,10 @@ impl<'a> Request<'_, 'a> {
     }
 
     /// Returns the text to send in place of a document which its client numbers, if an earlier turn than `turn` has the
-    /// same text under any number: the document's current number, and a location hint. If the document consists of
-    /// passages joined by the client, only the passages that an earlier turn has are replaced. `None` if nothing is
-    /// replaced, because no earlier turn has the text, or has no safe and unique name for it.
+    /// same text under any number: the document's current number, and a location hint (a reference to an earlier copy).
+    /// If the document consists of passages joined by the client, only the passages that an earlier turn has are
+    /// replaced. `None` if nothing is replaced, because no earlier turn has the text, or has no safe and unique name
+    /// for it.
     pub(super) fn reference_by_number(
         &self,
         found: &FoundDocument<'a>,

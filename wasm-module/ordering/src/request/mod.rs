@@ -35,8 +35,9 @@ use smallvec::SmallVec;
 pub(crate) enum OrderingMode {
     /// The policy's order, to be forwarded.
     Ordered,
-    /// The client's order: no document is moved, dropped, replaced by a location hint or mentioned in an order hint,
-    /// and no earlier turn is used. A `documents` array is still written into its message.
+    /// The client's order: no document is moved, dropped, replaced by a location hint (a reference to an earlier copy)
+    /// or mentioned in an order hint (a sentence with the retriever's ranking), and no earlier turn is used. A
+    /// `documents` array is still written into its message.
     ClientOrder,
     /// The policy's order, computed only for the report of a dry run and not forwarded.
     Trial,
@@ -46,18 +47,20 @@ pub(crate) enum OrderingMode {
 /// has its estimated tokens.
 pub(crate) type ClientRuns = Vec<(Scope, SmallVec<[(Fingerprint, u32); 16]>)>;
 
-/// A request with its documents arranged (ordered, with hints) for one engine. The edits are not applied to the body
-/// yet, and nothing is recorded yet.
+/// A request with its documents arranged for one engine: ordered, with sentences that tell their ranking or refer to
+/// earlier copies. The edits are not applied to the body yet, and nothing is recorded yet.
 pub(crate) struct ArrangedRequest<'a> {
     /// The replacements of parts of the body; empty if the original body is forwarded.
     pub(crate) edits: Vec<Edit<'a>>,
     pub(crate) report: Report,
-    /// The forwarded documents as runs of adjacent ones, from which the knowledge tree and the policy learn.
+    /// The forwarded documents as runs of adjacent ones, from which the knowledge tree (documents believed to be
+    /// cached) and the policy learn.
     pub(crate) runs: Vec<SentRun>,
     /// The same documents as in `runs`, each run in the client's order.
     pub(crate) clients: ClientRuns,
-    /// The messages to record, after those of the chat that were recorded before. Without pinning, only messages with
-    /// documents or with text moved from the system text are recorded, and the last one.
+    /// The messages to record, which follow those of the chat that were recorded before. Without pinning (repeating
+    /// documents in later requests), only messages with documents or with text moved from the system text are recorded,
+    /// and the last one.
     pub(crate) added: Vec<AddedMessage>,
 }
 
@@ -72,9 +75,10 @@ pub(crate) struct HeadWords<'a> {
     pub(crate) moved: Option<&'a Moved>,
 }
 
-/// Returns a parsed request with its documents arranged (ordered, with hints). `path` lists those of its messages that
-/// were recorded before, `head` the changes to the system text. Of the shared state, changes only `tree`, by assigning
-/// ids to documents.
+/// Returns a parsed request with its documents arranged: ordered, with sentences that tell their ranking or refer to
+/// earlier copies. `path` lists those of its messages that were recorded before, `head` the texts of the system
+/// messages that move or keep their first values. Of the shared state, this changes only `tree`, by assigning ids to
+/// documents.
 #[allow(
     clippy::too_many_arguments,
     reason = "one call, from the one place that has all of them"
@@ -163,19 +167,20 @@ struct Request<'r, 'a> {
     mode: OrderingMode,
     tree: &'r mut KnowledgeTree,
     policy: &'r mut dyn Policy,
-    /// Number of user messages up to and including the message that is being arranged.
+    /// Number of user messages up to and including the message whose documents are being arranged (ordered).
     question: u32,
     /// The turn of the chat to which the request's last message belongs. If it is the first turn (0), no location hints
-    /// are possible.
+    /// (references to earlier copies) are possible.
     last_turn: u32,
     /// Estimated tokens of the documents pinned (repeated at later turns) in the messages recorded before.
     pinned_tokens: u64,
     shown: PromptDocuments<'a>,
     outputs: Outputs<'a>,
-    /// True if the message that is being arranged follows all recorded ones, so that it was not forwarded before.
+    /// True if the message whose documents are being arranged (ordered) follows all recorded ones, so that it was not
+    /// forwarded before.
     is_new: bool,
-    /// Hash of all changes to the client's messages so far, since they change the prompt before later documents; 0 if
-    /// there are none.
+    /// Hash of the gateway's changes to the client's messages so far, since they change the prompt before later
+    /// documents; 0 if there are none.
     sent: u64,
     edits: Vec<Edit<'a>>,
     report: Report,
@@ -185,9 +190,10 @@ struct Request<'r, 'a> {
 }
 
 impl<'a> Request<'_, 'a> {
-    /// Arranges the documents of a message (order and hints), or repeats the arrangement in the message's record
-    /// `known`. Also writes into it `written`, the documents of an array, and `moving`, volatile spans of the system
-    /// text (texts that change between requests). Returns the message's new record.
+    /// Arranges the documents of a message (order, and sentences that tell the ranking or refer to earlier copies), or
+    /// repeats the arrangement in the message's record `known`. Also writes into it `written`, the documents of an
+    /// array, and `moving`, volatile spans of the system text (texts that change between requests). Returns the
+    /// message's new record.
     fn message(
         &mut self,
         message: &Message<'a>,
@@ -277,8 +283,8 @@ impl<'a> Request<'_, 'a> {
     }
 
     /// Writes the documents of a `documents` array into a message, followed by `words`, the text that moves from the
-    /// system text. If `known` is given, its arrangement (order and location hints) is repeated. Returns the record of
-    /// what was written.
+    /// system text. If `known` is given, its arrangement (order, and hints that refer to earlier copies) is repeated.
+    /// Returns the record of what was written.
     fn write(
         &mut self,
         group: &Group<'a>,
@@ -305,9 +311,9 @@ impl<'a> Request<'_, 'a> {
         }
     }
 
-    /// Writes the documents of `pin` into a message again, since an earlier request wrote them there and the client
-    /// does not send them, and records them. `entry` is where in the message, `scope` the hash of the prompt before,
-    /// and `turn` the message's turn of the chat.
+    /// Writes documents of an earlier request's `documents` array, recorded in `pin`, into a message again, since the
+    /// client does not send them any more, and records them. `entry` is the position in the message, `scope` the hash
+    /// of the prompt before it, and `turn` the message's turn of the chat.
     fn pin(&mut self, pin: &'a Pin, is_hinted: bool, (entry, scope): (Entry, Scope), turn: u32) {
         self.edits.push(Edit::insert(entry.at, &*pin.text));
         let path = pin.documents.iter();
@@ -335,8 +341,9 @@ impl<'a> Request<'_, 'a> {
     }
 
     /// Arranges the documents of a group (those ordered together), followed by `words`, the text that moves from the
-    /// system text. Repeats the recorded arrangement `known` (order and location hints) if it is valid. Returns the
-    /// arrangement, the distinct documents and, if the gateway renders them, the rendering.
+    /// system text. Repeats the recorded arrangement `known` (order, and hints that refer to earlier copies) if it is
+    /// valid. Returns the arrangement and the distinct documents; also the text inserted into the message if the
+    /// gateway writes the documents there, otherwise `None`.
     fn group(
         &mut self,
         group: &Group<'a>,
@@ -437,9 +444,9 @@ impl<'a> Request<'_, 'a> {
         (arrangement, listed, rendering)
     }
 
-    /// Arranges a tool's whole result: location hints replace lines that results of earlier turns have. A result that
-    /// an earlier request forwarded in full stays in full: if its record `known` says so, or if its message was
-    /// forwarded before and the result has no record.
+    /// Arranges a tool's whole result: location hints (references to earlier copies) replace lines that results of
+    /// earlier turns have. A result stays in full if an earlier request forwarded it in full: (1) its record `known`
+    /// says so, or (2) its message was forwarded before and the result has no record.
     fn output(
         &mut self,
         group: &Group<'a>,
@@ -497,7 +504,7 @@ impl<'a> Request<'_, 'a> {
     }
 
     /// Returns what is sent in the places of the documents of a group (those ordered together), in order: a document or
-    /// a location hint each.
+    /// a location hint (a reference to an earlier copy) each.
     fn sent_of<'g>(
         &mut self,
         group: &'g Group<'a>,
@@ -528,8 +535,8 @@ impl<'a> Request<'_, 'a> {
 
     /// Adds a run of adjacent documents to `runs`, `clients` and the report of this request. `at` is the offset in the
     /// body at which the run begins, `scope` the hash of the prompt before it, and `references` a hash of the location
-    /// hints among its documents. The pair has the documents in the order sent, then in the client's order. `order` is
-    /// the policy's order; `None` if no policy ordered the run for this request.
+    /// hints (references to earlier copies) among its documents. The two lists have the documents in the order sent and
+    /// in the client's order. `order` is the policy's order; `None` if no policy ordered the run for this request.
     fn walk(
         &mut self,
         at: usize,
@@ -576,15 +583,16 @@ impl<'a> Request<'_, 'a> {
         self.mode == OrderingMode::ClientOrder && !group.is_rendered()
     }
 
-    /// Returns the index in the group (documents that are ordered together) of the first document that is not part of
-    /// the recorded run: the first one that repeats an earlier document and is sent anyway, since a run may have a
-    /// document only once. `u16::MAX` if there is none.
+    /// Returns the index in the group (documents that are ordered together) of the first document that repeats an
+    /// earlier one and is sent anyway; `u16::MAX` if there is none. A recorded run may have a document only once, so
+    /// this document and those after it are not recorded.
     fn end_of_path(&self, group: &Group<'_>, listed: &DistinctDocuments) -> u16 {
         let repeat = listed.repeats.first().filter(|_| self.keeps_places(group));
         repeat.copied().unwrap_or(u16::MAX)
     }
 
-    /// Adds `digest`, the hash of a change to the client's messages, to the hash of all changes so far (`sent`).
+    /// Combines `digest`, the hash of a change that the gateway made to the client's messages, with `sent`, the hash of
+    /// all such changes so far.
     fn then(&mut self, digest: u64) {
         self.sent = narrowed(Scope(digest), self.sent).0;
     }

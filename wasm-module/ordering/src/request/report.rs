@@ -1,6 +1,7 @@
 //! The report on the documents of one request.
 
-/// What was changed about the documents of one request, and how many of them are believed to be in the engine's cache.
+/// The changes to the documents of one request, and the number of documents that are believed to be in the engine's
+/// cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
     /// Name of the policy that ordered the documents.
@@ -21,15 +22,15 @@ pub struct Report {
     /// Number of documents that were pinned: the client did not send them again, and the gateway repeated them in the
     /// message in which an earlier request of the chat sent them.
     pub pinned: u32,
-    /// Number of messages whose documents got the same order and location hints as when an earlier request forwarded
-    /// them.
+    /// Number of messages whose documents got the same order and location hints (references to earlier copies) as when
+    /// an earlier request forwarded them.
     pub replayed: u32,
     /// True if at least one order hint (a sentence with the retriever's ranking) was written after documents.
     pub hinted: bool,
-    /// True if at least one order hint names documents by their positions instead of labels, because a label could be
-    /// read as more than a name.
+    /// True if at least one order hint (a sentence with the retriever's ranking) names documents by their positions
+    /// instead of labels, because a label could be read as more than a name.
     pub numbered: bool,
-    /// Estimated tokens of the documents sent, pinned ones of earlier requests included.
+    /// Estimated tokens of the documents sent, including those pinned (repeated by the gateway from earlier requests).
     pub document_tokens: u64,
     /// Estimated tokens of the documents that `matched` counts.
     pub matched_tokens: u64,

@@ -5,8 +5,9 @@ use crate::document::DocumentId;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 
-/// The children of a node of the knowledge tree, by their documents: a list, or a map if there are many. Most nodes
-/// have one or two; the root of a scope (the node for a prompt before documents) has thousands.
+/// The children of a node of the knowledge tree (documents believed to be cached), by their documents: a list, or a map
+/// if there are many. Most nodes have one or two; the root of a scope (the node for a prompt before documents) has
+/// thousands.
 #[derive(Debug)]
 pub(super) enum Children {
     Few(SmallVec<[(DocumentId, NodeId); 2]>),

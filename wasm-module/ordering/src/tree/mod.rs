@@ -35,8 +35,8 @@ pub struct Scope(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NodeId(u32);
 
-/// The bounds of the knowledge tree of one tenant, model and engine. Beyond either bound, the least recently used
-/// leaves are evicted.
+/// The bounds of the knowledge tree (documents believed to be cached) of one tenant, model and engine. Beyond either
+/// bound, the least recently used leaves are evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// The maximum number of nodes, including the root node of each scope (hash of the prompt before documents); at
@@ -58,7 +58,7 @@ pub struct KnowledgeTree {
     /// Sum of the estimated tokens of all nodes' documents.
     tokens: u64,
     recency: Recency,
-    /// Number of insertions of paths so far; it serves as the tree's clock.
+    /// Number of insertions of paths (sequences of documents) so far; it serves as the tree's clock.
     now: u64,
     /// Estimated tokens of the nodes removed since the last call of [`KnowledgeTree::take_evicted`].
     evicted: u64,
@@ -72,7 +72,8 @@ struct Node {
     tokens: u32,
 }
 
-/// The label of a node: the document that it adds to its parent's path or, for a root, the scope of the root's trie.
+/// The label of a node: the document that it adds to its parent's path or, for a root, the scope (hash of the prompt
+/// before the documents).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Edge {
     /// The node is the root of a trie: it has no parent and no document. The scope is the hash of the prompt before the
@@ -415,7 +416,8 @@ mod tests {
         assert!(tree.is_empty());
     }
 
-    /// The slow, obvious model: all prefixes used, each with the time of its last use.
+    /// A slow, obvious model of the knowledge tree (documents believed to be cached): all prefixes of used paths, each
+    /// with the time of its last use.
     #[derive(Default)]
     struct Model(std::collections::HashMap<(Scope, Vec<u64>), (u64, usize)>);
 

@@ -9,8 +9,8 @@ use super::{KnowledgeTree, NodeId, Scope};
 use crate::document::Fingerprint;
 use smallvec::SmallVec;
 
-/// An event in an engine's cache, to be applied to the knowledge tree. It may name documents that are not in the tree:
-/// these are added if the event says that they are stored, and ignored otherwise.
+/// An event in an engine's cache, to be applied to the knowledge tree (documents believed to be cached). It may name
+/// documents that are not in the tree: these are added if the event says that they are stored, and ignored otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResidencyEvent<'a> {
     /// The engine has cached the KV state of this sequence of documents.
@@ -40,9 +40,9 @@ pub enum ResidencyEvent<'a> {
         scope: Scope,
         /// The documents of the request, in the order in which they were sent.
         path: &'a [Fingerprint],
-        /// Estimated document tokens that were expected to be cached when the request was forwarded.
+        /// Estimated tokens of these documents that were expected to be cached when the request was forwarded.
         expected_tokens: u64,
-        /// Estimated document tokens that were cached, derived from the response.
+        /// Estimated tokens of these documents that were cached, derived from the engine's response.
         cached_tokens: u64,
     },
 }
@@ -80,8 +80,9 @@ impl KnowledgeTree {
         self.insert(scope, path);
     }
 
-    /// Applies [`ResidencyEvent::Reported`]: follows `path` as far as `expected` tokens, and at each of its nodes
-    /// beyond `cached` tokens removes all children that are not on `path`.
+    /// Applies [`ResidencyEvent::Reported`], an engine's report that only `cached` of `expected` tokens were cached:
+    /// follows `path` as far as `expected` tokens, and at each of its nodes beyond `cached` tokens removes all children
+    /// that are not on `path`.
     fn correct(&mut self, scope: Scope, path: &[Fingerprint], expected: u64, cached: u64) {
         let Some(mut at) = self.root(scope) else {
             return;
@@ -171,7 +172,8 @@ mod tests {
         tree
     }
 
-    /// Every path in the tree, from the root on.
+    /// Returns every path in the knowledge tree (documents believed to be cached) from the root of [`SCOPE`] on, as the
+    /// fingerprints of its documents.
     fn paths(tree: &KnowledgeTree) -> BTreeSet<Vec<u64>> {
         let mut found = BTreeSet::new();
         let mut stack: Vec<_> = tree

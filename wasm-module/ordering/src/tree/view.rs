@@ -4,7 +4,7 @@ use super::{Edge, KnowledgeTree, NodeId, Scope};
 use crate::document::Fingerprint;
 use fxhash::FxHashMap;
 
-/// A node of the knowledge tree, in the list that [`KnowledgeTree::view`] returns.
+/// A node of the knowledge tree (documents believed to be cached), in the list that [`KnowledgeTree::view`] returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ViewedNode {
     /// Index in the list of this node's parent, which precedes this node; `None` for the root of a scope (hash of the
@@ -16,7 +16,8 @@ pub struct ViewedNode {
     pub tokens: u32,
 }
 
-/// The document that a [`ViewedNode`] adds to its parent's path; for a root, its scope.
+/// The document that a [`ViewedNode`] adds to its parent's path; for a root, its scope (hash of the prompt before the
+/// documents).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ViewedEdge {
     /// The node is the root of this scope, a hash of the prompt before documents.

@@ -11,14 +11,14 @@ use crate::tree::Scope;
 use crate::work::{Work, counted};
 use proptest::prelude::*;
 
-/// A configuration that looks for every format.
+/// Returns a configuration that looks for documents in every format.
 fn all() -> Config {
     let config =
         br#"{"documents": {"numbered": true, "rules": true, "headings": true, "outputs": true}}"#;
     Config::from_json(config).unwrap()
 }
 
-/// The cost of each reader of a body, by itself.
+/// Returns the work that each reader of a body takes for `body`, with the reader's name.
 fn costs(body: &str, config: &Config) -> [(&'static str, Work); 4] {
     let (parsed, reading) = counted(|| parse(body.as_bytes(), config));
     let asking = parsed.map_or(Work::default(), |parsed| {
@@ -122,7 +122,7 @@ fn a_path_that_names_what_the_prompt_lacks_is_given_up() {
     assert_eq!(work.within(body.len() + prompt.len()), Ok(()));
 }
 
-/// Pieces of every syntax, nested in each other and repeated.
+/// Generates texts from pieces of every syntax that the parser knows, nested in each other and repeated.
 fn texts() -> impl Strategy<Value = String> {
     let pieces = shapes::TEXTS.iter().flat_map(|(_, pieces)| *pieces);
     let pieces: Vec<&str> = pieces.filter(|piece| !piece.is_empty()).collect();

@@ -32,14 +32,16 @@ pub(crate) struct ContextMemory {
     forgotten: Forgotten,
 }
 
-/// A user message with contexts (retrieved documents) as it was forwarded, and the chats that continued after it.
+/// A user message with contexts (retrieved documents) as it was forwarded, and the continuations of chats that received
+/// these contexts again.
 #[derive(Debug)]
 pub(crate) struct SentContexts {
     pub(crate) message: ContextMessage,
     /// Number of continuations of the chat that may still claim the message's contexts (retrieved documents): one for
     /// each time that it was forwarded.
     open: u16,
-    /// The continuations of the chat that have claimed the message's contexts (retrieved documents), each by its hash.
+    /// The continuations of the chat that have claimed (received again) the message's contexts (retrieved documents),
+    /// each by the hash of the chat up to it.
     next: SmallVec<[Chain; 1]>,
     /// True if the same question was forwarded with other contexts (retrieved documents), or without any: then no
     /// further continuation gets them.
@@ -47,8 +49,8 @@ pub(crate) struct SentContexts {
 }
 
 impl SentContexts {
-    /// Returns whether the continuation that `next` identifies gets this message's contexts (retrieved documents): it
-    /// has claimed them, or may do so now.
+    /// Returns whether the continuation of a chat that has the hash `next` gets this message's contexts (retrieved
+    /// documents): because it has got them before, or because it is among the first ones to ask.
     pub(crate) fn continues(&self, next: Chain) -> bool {
         let may_claim = self.open > 0 && !self.is_contested && self.next.len() < MAX_CONTINUATIONS;
         may_claim || self.next.contains(&next)
@@ -58,8 +60,9 @@ impl SentContexts {
         self.message.content.len() as u64 + ENTRY_BYTES
     }
 
-    /// Marks the message as contested: no further continuation gets its contexts (retrieved documents). If none has
-    /// claimed them, the text is dropped, and `bytes`, the memory's total, is reduced.
+    /// Marks the message as contested: no further continuation gets its contexts (retrieved documents). If no
+    /// continuation has got them, the text is dropped, and its length is subtracted from `bytes`, the size of the
+    /// memory.
     fn contest(&mut self, bytes: &mut u64) {
         self.is_contested = true;
         if self.next.is_empty() {
@@ -69,8 +72,8 @@ impl SentContexts {
     }
 }
 
-/// A Bloom filter of messages' keys, in two generations. It has at least the last [`GENERATION_KEYS`] keys that were
-/// added, and false positives.
+/// Keys of messages (evicted ones, or bare questions) as a Bloom filter in two generations: it knows at least the last
+/// [`GENERATION_KEYS`] keys that were added, and may wrongly report others.
 #[derive(Debug, Default)]
 struct Forgotten {
     /// The bits of the newer and the older generation of keys; empty before the first key.
@@ -106,8 +109,8 @@ impl Forgotten {
     }
 }
 
-/// Questions sent without contexts (retrieved documents), of all tenants and models, as a Bloom filter: at least the
-/// last [`GENERATION_KEYS`] of them, with false positives.
+/// Questions sent without contexts (retrieved documents), of all tenants and models, as a Bloom filter: it knows at
+/// least the last [`GENERATION_KEYS`] of them, and may wrongly report others.
 ///
 /// Kept outside tenants' states, since a tenant that has sent no documents has no state, and states may be evicted.
 #[derive(Debug, Default)]
@@ -120,8 +123,9 @@ impl BareQuestions {
         self.0.add(owner ^ key);
     }
 
-    /// Returns whether the question with this key may have been sent without contexts (retrieved documents); true at
-    /// least for the last [`GENERATION_KEYS`] that were. `owner` is a hash of its tenant and model.
+    /// Returns whether the question with this key may have been sent without contexts (retrieved documents): always
+    /// true for the last [`GENERATION_KEYS`] that were, rarely true for others. `owner` is a hash of its tenant and
+    /// model.
     pub(crate) fn may_hold(&self, owner: u128, key: u128) -> bool {
         self.0.may_hold(owner ^ key)
     }
@@ -135,8 +139,8 @@ fn places(key: u128) -> [(usize, u64); 3] {
     })
 }
 
-/// Words of one generation of the Bloom filter (16 KiB). With [`GENERATION_KEYS`] keys in it, 3 % of other keys are
-/// false positives.
+/// Number of 64-bit words of one generation of the Bloom filter (16 KiB). With [`GENERATION_KEYS`] keys in it, 3 % of
+/// other keys are false positives.
 const GENERATION_WORDS: usize = 2_048;
 const GENERATION_KEYS: u32 = 16_384;
 
@@ -170,8 +174,8 @@ impl ContextMemory {
         (!known.message.content.is_empty()).then_some(known)
     }
 
-    /// Records a forwarded message with contexts (retrieved documents), or contests it (no further chat gets its
-    /// contexts) if it is recorded with other contexts. Then evicts down to the bounds. O(1 + evicted).
+    /// Records a forwarded message with contexts (retrieved documents). If it is recorded with other contexts, contests
+    /// it instead: no further chat gets its contexts. Then evicts messages beyond the memory's bounds. O(1 + evicted).
     pub(crate) fn record(&mut self, message: ContextMessage) {
         if let Some(known) = self.messages.get(&message.key) {
             if known.message.content == message.content && known.message.text == message.text {
@@ -191,7 +195,7 @@ impl ContextMemory {
     }
 
     /// Marks the message with this key as contested, even if it is not recorded yet: from now on, no further chat gets
-    /// its contexts (retrieved documents). Then evicts down to the bounds.
+    /// its contexts (retrieved documents). Then evicts messages beyond the memory's bounds.
     pub(crate) fn contest(&mut self, key: u128) {
         if let Some(known) = self.messages.get(&key) {
             known.contest(&mut self.bytes);
@@ -222,8 +226,9 @@ impl ContextMemory {
         }
     }
 
-    /// Records that a chat continued with `next` after the message with this key and received its contexts (retrieved
-    /// documents). No effect if the message is not recorded.
+    /// Records that a chat continued after the message with this key and received its contexts (retrieved documents)
+    /// again. `next` is the hash of the chat up to and including the next message. No effect if the message is not
+    /// recorded.
     pub(crate) fn claim(&mut self, key: u128, next: Chain) {
         let Some(known) = self.messages.get(&key) else {
             return;
@@ -238,8 +243,8 @@ impl ContextMemory {
 /// Estimated bytes that a recorded message occupies, without its text.
 const ENTRY_BYTES: u64 = 160;
 
-/// The maximum number of continuations that may claim one message's contexts (retrieved documents); further ones get
-/// none.
+/// The maximum number of continuations of a chat that may get one message's contexts (retrieved documents) again;
+/// further ones get none.
 const MAX_CONTINUATIONS: usize = 16;
 
 #[cfg(test)]

@@ -42,16 +42,16 @@ pub(crate) struct Plan<'a> {
     /// For each restored message: its key, and the hash that identifies the chat up to and including the message after
     /// it.
     pub(crate) claims: Vec<Claim>,
-    /// Number of earlier messages that stay without contexts (retrieved documents), because the recorded ones might
-    /// belong to another chat.
+    /// Number of earlier messages whose contexts (retrieved documents), omitted by the client, are not restored,
+    /// because the recorded ones might belong to another chat.
     pub(crate) doubtful: u32,
-    /// Number of groups of documents that move out of the system text.
+    /// Number of groups of documents that move out of the system text into the newest user message.
     pub(crate) moved: u32,
     /// Number of documents whose number is replaced by one derived from the text.
     pub(crate) numbered: u32,
     /// Number of documents' scores that move after the documents.
     pub(crate) scored: u32,
-    /// Number of documents that move out of the system text.
+    /// Number of documents that move out of the system text into the newest user message.
     documents: usize,
     /// Number of documents found in messages of the client's body.
     all_documents: usize,
@@ -64,8 +64,8 @@ pub(crate) struct Plan<'a> {
 }
 
 /// Returns the plan for rebuilding a body; `None` if the configuration enables no such change, or if no user message
-/// can be written to. `decision` has the changes to the prompt's head, and `memory` the contexts (retrieved documents)
-/// forwarded earlier. O(messages + documents + bytes of the messages concerned).
+/// can be written to. `decision` has the changes to the prompt's head (tools, system text), and `memory` the contexts
+/// (retrieved documents) forwarded earlier. O(messages + documents + bytes of the messages concerned).
 pub(crate) fn plan<'a>(
     config: &Config,
     parsed: &Parsed<'a>,
@@ -107,8 +107,8 @@ pub(crate) fn plan<'a>(
     Some(plan)
 }
 
-/// Returns whether the decision removes an element of the message's content array. If so, a group of documents must not
-/// be moved out of the array, which might become empty.
+/// Returns whether the decision on the prompt's head (tools, system text) removes an element of the message's content
+/// array. If so, a group of documents must not be moved out of the array, which might become empty.
 fn removes_element(parsed: &Parsed<'_>, message: &Message<'_>, decision: &Decision<'_>) -> bool {
     let content = range_in(parsed.text, message.content);
     let mut within = (decision.removed.iter()).filter(|range| content.contains(&range.start));
@@ -257,8 +257,8 @@ impl<'a> Plan<'a> {
     }
 
     /// Restores contexts (retrieved documents) that the client left out of user messages before the message with index
-    /// `target`: adds to the plan the replacement of each such message's content by the content forwarded earlier, as
-    /// recorded in `memory`. `chains` are the hashes of the chat before each message and after the last one.
+    /// `target`: adds to the plan the replacement of each such message's content by the content forwarded earlier, from
+    /// `memory`. `chains` are the hashes of the chat before each message and after the last one.
     fn restore(
         &mut self,
         parsed: &Parsed<'a>,
@@ -318,7 +318,7 @@ impl<'a> Plan<'a> {
         replaced(text, 0..text.len(), edits)
     }
 
-    /// Returns whether `read`, the rebuilt body after parsing, has no fewer documents than the client's body, and at
+    /// Returns whether the rebuilt body, parsed as `read`, has at least as many documents as the client's body, and at
     /// least as many in the newest user message as were moved there.
     pub(crate) fn is_whole(&self, read: &Parsed<'_>) -> bool {
         let found = |message: &Message<'_>| -> usize {
@@ -350,7 +350,8 @@ impl<'a> Plan<'a> {
         all.into_iter().for_each(&mut shifted);
     }
 
-    /// Returns what to record of the newest user message of the rebuilt body, `sent`.
+    /// Returns the record to keep of the newest user message of the rebuilt body, `sent`, so that later requests can
+    /// have its contexts (retrieved documents) restored.
     pub(crate) fn newest(&self, config: &Config, sent: &Parsed<'_>) -> Newest {
         let Some((target, prior)) = self.target else {
             return Newest::Known;
@@ -369,8 +370,9 @@ impl<'a> Plan<'a> {
         Newest::Bare([end, start])
     }
 
-    /// Returns the record of a message with contexts (retrieved documents); `None` if it has none in its last text, or
-    /// if the chat would keep more tokens than `pin` allows. `prior` is the hash of the chat before the message.
+    /// Returns the record of a message with contexts (retrieved documents), for restoring them later; `None` if it has
+    /// none in its last text, `text`, if no question is around them, or if the chat would keep more tokens than `pin`
+    /// allows. `prior` is the hash of the chat before the message.
     fn with_contexts(
         &self,
         config: &Config,
@@ -411,7 +413,7 @@ pub(crate) enum Newest {
     /// A message with contexts (retrieved documents).
     Contexts(ContextMessage),
     /// A question without contexts (retrieved documents), or with more than a chat may keep. The keys are those under
-    /// which a message with contexts and the same question would be found.
+    /// which a message with contexts and the same question would be recorded.
     Bare([Option<u128>; 2]),
 }
 

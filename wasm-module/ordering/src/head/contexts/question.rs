@@ -25,9 +25,9 @@ pub(super) fn key_of(before: &str, behind: &str, prior: Chain) -> Option<u128> {
     first_line(&before).map(|line| hash(prior, AT_START, line))
 }
 
-/// Returns the keys under which a message that now has the text `text`, without contexts (retrieved documents), may
-/// have been recorded: by its last line, and by its first; `None` for an empty line. `prior` is the hash of the chat
-/// before the message.
+/// Returns the keys under which a message may have been recorded that was forwarded with contexts (retrieved documents)
+/// and now has the text `text` without them: by its last line, and by its first; `None` for an empty line. `prior` is
+/// the hash of the chat before the message.
 pub(super) fn keys(text: &str, prior: Chain) -> [Option<u128>; 2] {
     [
         last_line(text).map(|line| hash(prior, AT_END, line)),
@@ -35,8 +35,8 @@ pub(super) fn keys(text: &str, prior: Chain) -> [Option<u128>; 2] {
     ]
 }
 
-/// Returns whether `text` begins or ends with `question`, at the start of a line or after a label, and has more text
-/// besides it.
+/// Returns whether `text` begins or ends with `question`, at the start of a line or after a label or a tag, and is
+/// longer than `question`.
 pub(super) fn asks(text: &str, question: &str) -> bool {
     let (text, question) = (text.trim(), question.trim());
     if question.is_empty() || text == question {

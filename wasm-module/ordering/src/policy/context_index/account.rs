@@ -40,8 +40,8 @@ impl ContextIndex {
 
     /// Adds a context (document set) that was forwarded in the order `sent`, or makes it the most recently used one if
     /// it is recorded already. `key` identifies the context. A new context is inserted where the search for `ranked`,
-    /// the same documents in rank order, ends in the tree. Beyond the maximum number of contexts, the least recently
-    /// used ones are removed. Returns the context's leaf. O(documents).
+    /// the same documents in rank order (best first), ends in the tree. Beyond the maximum number of contexts, the
+    /// least recently used ones are removed. Returns the context's leaf. O(documents).
     pub(super) fn add(
         &mut self,
         key: u64,
@@ -113,8 +113,9 @@ impl ContextIndex {
         }
     }
 
-    /// Subtracts up to `tokens` from the cached tokens of `node`, a leaf of the tree. If that leaves none, removes the
-    /// leaf and continues with its parent if that has no children now. Returns the number of tokens still to subtract.
+    /// Subtracts up to `tokens` evicted tokens from the cached tokens of `node`, a leaf of the tree. If none are left
+    /// there, removes the leaf and continues with its parent if that has no other children. Returns the number of
+    /// tokens still to subtract.
     fn shrink(&mut self, node: NodeId, mut tokens: u64) -> u64 {
         let mut at = node;
         loop {

@@ -49,7 +49,8 @@ struct Clusters {
     heap: BinaryHeap<Reverse<Pair>>,
 }
 
-/// Fills the empty `index` by clustering `contexts` (document sets of requests), and returns the leaf of each context.
+/// Fills the empty `index` with a tree of `contexts` (document sets of requests) by clustering, and returns the leaf of
+/// each context.
 pub(super) fn build(index: &mut ContextIndex, contexts: &[Vec<Fingerprint>]) -> Vec<NodeId> {
     let mut clusters = Clusters::default();
     for context in contexts {
@@ -95,8 +96,8 @@ impl Clusters {
             .is_some_and(|cluster| !cluster.is_merged)
     }
 
-    /// Pushes `cluster` with its nearest neighbour onto the heap; does nothing if no other cluster has a document in
-    /// common with it.
+    /// Finds the nearest neighbour of `cluster` and pushes both onto the heap; does nothing if no other cluster has a
+    /// document in common with it.
     fn pair(&mut self, cluster: u32) {
         let Self {
             all,
@@ -249,7 +250,8 @@ mod tests {
         }
     }
 
-    /// The nearest pair, by trying every pair.
+    /// Returns the nearest pair of clusters and its distance, by trying every pair; `None` if no two have a document in
+    /// common.
     fn nearest(clusters: &[Vec<Fingerprint>]) -> Option<(f64, usize, usize)> {
         let mut best: Option<(f64, usize, usize)> = None;
         for b in 0..clusters.len() {

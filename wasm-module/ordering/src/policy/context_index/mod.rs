@@ -46,7 +46,8 @@ use tree::{ContextTree, ROOT};
 #[derive(Debug)]
 pub struct ContextIndex {
     tree: ContextTree,
-    /// The leaves of the tree (one for each context), sorted by last use, to find the least recently used one.
+    /// The leaves of the tree, one for each context (document set of a request), sorted by last use, to find the least
+    /// recently used one.
     recency: Recency,
     /// The leaf of each context (document set of a request), by the context's key: a hash or, if `next_key` is set, a
     /// number.
@@ -54,8 +55,8 @@ pub struct ContextIndex {
     /// For each scope (hash of the prompt before documents), the node above its contexts (document sets of requests), a
     /// child of the tree's root.
     scopes: FxHashMap<Scope, NodeId>,
-    /// An inner node that lost its children although the engine still has some tokens of the documents that it adds
-    /// cached; `None` if there is none.
+    /// An inner node that has no children any more, while the engine still has some tokens of the documents that it
+    /// adds cached; `None` if there is none.
     remnant: Option<NodeId>,
     /// The context index built from a log, which orders requests that share no document with contexts (document sets of
     /// requests) recorded here; `None` if none is configured.
@@ -86,7 +87,7 @@ impl ContextIndex {
         }
     }
 
-    /// Returns an empty index with those of `options` that concern this policy.
+    /// Returns an empty index, configured by those of `options` that concern this policy.
     #[must_use]
     pub fn of(options: &PolicyOptions) -> Self {
         Self {
@@ -105,8 +106,9 @@ impl ContextIndex {
         self
     }
 
-    /// Builds an index of `contexts` (document sets of requests, each of distinct documents in rank order) by
-    /// hierarchical clustering. Returns the index and the leaf of each context. All contexts stay until more are added.
+    /// Builds an index of `contexts`, document sets of requests, by hierarchical clustering. The documents of each are
+    /// distinct and in rank order (best first). Returns the index and the leaf of each context. All contexts stay until
+    /// more are added.
     #[must_use]
     pub fn build(contexts: &[Vec<Fingerprint>]) -> (Self, Vec<NodeId>) {
         let mut index = Self::new(u32::try_from(contexts.len()).unwrap_or(u32::MAX));
@@ -127,7 +129,7 @@ impl ContextIndex {
     }
 
     /// Returns the documents that `node` and its ancestors add, in the order from the root; for a leaf, the documents
-    /// of its context.
+    /// of its context (the document set of a request).
     #[must_use]
     pub fn context(&self, node: NodeId) -> Vec<Fingerprint> {
         let path = self.path(node).into_iter().rev();
@@ -158,8 +160,8 @@ impl ContextIndex {
         node.map_or(0, |node| node.documents as usize - node.added.len())
     }
 
-    /// Returns the order in which to send `request`, given as documents in rank order. They follow the prompt with the
-    /// hash `scope`.
+    /// Returns the order in which to send the documents `request`, which are in rank order (best first). `scope` is the
+    /// hash of the prompt before them.
     fn ordered(&self, scope: Scope, request: &[Fingerprint]) -> Order {
         let root = self.scopes.get(&scope);
         let mut path = root.map_or_else(Order::new, |root| self.tree.find(*root, request).path);
@@ -220,12 +222,12 @@ mod tests {
         index.context(node).iter().map(|d| d.0).collect()
     }
 
-    /// Documents of ten tokens each.
+    /// Returns these documents with ten tokens each.
     fn weighed(documents: &[u64]) -> Vec<(Fingerprint, u32)> {
         documents.iter().map(|d| (Fingerprint(*d), 10)).collect()
     }
 
-    /// Sends `documents`, given by rank, in the order that the index returns.
+    /// Orders `documents`, given by rank, by the index, records that they were sent, and returns them in that order.
     fn send(index: &mut ContextIndex, documents: &[u64]) -> Vec<u64> {
         let order = index.ordered(SCOPE, &prints(documents));
         let sent: Vec<u64> = order.iter().map(|&rank| documents[rank as usize]).collect();

@@ -62,8 +62,9 @@ impl Node {
 }
 
 /// Returns the distance of two contexts (document sets of requests) by RAGBoost's equation 1: the fraction of the
-/// larger context that is not shared, plus a small term for documents at different positions. `shared` and `larger` are
-/// numbers of documents; `gaps` is the sum of the shared documents' differences in position.
+/// larger context that is not shared, plus a small term for shared documents at different positions. `shared` is the
+/// number of shared documents, `larger` that of the larger context; `gaps` is the sum of the shared documents'
+/// differences in position. Returns 1.0 if no document is shared.
 pub(super) fn distance(shared: u32, larger: u32, gaps: u32) -> f64 {
     if shared == 0 {
         return 1.0;
@@ -75,20 +76,21 @@ pub(super) fn distance(shared: u32, larger: u32, gaps: u32) -> f64 {
 /// paper gives 0.001 to 0.01.
 const ALPHA: f64 = 0.005;
 
-/// A child node, with the number of the documents it adds that a request has too, and the sum of these documents'
-/// differences in position.
+/// A child node, with two numbers: of the documents it adds, those that a request has too; and the sum of their
+/// differences in position between the request and the node.
 type Share = (NodeId, (u32, u32));
 
-/// Where in the tree of contexts a request is inserted.
+/// The place in the tree of contexts (document sets of requests) at which a request is inserted.
 pub(super) struct Insertion {
     /// The deepest node for which the node and its ancestors have only documents of the request: the parent of the new
     /// leaf, unless a node is split.
     pub(super) node: NodeId,
-    /// The child of `node` that shares more documents with the request, but is a leaf or has other documents too, so
-    /// that it is split first; `None` if there is none.
+    /// A child of `node` that must be split before the request is inserted, since it shares documents with the request
+    /// but is a leaf or adds documents that the request lacks. The shared documents then become a node above it and the
+    /// new leaf. `None` if no child shares documents with the request.
     pub(super) split: Option<NodeId>,
-    /// The request's ranks of the documents of `node` and its ancestors, followed by those of the documents shared with
-    /// `split`: the beginning of the request's order.
+    /// The ranks of documents with which the request's order begins: those of `node` and its ancestors, then those
+    /// shared with `split`.
     pub(super) path: Order,
 }
 
@@ -111,8 +113,9 @@ impl ContextTree {
         }
     }
 
-    /// Returns where to insert a request, given as documents in rank order: descends greedily from `start` to the child
-    /// at the least distance. On a tie it prefers a child with only documents of the request, then the older child.
+    /// Returns where to insert a request, given as documents in rank order (best first). The search descends from
+    /// `start`, each time to the child at the least distance, as long as that child has only documents of the request.
+    /// On a tie it prefers such a child, then the older one.
     pub(super) fn find(&self, start: NodeId, request: &[Fingerprint]) -> Insertion {
         let rank_of: FxHashMap<Fingerprint, u16> = request.iter().copied().zip(0..).collect();
         let mut place = Insertion {
@@ -241,8 +244,8 @@ impl ContextTree {
         id
     }
 
-    /// Removes `child` from the children of `parent`, also from its children by document; `added` are the documents that
-    /// `child` adds to those of `parent`. The node itself stays.
+    /// Removes `child` from the children of `parent`, also from its children by document; `added` are the documents
+    /// that `child` adds to those of `parent`. The node itself stays.
     fn detach(&mut self, parent: NodeId, child: NodeId, added: &[Fingerprint]) {
         for &document in added {
             let key = (parent, document);
