@@ -111,7 +111,7 @@ fn compare(weights: &str, threads: u32, rounds: usize, notes: &mut Vec<String>) 
     eprintln!();
 
     let ours = engines[0].medians();
-    for engine in &engines {
+    for engine in &mut engines {
         let it = engine.medians();
         print!(
             "| {weights} | {threads} | {} | {:.0} | {:.1} |",
@@ -243,8 +243,7 @@ impl Measured {
 struct Ours {
     name: String,
     backend: CpuBackend,
-    /// MiB, before the model was loaded and after its first prompt.
-    resident: [f64; 2],
+    memory: f64,
     step: Step,
     logits: Vec<f32>,
 }
@@ -268,10 +267,18 @@ impl Ours {
             Weights::File(path) => CpuBackend::load(Path::new(path), &sizes),
         };
         let backend = backend.expect("the backend is built");
-        Self {
-            name: format!("foreword, {}", backend.instruction_set()),
+        let mut ours = Self {
+            name: format!(
+                "foreword, {}{}",
+                backend.instruction_set(),
+                if weights.is_file() && precision == Precision::F32 {
+                    ", unpacked"
+                } else {
+                    ""
+                }
+            ),
             backend,
-            resident: [before, before],
+            memory: 0.0,
             step: Step {
                 loads: Vec::new(),
                 segments: vec![Segment {
@@ -282,7 +289,10 @@ impl Ours {
                 }],
             },
             logits: Vec::new(),
-        }
+        };
+        ours.run(&Measured::prompt(), 0);
+        ours.memory = resident() - before;
+        ours
     }
 }
 
@@ -300,10 +310,6 @@ impl Runner for Ours {
         self.backend
             .run(&self.step, &mut self.logits)
             .expect("the step is well-formed");
-        let [before, after] = &mut self.resident;
-        if after == before {
-            *after = resident();
-        }
         [begin.elapsed().as_secs_f64(), processor_seconds() - used]
     }
 
@@ -312,7 +318,7 @@ impl Runner for Ours {
     }
 
     fn memory(&mut self) -> f64 {
-        self.resident[1] - self.resident[0]
+        self.memory
     }
 }
 

@@ -94,7 +94,7 @@ fn traces(depths: &[usize]) -> Vec<(String, Vec<Trace>)> {
     ));
     traces.push((
         "no overlap, k=5".into(),
-        vec![workloads::disjoint(REQUESTS, 5)],
+        vec![workload::disjoint(REQUESTS, 5)],
     ));
     match xquad::traces(depths) {
         Ok(found) => traces.extend(

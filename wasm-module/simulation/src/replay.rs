@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn without_overlap_there_is_nothing_to_reuse() {
-        let trace = workloads::disjoint(100, 5);
+        let trace = workload::disjoint(100, 5);
         assert_eq!(upper_bound(&trace).share(), 0.0);
         for kind in PolicyKind::ALL {
             assert_eq!(share(&trace, kind, Capacity::UNBOUNDED), 0.0);
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn the_upper_bound_is_the_largest_overlap_with_one_earlier_request() {
-        let mut trace = workloads::disjoint(3, 4);
+        let mut trace = workload::disjoint(3, 4);
         let [first, second] = [0, 1].map(|at: usize| trace[at].documents.clone());
         trace[2].documents = vec![
             second[3].clone(),

@@ -387,7 +387,7 @@ mod tests {
 
     #[test]
     fn what_shares_nothing_stays_as_it_came() {
-        let requests = workloads::disjoint(20, 3);
+        let requests = workload::disjoint(20, 3);
         for (at, planned) in batch(&requests).iter().enumerate() {
             assert_eq!(planned.request, at);
             assert_eq!(planned.order.as_slice(), [0, 1, 2]);
