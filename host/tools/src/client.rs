@@ -44,7 +44,9 @@ pub(crate) enum Fault {
     /// The endpoint refuses this request, with a status that a retry would not change.
     #[error("{0}")]
     Refused(String),
-    /// This attempt failed, or all attempts of the request did; a further attempt may succeed.
+    /// The request failed, but a further attempt may succeed: the connection failed or was too slow, the response was
+    /// broken, or the endpoint returned an error status such as 429 or 503. If the client retries requests, all
+    /// attempts have failed.
     #[error("{reason}")]
     Failed {
         reason: String,

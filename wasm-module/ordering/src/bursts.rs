@@ -236,13 +236,13 @@ impl<W> Bursts<W> {
         self.held.iter().any(|it| it.flight.ticket == ticket)
     }
 
-    /// Handles the beginning of the response of a leader (the request for which others wait): the documents that it
+    /// Records that the response of a leader (the request for which others wait) has begun, so the documents that it
     /// computed are resident in the engine's cache. Returns the held requests to forward now.
     pub fn answered(&mut self, now_ms: u64, ticket: BurstTicket) -> Vec<Released<W>> {
         self.end(now_ms, ticket, Release::Answered)
     }
 
-    /// Handles the end of a request without a response: a leader (the request for which others wait) that failed, or a
+    /// Records that a request ended without a response: a leader (the request for which others wait) that failed, or a
     /// held request whose client disconnected. Returns the held requests to forward now. No effect on a leader after
     /// [`Bursts::answered`].
     pub fn gone(&mut self, now_ms: u64, ticket: BurstTicket) -> Vec<Released<W>> {

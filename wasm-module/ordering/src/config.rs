@@ -311,7 +311,8 @@ pub struct Config {
 /// The reason why a configuration of ordering is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The text is not JSON of the right shape: serde's message, with line and column.
+    /// The configuration is not JSON, or a field is unknown or has a value of the wrong type: serde's message, with
+    /// line and column.
     #[error(transparent)]
     Shape(#[from] serde_json::Error),
     /// A field of the configuration has a value that is not allowed.

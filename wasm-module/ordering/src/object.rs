@@ -8,7 +8,8 @@ use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, Visitor};
 use std::fmt;
 use std::ops::RangeInclusive;
 
-/// Implements `Deserialize` for a struct with a `Default`: fields that an object does not name keep their default.
+/// Implements `Deserialize` for a struct that implements `Default`. The struct is read only from a JSON object; a field
+/// that the object does not name keeps its default value, and an unknown name is an error.
 ///
 /// ```
 /// #[derive(Default)]

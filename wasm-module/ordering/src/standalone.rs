@@ -37,8 +37,8 @@ pub struct StandaloneOrder {
     pub moved: u32,
     /// Number of documents left out because they equal an earlier one of the list.
     pub dropped: u32,
-    /// The order hint (a sentence with the caller's ranking); `None` unless the order changed and the names allow a
-    /// hint.
+    /// The order hint (a sentence with the caller's ranking); `None` if no document moved, if hints are off, or if a
+    /// hint cannot name each document (one has no name, say, or two have the same).
     pub hint: Option<String>,
     /// True if the order hint (a sentence with the retriever's ranking) uses positions in the prompt instead of names
     /// because a name is unsafe in a hint.

@@ -307,8 +307,8 @@ fn response(reply: &Reply) -> BatchAnswer<'_> {
 
 /// Longest time for which the endpoint's `Retry-After` can pause the run; a longer one is shortened to this.
 const MAX_PAUSE: Duration = Duration::from_secs(600);
-/// Longest answer that is accepted for one request, in bytes; a longer one counts as a failure. A resumed run must read
-/// every line of the output again.
+/// Maximum size, in bytes, of the answer to one request. A longer answer counts as a failure: a resumed run must read
+/// every line of the output file again.
 const MAX_ANSWER: u64 = 32 << 20;
 /// Number of consecutive failed requests at which the run ends, since the endpoint itself then seems to be at fault.
 const MAX_FAILED: usize = 3;

@@ -121,12 +121,13 @@ const LOST: [(&str, &str); 4] = [
 const EXPLAIN: &str =
     "foreword explain over a log of these requests names the first difference of each";
 const SCRAPE: &str = "--gateway-metrics URL: Envoy's http://HOST:9901/stats/prometheus, or /metrics of foreword ext-proc";
-/// The remedy (configuration to change) if the gateway believes documents resident that the engine has evicted.
+/// The advice printed if the gateway believes documents resident that the engine has evicted: the configuration that
+/// connects the gateway to the engine's feed of cache events.
 pub(super) const FEED: &str = "\"engines\": [{\"name\": \"a\", \"feed\": {\"cluster\": \"a-feed\"}}], from foreword serve's internal \
                                listener or foreword kv-bridge beside vLLM";
-/// Minimum number of requests, or of ordering decisions, from which these shares are judged: the share of requests
-/// whose answers reported fewer cached tokens than the gateway expected, and the share of decisions that found no
-/// resident documents.
+/// Minimum number of requests from which the share of requests whose answers reported fewer cached tokens than the
+/// gateway expected is judged, and minimum number of ordering decisions from which the share of decisions that found no
+/// resident documents is judged.
 const ENOUGH: f64 = 20.0;
 const MAX_BLIND: f64 = 0.5;
 const MAX_CORRECTED: f64 = 0.05;

@@ -97,8 +97,10 @@ pub(super) fn template_date(renderings: &Renderings, now: SystemTime) -> Finding
     }
 }
 
-/// Checks that a chat with the same tools gives the same prompt twice. `least` is the length of the shortest prompt
-/// that the engine reuses, in tokens; `None` if none was reused.
+/// Returns the finding on whether the engine renders one chat with tools into the same prompt twice. It compares (1)
+/// the two prompts that `/tokenize` returned; (2) if the prompt has more than 2 × `least` tokens, whether the second
+/// response found it cached. `least` is the number of tokens of the shortest prompt that the engine reused; `None` if
+/// it reused none.
 pub(super) fn tool_order(tools: &Tools, least: Option<u64>) -> Finding {
     let remedy =
         "render tools in the order of the request, from a list and not from a map or a set";

@@ -138,9 +138,10 @@ impl Questions<'_> {
         Ok(records)
     }
 
-    /// Returns, for each answered record whose turn has a right answer, its index in `records` and a request. The
-    /// request scores the first right answer as the continuation of the record's prompt. Also adds the ordering core's
-    /// report to records of turns that the model was not asked ([`Record::is_forced`]).
+    /// Returns the requests that score right answers: for each answered record whose turn has a right answer, the
+    /// record's index in `records`, and a request for the likelihood of the turn's first right answer as the
+    /// continuation of the record's prompt. Also adds the ordering core's report to each record of a turn that the
+    /// model was not asked ([`Record::is_forced`]).
     ///
     /// # Errors
     /// Returns an error if a record belongs to no question.

@@ -20,8 +20,8 @@ pub(super) struct Interval {
 /// same cases, by the difference's 95 % confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// The two scores are equal: the whole interval is within [`MARGIN`] of 0, and there are at least
-    /// [`MIN_CASES_WITHIN`] cases.
+    /// The scores count as equal: the whole confidence interval of their difference lies within [`MARGIN`] percentage
+    /// points of 0, and there are at least [`MIN_CASES_WITHIN`] cases.
     Within,
     /// The first score is higher: the confidence interval of the difference lies entirely above 0, and
     /// [`Verdict::Within`] does not apply.

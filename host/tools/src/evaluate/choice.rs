@@ -71,8 +71,8 @@ pub(super) fn chosen(streamed: &Streamed, choices: usize) -> (String, ChosenBy) 
     }
 }
 
-/// Returns, in upper case, the letter of one of the first `choices` choices with which a text begins, if no letter or
-/// digit follows it; otherwise the whole text.
+/// Returns the letter, in upper case, of the choice that an answer names: the answer begins with the letter of one of
+/// the first `choices` choices, and no letter or digit follows it. Returns the whole `text` if there is no such letter.
 fn named(text: &str, choices: usize) -> String {
     let answer = without_thinking(text);
     let answer = answer.trim_start_matches(|c: char| c.is_whitespace() || "([*\"".contains(c));

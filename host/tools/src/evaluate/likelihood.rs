@@ -46,7 +46,8 @@ pub(super) struct Forced {
     pub(super) url: String,
 }
 
-/// The last tokens of a prompt, in order, each with its log-probability: those for which the endpoint reports one.
+/// The last tokens of a prompt, in order, each with the log-probability that the endpoint reports. Tokens before the
+/// first one that has a log-probability are left out.
 #[derive(Debug)]
 pub(super) struct ScoredPrompt(Vec<ScoredToken>);
 

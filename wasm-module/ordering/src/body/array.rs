@@ -53,8 +53,8 @@ struct Parts<'a> {
     text: &'a str,
     /// True if the fields of the element are in an object `data` (Cohere).
     in_data: bool,
-    /// True if the object `data` also has fields other than [`RawDocument::NAMES`]. They would be lost if the gateway
-    /// rendered the document, so it stays in the array.
+    /// True if the object `data` also has fields other than [`RawDocument::NAMES`]. The document then stays in the
+    /// array, since these fields would be lost if the gateway rendered it.
     has_more: bool,
 }
 

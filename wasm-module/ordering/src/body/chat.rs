@@ -387,7 +387,7 @@ fn parts_of<'a>(body: &str, system: &'a str) -> Result<&'a str, Skip> {
     Ok(parts.unwrap_or(system))
 }
 
-/// Extends the hash `before` by the values of those fields of [`PRECEDING`] that are present, and returns it.
+/// Returns the hash `before`, extended by the values of those fields of [`PRECEDING`] that are present.
 fn behind(before: u64, preceding: &[Option<&str>]) -> u64 {
     let named = (1_u8..).zip(preceding);
     named.fold(before, |before, (at, value)| match value {

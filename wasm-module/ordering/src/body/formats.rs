@@ -131,14 +131,14 @@ pub(super) struct Interpreted<'a> {
     pub(super) holds: Holds,
 }
 
-/// Where in a message's content documents are searched.
+/// The parts of a message's content in which documents are searched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holds {
-    /// In the content's texts and parts, written by this author.
+    /// Documents are searched in the content's texts and content parts, which this author wrote.
     Parts(Author),
-    /// In the content's elements, each a passage that a search found.
+    /// Each element of the content is a document: a passage that a search found.
     Passages,
-    /// Nowhere: the content is not read.
+    /// No documents are searched: the content is not read.
     Nothing,
 }
 
@@ -237,12 +237,12 @@ fn content<'a>(body: &str, content: &RawMessage<'a>) -> Result<Interpreted<'a>, 
 /// The JSON form of a text in a list of content parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum PartStyle {
-    /// `{"type":"text","text":"…"}`: OpenAI chat, Anthropic, Cohere.
+    /// Text parts have the form `{"type":"text","text":"…"}`: OpenAI chat, Anthropic, Cohere.
     #[default]
     Typed,
-    /// `{"type":"input_text","text":"…"}`: Responses.
+    /// Text parts have the form `{"type":"input_text","text":"…"}`: OpenAI Responses.
     Input,
-    /// `{"text":"…"}`: Gemini, Converse.
+    /// Text parts have the form `{"text":"…"}`: Gemini, Bedrock Converse.
     Bare,
 }
 

@@ -136,7 +136,7 @@ pub(crate) struct FoundDocument<'a> {
 /// The source of a document's block (the document with its tags) in the forwarded prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Source<'a> {
-    /// A substring of the body, moved unchanged.
+    /// The block is this substring of the body, which is moved unchanged.
     Whole(&'a str),
     /// The strings of an element of `documents` (empty if absent), from which the gateway renders the block. They are
     /// escaped so that they cannot end the block.

@@ -53,8 +53,9 @@ struct Item {
     is_parted: bool,
 }
 
-/// The maximum number of items in one list; further ones become part of the last item. A body with that many documents
-/// is forwarded unchanged anyway. The bound also limits the cost of numbers chosen to collide in the hash set.
+/// The maximum number of items that are read of one numbered list; the text of later items becomes part of the last
+/// one. It exceeds the largest possible `documents.max`, so a body with so many documents is forwarded unchanged
+/// anyway. It also limits the cost of a body whose numbers are chosen to collide in the hash set.
 const MAX_ITEMS: usize = MAX_CANDIDATES as usize + 1;
 
 impl Lines {
@@ -128,8 +129,8 @@ impl Lines {
         false
     }
 
-    /// Adds the line that starts at `start` to the last list item, if there is one. `is_blank` is true for a line of
-    /// white space, `is_ended` for one with a line break.
+    /// Extends the last list item, if there is one, by the line that starts at `start`. `is_blank` is true for a line
+    /// of white space, `is_ended` for a line with a line break.
     fn extend_item(&mut self, is_blank: bool, start: usize, is_ended: bool) {
         let Some(item) = self.items.last_mut() else {
             return;

@@ -93,8 +93,8 @@ impl<'a> Parsed<'a> {
         self.start.previous_response()
     }
 
-    /// Returns whether the body has documents to order. A tool's whole result does not count, although it is treated as
-    /// one document (`documents.outputs`): it is never ordered.
+    /// Returns whether the body has documents whose order the gateway may change. A tool's whole result, which counts
+    /// as one document if `documents.outputs` is on, is none of these: it always stays in its place.
     #[must_use]
     pub fn has_documents(&self) -> bool {
         let mut messages = self.messages.iter();
@@ -103,8 +103,8 @@ impl<'a> Parsed<'a> {
             || messages.any(|message| message.ordered().next().is_some())
     }
 
-    /// Returns whether the body has documents to order, or a tool's whole result in which lines may be replaced by
-    /// references to an earlier copy.
+    /// Returns whether the body has documents that the gateway may change: documents to order, or a tool's whole result
+    /// in which lines may be replaced by references to an earlier copy.
     pub(crate) fn has_groups(&self) -> bool {
         let mut messages = self.messages.iter();
         self.has_documents() || messages.any(|message| !message.groups.is_empty())

@@ -153,7 +153,7 @@ impl<'a> Ranks<'a> {
 enum Line {
     Blank,
     Score,
-    /// Other metadata, such as `key: value` or `<key>value</key>`.
+    /// A line of metadata that is not a score, such as `key: value` or `<key>value</key>`.
     Field,
     Text,
 }

@@ -11,7 +11,7 @@ pub enum Role {
     Assistant,
     /// `tool` or `function`; also the author of a search's result.
     Tool,
-    /// Any other role, or none.
+    /// A role that is none of `system`, `user`, `assistant` and `tool` (nor another name of one of these), or no role.
     #[default]
     Other,
 }

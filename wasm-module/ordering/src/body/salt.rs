@@ -10,7 +10,8 @@ use super::search::{pass_space, trimmed_json};
 use super::{Skip, unescaped};
 use crate::feed::TenantKey;
 
-/// The place of the `cache_salt` in a body: that of the client's, or the offset at which one can be inserted.
+/// The place in a body at which the gateway writes its `cache_salt`: over the value that the client sent or, if it sent
+/// none, as a new first field.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SaltField<'a> {
     /// The JSON of the client's `cache_salt`; `None` if it sent none.

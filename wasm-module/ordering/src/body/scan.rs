@@ -319,7 +319,7 @@ impl<'a> Scan<'a> {
         while self.takes(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')) {}
     }
 
-    /// Reads the next byte only if `is_one` is true for it. Returns whether it was.
+    /// Reads the next byte only if `is_one` is true for it. Returns whether a byte was read.
     fn takes(&mut self, is_one: impl Fn(u8) -> bool) -> bool {
         let comes = self.byte().is_some_and(is_one);
         self.at += usize::from(comes);

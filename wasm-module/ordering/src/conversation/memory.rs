@@ -68,7 +68,7 @@ pub(crate) struct Moving<'s> {
     /// there are no spans, or if the newest user message does not end the request.
     pub(crate) hash: u64,
     /// A hash of each volatile span (a text that changes between requests). If several recorded chats fit a request,
-    /// these tell which one shares the most spans with it.
+    /// the one that shares the most of these hashes is preferred.
     pub(crate) spans: &'s [u64],
     /// Index in the request of the newest user message, and the number of volatile spans (texts that change between
     /// requests) to write into it; `None` if there are none.

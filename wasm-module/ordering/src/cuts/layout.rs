@@ -295,14 +295,14 @@ impl Layout {
 /// has more, the gateway sets no markers in it.
 pub(super) const MAX_MARKED_POSITIONS: usize = 2_048;
 
-/// The format of the request's body, named by the field that contains the messages.
+/// The format of a request's body, named after the body's field that contains the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
-    /// `messages`: OpenAI chat, Anthropic, Converse.
+    /// The messages are in the field `messages`: OpenAI chat, Anthropic, Bedrock Converse.
     Messages,
-    /// `input`: OpenAI Responses.
+    /// The messages are in the field `input`: OpenAI Responses.
     Responses,
-    /// Another field: no provider supports cache markers in this format.
+    /// The messages are in neither `messages` nor `input`. No provider supports cache markers in such a body.
     Other,
 }
 

@@ -41,7 +41,10 @@ pub(super) struct Ledger {
     passed: [usize; AGES],
 }
 
-/// A position (end of a block) that occurred in some prompt, with the data of its latest occurrence.
+/// A position (the end of a block or of a document in a text) that occurred in a forwarded prompt. `hash` is the hash
+/// of the prompt up to it, `at_ms` the time of its latest occurrence, `live_until_ms` the time until which the upstream
+/// is believed to have the prompt cached up to it, and `times` the number of occurrences so far, each within a cache
+/// lifetime of the one before.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     hash: u64,
@@ -81,8 +84,8 @@ struct Trials {
 /// The estimates for one position (end of a block) of a prompt: how likely it recurs, and until when it is cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Knowledge {
-    /// Estimated probability that a later request has the same prompt up to this position, during the position's cache
-    /// lifetime.
+    /// Estimated probability that a later request has the same prompt up to this position (end of a block), within one
+    /// cache lifetime.
     pub(super) again: f64,
     /// Time in milliseconds, on the clock of [`CutOptions::now_ms`](super::CutOptions::now_ms), until which the
     /// upstream is believed to have the prompt cached up to this position; 0 if it is not believed to be cached.

@@ -40,14 +40,15 @@ pub struct Push {
     pub updates: Vec<Vec<u8>>,
 }
 
-/// A [`Push`] in the form for the wire, sealed (encrypted) if the gateways have a key.
+/// A [`Push`] as gateways send it to each other, encrypted (sealed) if they have a [`FeedKey`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SealedPush {
     /// The gateway that sends the push.
     pub gateway: GatewayId,
     #[serde(default)]
     key: Option<KeyCheck>,
-    /// The encoded push in hexadecimal digits, sealed (encrypted) if there is a key.
+    /// The encoded [`Push`] as hexadecimal digits. If the gateways have a [`FeedKey`], it was encrypted (sealed) with
+    /// that key before.
     payload: String,
 }
 
@@ -89,13 +90,13 @@ pub enum PushError {
     /// The payload, decrypted if it was sealed, is not an encoded push.
     #[error("payload: {0}")]
     Bytes(BadBytes),
-    /// The gateway named inside `payload` differs from the one named beside it.
+    /// The sender named inside `payload` is not the one that [`SealedPush::gateway`] names.
     #[error("gateway: another one than its push names")]
     OtherGateway,
 }
 
 impl Push {
-    /// Returns the push in the form for the wire, sealed (encrypted) if there is a key.
+    /// Returns the push as it is sent to other gateways, encrypted (sealed) with `key` if that is not `None`.
     #[must_use]
     pub fn sealed(&self, key: Option<&FeedKey>) -> SealedPush {
         let mut to = Writer(Vec::with_capacity(256));

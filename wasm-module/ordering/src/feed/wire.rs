@@ -16,7 +16,7 @@ use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 
-/// A [`Batch`] of cache events in the form for the wire, sealed (encrypted) or not.
+/// A [`Batch`] of cache events as it is sent to gateways, encrypted (sealed) or not.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Wire {
     epoch: Epoch,
@@ -66,7 +66,7 @@ impl ReadError {
 }
 
 impl Batch {
-    /// Returns the batch in the form for the wire, sealed (encrypted) if there is a key.
+    /// Returns the batch as it is sent to gateways, encrypted (sealed) with `key` if that is not `None`.
     #[must_use]
     pub fn wire(&self, key: Option<&FeedKey>) -> Wire {
         Wire {

@@ -10,25 +10,26 @@ crate::named! {
         None = "none",
         /// No recent request has a significant part of its prompt in common with this one.
         FirstSeen = "first-seen",
-        /// Both requests have the same tools by name, in another order.
+        /// This request and the earlier one have the same tools by name, in different orders.
         ToolOrder = "tool-order",
-        /// One request has a tool, by name, that the other lacks.
+        /// This request has a tool, by name, that the earlier one lacks, or lacks one that the earlier one has.
         ToolSet = "tool-set",
-        /// A tool has another description or other parameters than the tool of the same name in the earlier request.
+        /// A tool has another description or other parameters in this request than in the earlier one.
         ToolSchema = "tool-schema",
-        /// A tool's definition is the same, except for the order of its JSON keys or of the elements of an array whose
-        /// order has no meaning (such as `required`). Or a sentence of the system text has the same words in another
-        /// order.
+        /// A tool's definition is the same as in the earlier request, except for the order of its JSON keys or of the
+        /// elements of an array whose order has no meaning (such as `required`). Or a sentence of the system text has
+        /// the same words as in the earlier request, in another order.
         KeyOrder = "key-order",
         /// The system text differs from the earlier request's, in more than a volatile value (such as a date or an id).
         SystemText = "system-text",
         /// A clock, an id, a number or a name differs from the earlier request's; the rest of the text is the same.
         VolatileValue = "volatile-value",
-        /// The prompts differ only in white space.
+        /// This prompt differs from the earlier one only in white space.
         Whitespace = "whitespace",
         /// An earlier message of the chat was changed since the earlier request, or a message was inserted before it.
         HistoryEdited = "history-edited",
-        /// Earlier messages of the chat are missing, because of a sliding window or a summary in their place.
+        /// This request lacks messages of the chat that the earlier request had, because the client keeps a sliding
+        /// window of messages or wrote a summary in their place.
         HistoryDropped = "history-dropped",
         /// A user message of the chat had contexts (retrieved documents) in the earlier request, and has none, or other
         /// ones, in this one. Or the documents in the system text differ between two turns of a chat.
@@ -82,7 +83,7 @@ crate::named! {
         Id = "id",
         /// A number that is neither a date, a time nor an id.
         Number = "number",
-        /// A person's name, a location or another short value.
+        /// A person's name, a location, or another short value that is neither a date, an id nor a number.
         Value = "value",
     }
 }

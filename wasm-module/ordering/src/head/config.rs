@@ -106,8 +106,8 @@ object! {
         /// The patterns that find volatile spans (texts that change between requests): `true` for the built-in ones,
         /// `false` for none, or a list that replaces the built-in ones.
         pub patterns: RawPatterns = RawPatterns::Table(true),
-        /// Additional patterns. An entry without a `pattern` only changes the class (action) of the built-in pattern
-        /// with its name.
+        /// Additional patterns that find volatile spans. An entry without a `pattern` only changes the class (action)
+        /// of the built-in pattern with its name.
         pub add: Vec<RawPattern> = Vec::new(),
         /// True if volatile spans, which change between requests, are also found without a pattern, by comparing system
         /// texts.
@@ -146,7 +146,7 @@ object! {
         /// A regular expression (syntax of `regex-lite`), which is matched against each line of a system text without
         /// its line break.
         pub pattern: String = String::new(),
-        /// The gateway's treatment of the texts that match.
+        /// The gateway's treatment of the texts that match `pattern`.
         pub class: Class = Class::Move,
     }
 }

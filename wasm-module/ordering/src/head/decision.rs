@@ -16,7 +16,8 @@ pub(crate) struct Decision<'a> {
     /// Ranges of the body to remove, such as volatile spans (texts that change between requests) that move; sorted,
     /// with a gap between any two.
     pub(crate) removed: Vec<Range<usize>>,
-    /// Volatile spans (texts that change between requests) that are replaced by their first value in the conversation.
+    /// Volatile spans (texts that change between requests) that are replaced by the value that they had in the
+    /// conversation's first request.
     pub(crate) frozen: Vec<Frozen<'a>>,
     /// The volatile spans (texts that change between requests) that move into the newest user message or keep their
     /// first values. `None` if there are none of either, or if the body has no user message that can be written to.
@@ -24,8 +25,8 @@ pub(crate) struct Decision<'a> {
     pub(crate) report: HeadReport,
 }
 
-/// A volatile span (a text that changes between requests) of the system text in whose place every turn forwards its
-/// first value in the conversation.
+/// A volatile span (a text that changes between requests) of the system text that is not forwarded as it is: in its
+/// place, every request of the conversation has the value that the span had in the first one.
 #[derive(Clone, Debug)]
 pub(crate) struct Frozen<'a> {
     pub(crate) range: Range<usize>,
@@ -34,20 +35,22 @@ pub(crate) struct Frozen<'a> {
     pub(crate) words: &'a str,
 }
 
-/// The volatile spans (texts that change between requests) that are recorded with the newest user message: those that
-/// move into it, and those that keep their first values in the system text.
+/// The volatile spans of the system text (texts that change between requests) that are recorded with the newest user
+/// message: (1) those that move into this message; (2) those that stay in the system text, replaced by the value that
+/// they had in the conversation's first request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Moved {
-    /// Index of the user message into which the volatile spans (texts that change between requests) are written.
+    /// Index in the request of the user message into which the volatile spans (texts that change between requests) are
+    /// written.
     pub(crate) message: u32,
     /// The text of the volatile spans (texts that change between requests) that move, one a line, escaped as in a JSON
     /// string. Empty if none moves.
     pub(crate) words: Box<str>,
-    /// Hash of `words` and of the values of the volatile spans (texts that change between requests) that keep their
-    /// first values.
+    /// Hash of `words` and of the values, from the conversation's first request, of the volatile spans that stay in the
+    /// system text.
     pub(crate) hash: u64,
-    /// A hash of each volatile span (a text that changes between requests): of those that move, and of those that keep
-    /// their first values.
+    /// A hash of each volatile span (a text that changes between requests): first those that move into the user
+    /// message, then those that stay in the system text with the value of the first request.
     pub(crate) spans: Box<[u64]>,
 }
 

@@ -81,14 +81,15 @@ pub struct Diagnosis {
     /// Estimated tokens that the engine computed although an earlier prompt had the same pieces (tools, documents,
     /// sentences); 0 if there is no miss.
     pub lost_tokens: u64,
-    /// The cause of the first difference between the two prompts.
+    /// The cause of the first difference between this prompt and the earlier one.
     pub cause: Cause,
-    /// The kind of value that differs, for [`Cause::VolatileValue`]; otherwise `None`.
+    /// The kind of value that differs from the earlier prompt's, for [`Cause::VolatileValue`]; otherwise `None`.
     pub volatile: Option<Volatile>,
-    /// The kind of the first part of the prompt that differs; `None` for a difference outside the prompt.
+    /// The kind of the first part of this prompt (tool, text or document) that differs from the earlier one; `None` for
+    /// a difference outside the prompt.
     pub segment: Option<SegmentKind>,
-    /// Name of the tool or the body's field that differs, or role of the message that differs. Empty if nothing
-    /// differs, and at [`Depth::Light`] for a tool and a message.
+    /// Name of the tool or of the body's field that differs from the earlier request's, or role of the message that
+    /// does. Empty if nothing differs, and at [`Depth::Light`] for a tool and a message.
     pub name: String,
     /// Index, from 0, of what differs from the earlier request: of a tool among the request's tools, of a document
     /// among its documents, or of a message among its messages.
@@ -96,7 +97,8 @@ pub struct Diagnosis {
     /// Number of bytes between the beginning of the tool, document or text and its first sentence that differs from the
     /// earlier request's; 0 if the tool or document itself is what differs.
     pub offset: u32,
-    /// The form of the text that differs, with each character replaced by its class, such as `9999-99-99` for a date.
+    /// The form of the text that differs from the earlier request's: each character is replaced by its class, such as
+    /// `9999-99-99` for a date.
     pub shape: String,
     /// The prompt's segments (tools, documents, texts), where adjacent ones of the same kind are one entry: their kind,
     /// and the estimated tokens of the prompt up to their end. At most 16 entries; the last one includes the rest.
@@ -104,8 +106,9 @@ pub struct Diagnosis {
 }
 
 impl Diagnosis {
-    /// Corrects the diagnosis by the engine's report on the prompt: `prompt` tokens, of which `cached` were in its
-    /// cache. `page_tokens` is the size of a page of that cache.
+    /// Corrects the diagnosis (why the prompt does not share a longer prefix with an earlier one) by the token counts
+    /// that the engine reported: `prompt` tokens, of which `cached` were in its cache. `page_tokens` is the size of a
+    /// page of that cache.
     ///
     /// (1) If the engine had cached clearly fewer tokens than the prefix shared with an earlier prompt, the cause
     /// becomes [`Cause::Evicted`]. (2) If it had cached clearly more, `lost_tokens` is reduced. The cause then becomes
@@ -146,9 +149,10 @@ impl Diagnosis {
         }
     }
 
-    /// Corrects the diagnosis by `document_tokens`, the tokens of this prompt's documents that the gateway believes the
-    /// engine's cache to hold. If these are clearly fewer than the documents' tokens in the prefix shared with an
-    /// earlier prompt, the cause becomes [`Cause::Evicted`]. `page_tokens` is the size of a page of that cache.
+    /// Corrects the diagnosis (why the prompt does not share a longer prefix with an earlier one) by `document_tokens`,
+    /// the tokens of this prompt's documents that the gateway believes the engine's cache to hold. If these are clearly
+    /// fewer than the documents' tokens in the prefix shared with an earlier prompt, the cause becomes
+    /// [`Cause::Evicted`]. `page_tokens` is the size of a page of that cache.
     pub fn believed(&mut self, document_tokens: u64, page_tokens: u32) {
         let mut start = 0;
         let mut expected = 0_u64;
@@ -386,14 +390,16 @@ impl Index {
         pending
     }
 
-    /// Diagnoses a request that [`Index::read_sent`] of this index has read, against the requests diagnosed before, and
-    /// stores it.
+    /// Diagnoses why a request does not share a longer prefix with the requests diagnosed before, and stores the
+    /// request in the index, unless it has too many parts ([`Cause::Unread`]). `pending` is the request as
+    /// [`Index::read_sent`] of this index returned it.
     pub fn diagnose(&mut self, pending: PendingPrompt) -> Diagnosis {
         self.resolve(pending, None)
     }
 
-    /// Diagnoses a request (why it does not share a longer prefix with an earlier one) and stores it. `asked` is the
-    /// same request with its body: if `None`, the diagnosis has no names of tools and no forms of texts that differ.
+    /// Diagnoses why a request does not share a longer prefix with the requests diagnosed before, and stores the
+    /// request in the index, unless it has too many parts ([`Cause::Unread`]). `asked` is the same request with its
+    /// body; if it is `None`, the diagnosis has no names of tools and no forms of the texts that differ.
     fn resolve(
         &mut self,
         pending: PendingPrompt,
@@ -432,8 +438,8 @@ impl Index {
         diagnosis
     }
 
-    /// Diagnoses and stores a request of which only the documents are known. `documents` are in the order in which they
-    /// are sent.
+    /// Diagnoses why a request of which only the documents are known does not share a longer prefix with earlier ones,
+    /// and stores the request in the index. `documents` are in the order in which they are sent.
     pub fn explain_ranking(&mut self, documents: &[Retrieved]) -> Diagnosis {
         let mut segments = Vec::with_capacity(documents.len());
         for (index, document) in (0..).zip(documents) {
@@ -743,8 +749,8 @@ impl Index {
         Some(Best { reused, ..chosen })
     }
 
-    /// Returns the estimated tokens of the prefix that the prompt of the request, with the pieces `flat`, shares with
-    /// that of `earlier`.
+    /// Returns the estimated tokens of the prefix that the prompt of the request `entry`, whose pieces are `flat`,
+    /// shares with the prompt of `earlier`.
     fn prefix(&self, entry: &Entry, flat: &[Flat], earlier: &Entry) -> u64 {
         let mut pieces = earlier.pieces.iter();
         // If other system messages inside the history are rendered first, everything after them moves.
@@ -1001,7 +1007,8 @@ impl Index {
         })
     }
 
-    /// Parses a body as it is forwarded, diagnoses it against the requests diagnosed before, and stores it.
+    /// Parses a body as it is forwarded, diagnoses why its prompt does not share a longer prefix with the requests
+    /// diagnosed before, and stores the request in the index.
     ///
     /// # Errors
     /// Returns a [`Skip`](crate::Skip) if the body cannot be parsed.

@@ -21,11 +21,11 @@ use std::ops::Range;
 pub enum Class {
     /// The line or sentence of the volatile span moves, unchanged, behind the documents of the newest user message.
     Move,
-    /// The span is replaced by the value that it had in the conversation's first request.
+    /// The volatile span is replaced by the value that it had in the conversation's first request.
     Freeze,
-    /// The text that matches is removed from the prompt.
+    /// The volatile span is removed from the prompt.
     Drop,
-    /// The text that matches is not changed.
+    /// The volatile span is forwarded unchanged.
     Leave,
 }
 

@@ -165,7 +165,8 @@ fn number(documents: &mut [Ranked<'_>]) -> bool {
     })
 }
 
-/// Returns the block of a document without its number and scores.
+/// Returns a document's block (the document with its tags) without the number and the scores that the client wrote into
+/// it.
 fn apart_from_ranks(document: &Ranked<'_>) -> String {
     let ranks = &document.ranks;
     let mut gone: Vec<Range<usize>> = ranks.numbers.to_vec();

@@ -40,7 +40,7 @@ pub struct HeadReport {
     /// Number of volatile spans (texts that change between requests) that were not changed, because they look like
     /// instructions, exceed a limit, or must not change.
     pub left: u32,
-    /// Number of texts, lines and lists of tools that were not read because the request has too much of them.
+    /// Number of texts, lines and lists of tools that were not read because the request exceeds the limits on them.
     pub unread: u32,
     /// The changed tools, texts, messages, numbers and scores, each with a range of the client's body.
     pub changes: Vec<Change>,
@@ -63,7 +63,7 @@ pub struct Change {
 /// markup).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangeKind {
-    /// The tool moved in the list, or its JSON keys changed order.
+    /// A tool moved in the list of tools, or its JSON keys changed order.
     Tool,
     /// The volatile span (a text that changes between requests) moved, unchanged, behind the documents of the newest
     /// user message.
@@ -75,7 +75,8 @@ pub enum ChangeKind {
     Dropped,
     /// The retrieved documents moved, with the words around them, from the system text into the newest user message.
     Context,
-    /// The content of an earlier message was replaced by the one forwarded before, with retrieved documents.
+    /// The content of an earlier message was replaced by the content that an earlier request forwarded, which has the
+    /// retrieved documents that the client left out since.
     Restored,
     /// The document's number was replaced; a sentence after the documents says which number to cite.
     Number,

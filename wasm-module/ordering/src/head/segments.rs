@@ -21,17 +21,22 @@ crate::named! {
     /// The kind of a segment (part) of a prompt.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum SegmentKind {
-        /// An element of the body's `tools`, or of `functions` if there are no tools.
+        /// One element of the body's `tools`, or of `functions` if there are no tools.
         Tool = "tools",
-        /// A system message before all other messages, or its text between documents.
+        /// A system message before all other messages: the whole message if it has no documents; otherwise each text
+        /// before, between or after its documents.
         System = "system",
-        /// Any other message, or the text before and between its documents.
+        /// Any other message: the whole message if it has no documents; otherwise each text before, between or after
+        /// its documents. If a user wrote the prompt's last message, the part of it that asks is a
+        /// [`SegmentKind::Question`] instead.
         Message = "history",
-        /// One document, with its tags, or as rendered by the gateway or the engine.
+        /// One document of the prompt, with the tags or other markup in which it is written, if any.
         Document = "documents",
-        /// An order hint (a sentence with the retriever's ranking) that the body already contains.
+        /// An order hint (a sentence with the retriever's ranking) that the client's body already contains, directly
+        /// after documents.
         Hint = "hint",
-        /// The last message if a user wrote it; if it has documents, the text after them.
+        /// The question, if a user wrote the prompt's last message: the whole message if it has no documents; otherwise
+        /// the text after its documents (and after the order hint, if they have one).
         Question = "question",
     }
 }

@@ -38,9 +38,9 @@ pub(crate) struct Heads {
 }
 
 impl Heads {
-    /// Decides the changes to the head (tools, system text) of a request's prompt that make it begin like earlier ones,
-    /// and learns from it for later requests. O(new bytes) for tools, lines and templates (stable lines of system
-    /// texts).
+    /// Returns the changes to the head (tools, system text) of a request's prompt that make it begin like earlier
+    /// prompts, and records this head for later requests. O(new bytes) for tools, lines and templates (stable lines of
+    /// system texts).
     pub(crate) fn decide<'a>(&mut self, config: &Head, parsed: &Parsed<'a>) -> Decision<'a> {
         let mut decision = Decision::default();
         if config.raw.mode == HeadMode::Off {

@@ -172,8 +172,9 @@ impl<'a> SystemText<'a> {
     }
 }
 
-/// Returns, for each group of documents in a message, the range of the body from its first to its last document,
-/// sorted. Groups divided by labels, such as "Old contract:", make one range.
+/// Returns the ranges of the body from the first to the last document of each group of documents in a message, sorted.
+/// Adjacent groups that are divided only by labels, such as "Old contract:", make one range from the first document of
+/// the first group to the last document of the last.
 fn documents_of(message: &Message<'_>) -> Vec<Range<usize>> {
     let groups = (message.groups).chunk_by(|one, next| one.is_labelled && next.is_labelled);
     let hulls = groups.filter_map(|groups| {
@@ -183,8 +184,9 @@ fn documents_of(message: &Message<'_>) -> Vec<Range<usize>> {
     merged(hulls.collect())
 }
 
-/// Returns the first `most` lines and sentences of a text, and whether these are all. `start` is the text's offset in
-/// the body, and `documents` are sorted ranges of the body.
+/// Divides a text into its lines, and each line into sentences. Returns these parts, at most the first `most`, and true
+/// if they are the whole text. `start` is the text's offset in the body; `documents` are sorted ranges of the body that
+/// contain documents.
 fn units(
     text: &Text<'_>,
     start: usize,

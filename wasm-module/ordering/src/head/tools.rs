@@ -43,7 +43,7 @@ pub(crate) struct Tools {
     /// Forms (orders of a tool's members or of a set of tools) that this worker chose itself and has not yet sent to
     /// other workers.
     queued_forms: Vec<Form>,
-    /// Increases whenever a form or the order of a set is recorded.
+    /// A counter that increases whenever an order of a tool's members (JSON keys) or of a set of tools is recorded.
     pub(crate) version: u64,
 }
 
@@ -413,8 +413,8 @@ enum Context {
 /// The way in which the value of a key in a tool's JSON is parsed.
 enum Reads {
     As(Context),
-    /// As an array whose order has no meaning if the value is an array of distinct strings, and otherwise as any other
-    /// value.
+    /// The value is parsed as an array whose order has no meaning if it is an array of distinct strings, and otherwise
+    /// like the value of a keyword of JSON schema.
     Set,
     /// The value is parsed as opaque bytes: nothing in it is reordered.
     Raw,

@@ -294,8 +294,8 @@ impl Orderer {
         &self.head
     }
 
-    /// Decides how to change the head of a request's prompt (tools, system text), and learns from it. A request with
-    /// neither tools nor a leading system message creates no state and gets no changes.
+    /// Returns the changes to make to the head of a request's prompt (tools, system text), and records this head for
+    /// later requests. A request with neither tools nor a leading system message creates no state and gets no changes.
     fn decide<'a>(&mut self, tenant: Tenant<'_>, parsed: &Parsed<'a>) -> Decision<'a> {
         let config = &self.config.head;
         let opens = (parsed.messages.first()).is_some_and(|first| first.role == Role::System);

@@ -28,7 +28,7 @@ pub struct RewriteOptions<'a> {
 /// computed order of documents is applied.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Trial<'a> {
-    /// No trial: the order is applied.
+    /// The request belongs to no trial: the computed order is applied.
     #[default]
     None,
     /// The order is computed and reported, but the original body is forwarded and recorded. If the body has a

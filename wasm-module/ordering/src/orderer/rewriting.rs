@@ -244,8 +244,9 @@ impl<'r> Rewriting<'r> {
         (!edits.is_empty()).then(|| edit::apply(text, edits))
     }
 
-    /// Records in `memory` the messages that this request adds to its chat. Returns those of them that fit into an
-    /// update for other orderers (other workers), with the recorded message that they follow; `None` if there are none.
+    /// Records in `memory` the messages that this request adds to its chat. Returns the first of these messages, as
+    /// many as fit into an update for the proxy's other workers, with the recorded message that they follow. `None` if
+    /// no message is added, if documents keep the client's order, or if the first message does not fit.
     fn remember(
         &self,
         memory: &mut Memory,

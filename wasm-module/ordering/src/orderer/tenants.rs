@@ -180,8 +180,8 @@ impl TenantState {
         }
     }
 
-    /// Records a message that was sent with contexts (retrieved documents). If the same text may also have been sent
-    /// without contexts, the message is marked as ambiguous: its contexts are not restored in any chat.
+    /// Records a message that was sent with contexts (retrieved documents). If the same question may also have been
+    /// sent without contexts, the contexts might belong to another chat and are not restored in any further one.
     pub(super) fn record_contexts(&mut self, bare: &BareQuestions, message: ContextMessage) {
         let key = message.key;
         let owner = hash_of(self.tenant(), &self.model);

@@ -237,7 +237,8 @@ impl Default for Skew {
 }
 
 impl Skew {
-    /// Adds one request, given the counts of its documents in both halves of the window of recent requests.
+    /// Adds one request to the measure. `counts` has, for each of its documents, the number of requests with this
+    /// document in the newer and in the older half of the window of recent requests.
     fn observe(&mut self, counts: &[[u32; 2]]) {
         let documents = counts.len().max(1) as f64;
         let mut means = [0.0; 2];

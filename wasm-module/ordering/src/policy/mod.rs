@@ -35,19 +35,21 @@ pub trait Policy: Send {
     /// of the knowledge tree (documents believed to be cached).
     fn order(&mut self, candidates: &[Candidate<'_>], start: Start<'_>) -> Order;
 
-    /// Learns that the documents `ranked`, in rank order (best first), were sent in `order`. Policies that use only the
-    /// knowledge tree (documents believed to be cached) do nothing.
+    /// Tells the policy that the documents `ranked`, in rank order (best first), were sent in `order`, so that it can
+    /// learn from it. Does nothing in policies that use only the knowledge tree (documents believed to be cached).
     fn remember(&mut self, ranked: &[Fingerprint], order: &[u16]) {
         let _ = (ranked, order);
     }
 
-    /// Learns that `documents`, which the client did not send best first, were sent in `order`.
+    /// Tells the policy that `documents`, in the client's order, which is no ranking, were sent in `order`, so that it
+    /// can learn from it.
     fn remember_unranked(&mut self, documents: &[Fingerprint], order: &[u16]) {
         self.remember(documents, order);
     }
 
-    /// Learns the documents of one forwarded request, in runs of adjacent documents: first the run at the prompt's
-    /// beginning, then those of the chat's later turns. Policies that learn only from [`Policy::remember`] ignore it.
+    /// Tells the policy the documents of one forwarded request, in runs of adjacent documents: first the run at the
+    /// prompt's beginning, then those of the chat's later turns. Does nothing in policies that learn only from
+    /// [`Policy::remember`].
     fn sent(&mut self, runs: &[SentDocuments<'_>]) {
         let _ = runs;
     }
@@ -58,8 +60,8 @@ pub trait Policy: Send {
         Placement::FREE
     }
 
-    /// Learns that documents with this many tokens in all were removed from the knowledge tree (documents believed to
-    /// be cached).
+    /// Tells the policy that documents with this many estimated tokens in all were removed from the knowledge tree
+    /// (documents believed to be cached).
     fn evicted(&mut self, tokens: u64) {
         let _ = tokens;
     }
@@ -242,7 +244,7 @@ impl Displacement {
 /// The part of an order that is believed to be cached: the documents before the first one that is not cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Match {
-    /// Number of documents at the order's beginning that are believed to be cached.
+    /// Number of documents, from the order's first one on, that are believed to be cached.
     pub documents: u32,
     /// Estimated tokens of the documents at the order's beginning that are believed to be cached.
     pub tokens: u64,

@@ -60,9 +60,10 @@ impl Default for RankStability {
 }
 
 impl RankStability {
-    /// Adds the numbers of documents that one request shares with recent ones to `ranked` (in rank order) and `last`
-    /// (with favoured documents last), and decides again whether documents stay in rank order. `ranked` are the
-    /// request's documents, the best first; the first `favoured` of them are the favoured ones.
+    /// Records one request: its documents `ranked`, best first, of which the first `favoured` are favoured (the
+    /// retriever's best). Adds to the fields `ranked` and `last` the number of documents at the beginning that it can
+    /// share with a recent request in rank order, or with favoured documents last. Then decides again whether documents
+    /// stay in rank order.
     pub(super) fn observe(&mut self, ranked: &[Fingerprint], favoured: u16) {
         let favoured = usize::from(favoured).min(ranked.len());
         let mut hash = 1;

@@ -33,13 +33,14 @@ use smallvec::SmallVec;
 /// The kind of order that the documents of a request get, and its purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OrderingMode {
-    /// The policy's order, to be forwarded.
+    /// Documents get the order that the policy computes, and are forwarded in it.
     Ordered,
-    /// The client's order: no document is moved, dropped, replaced by a location hint (a reference to an earlier copy)
-    /// or mentioned in an order hint (a sentence with the retriever's ranking), and no earlier turn is used. A
-    /// `documents` array is still written into its message.
+    /// Documents keep the client's order: none is moved, dropped, replaced by a location hint (a reference to an
+    /// earlier copy) or mentioned in an order hint (a sentence with the retriever's ranking), and no earlier turn is
+    /// used. A `documents` array is still written into its message.
     ClientOrder,
-    /// The policy's order, computed only for the report of a dry run and not forwarded.
+    /// Documents get the order that the policy computes, but only for the report of a dry run: they are not forwarded
+    /// in it.
     Trial,
 }
 

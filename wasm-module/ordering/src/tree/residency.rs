@@ -48,7 +48,8 @@ pub enum ResidencyEvent<'a> {
 }
 
 impl KnowledgeTree {
-    /// Applies an event of the engine's cache. O(path length + nodes removed); each node is removed once.
+    /// Changes the tree as an event in the engine's cache requires. O(path length + nodes removed); each node is
+    /// removed once.
     pub fn apply(&mut self, event: ResidencyEvent<'_>) {
         match event {
             ResidencyEvent::Stored { scope, path } => self.hold(scope, path),

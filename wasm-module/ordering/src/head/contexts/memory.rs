@@ -37,14 +37,16 @@ pub(crate) struct ContextMemory {
 #[derive(Debug)]
 pub(crate) struct SentContexts {
     pub(crate) message: ContextMessage,
-    /// Number of continuations of the chat that may still claim the message's contexts (retrieved documents): one for
-    /// each time that it was forwarded.
+    /// Number of further continuations of the chat that may receive the message's contexts (retrieved documents). It
+    /// grows by one each time that the message is forwarded, and falls by one when a continuation receives them.
     open: u16,
-    /// The continuations of the chat that have claimed (received again) the message's contexts (retrieved documents),
-    /// each by the hash of the chat up to it.
+    /// The continuations of the chat that have received the message's contexts (retrieved documents) again, each
+    /// identified by the hash of the chat up to and including the first message after this one that is not a system
+    /// message.
     next: SmallVec<[Chain; 1]>,
-    /// True if the same question was forwarded with other contexts (retrieved documents), or without any: then no
-    /// further continuation gets them.
+    /// True if no further continuation gets the contexts (retrieved documents), because they might belong to another
+    /// chat: the same question was also forwarded with other contexts, without any or with too many, or an earlier
+    /// record of this message may have been evicted.
     is_contested: bool,
 }
 
@@ -72,11 +74,12 @@ impl SentContexts {
     }
 }
 
-/// Keys of messages (evicted ones, or bare questions) as a Bloom filter in two generations: it knows at least the last
-/// [`GENERATION_KEYS`] keys that were added, and may wrongly report others.
+/// A Bloom filter of messages' keys: those of evicted messages, or those of questions sent without contexts (retrieved
+/// documents). It contains at least the last [`GENERATION_KEYS`] keys that were added, and may wrongly report keys that
+/// were not. It has two generations, of which the older one is emptied when the newer one is full.
 #[derive(Debug, Default)]
 struct Forgotten {
-    /// The bits of the newer and the older generation of keys; empty before the first key.
+    /// The bits of the Bloom filter's newer generation of keys, and of its older one; empty before the first key.
     generations: [Vec<u64>; 2],
     /// Number of keys added to the newer generation.
     count: u32,

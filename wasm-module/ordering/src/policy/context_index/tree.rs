@@ -179,9 +179,9 @@ impl ContextTree {
             .is_some_and(|node| node.is_context() || node.added.len() > shared as usize)
     }
 
-    /// Inserts a node between `parent` and `child` that takes over those documents of `child` for which `holds` is
-    /// true. `weigh` returns the tokens of these documents, of which as many as the child has move to the new node.
-    /// Returns the new node.
+    /// Inserts a node between `parent` and `child` and moves to it those documents of `child` for which `holds` is
+    /// true. `weigh` returns the estimated tokens of these documents; this number, or all cached tokens of the child if
+    /// they are fewer, moves from the child to the new node. Returns the id of the new node.
     pub(super) fn split(
         &mut self,
         parent: NodeId,
