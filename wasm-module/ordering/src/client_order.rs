@@ -37,8 +37,8 @@ impl ClientOrder {
         }
     }
 
-    /// Records one run of adjacent documents, given with their tokens in the client's order; `scope` is the hash of the
-    /// prompt before them. Returns the estimated tokens of the documents at the run's beginning that the engine's cache
+    /// Records one run of adjacent documents. `ranked` are these in the client's order, each with its estimated number
+    /// of tokens; `scope` is the hash of the prompt before them. Returns the estimated tokens of the documents at the run's beginning that the engine's cache
     /// would have held if all earlier requests had been sent in their clients' order.
     pub(crate) fn send(&mut self, scope: Scope, ranked: &[(Fingerprint, u32)]) -> u64 {
         let mut matched = 0;

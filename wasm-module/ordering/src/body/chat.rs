@@ -396,8 +396,8 @@ fn behind(before: u64, preceding: &[Option<&str>]) -> u64 {
     })
 }
 
-/// The state of the reader between two messages: the hashes of all earlier messages, the number of the turn, and
-/// counts.
+/// The state of the reader between two messages: the hashes of all earlier messages, the number of the turn, and how
+/// many messages and parts were read.
 struct MessageReader {
     chain: Chain,
     before: u64,

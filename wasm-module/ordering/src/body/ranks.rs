@@ -161,11 +161,11 @@ enum Line {
 /// An attribute with a value in a document's opening tag, as ranges of the document's block (with its tags).
 #[derive(Debug)]
 struct Attribute {
-    /// Offset at which the white space before the attribute starts.
+    /// Byte offset in the block at which the white space before the attribute starts.
     start: usize,
     key: Range<usize>,
     value: Range<usize>,
-    /// Offset at which the attribute ends, after its closing quote.
+    /// Byte offset in the block at which the attribute ends, after its closing quote.
     end: usize,
 }
 

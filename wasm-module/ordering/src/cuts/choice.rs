@@ -180,13 +180,15 @@ struct Search<'n> {
     last_held: Option<(usize, Option<usize>)>,
 }
 
-/// The best set of a given number of the gateway's cache markers such that the last boundary of the cache (end of a
-/// cached prefix) is at a given position; an element of the result of [`Search::ways`].
+/// The last step of the best choice of a given number of the gateway's cache markers whose last boundary (end of a
+/// cached prefix) is at a given position; an element of the result of [`Search::ways`]. The boundaries before it follow
+/// from the step that `before` names.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     /// Expected number of tokens that the next request with a shared prefix reads from the cache if these markers are
     /// set.
     read: f64,
+    /// The position and the number of markers, in the table, of the step to the boundary before; `None` at the first.
     before: Option<(usize, usize)>,
 }
 
@@ -285,10 +287,10 @@ impl<'n> Search<'n> {
         found.max().max(self.found_by_client)
     }
 
-    /// Returns, for each of `nodes` (positions considered) and each number of the gateway's markers, the best set of
-    /// exactly that many markers such that the cache's last boundary (end of a cached prefix) is at this position;
-    /// `None` if there is no such set. A position that stays cached or that the client marks is a boundary without a
-    /// marker of the gateway.
+    /// Returns a table, `[position][number of markers]`, for each of `nodes` (positions considered): the last step of
+    /// the choice of exactly so many of the gateway's cache markers that is expected to read the most tokens, among
+    /// those whose last boundary (end of a cached prefix) is at this position; `None` if no choice ends here. A
+    /// position that stays cached or that the client marks is a boundary without a marker of the gateway.
     fn ways(&self) -> Vec<Vec<Option<Step>>> {
         let mut ways: Vec<Vec<Option<Step>>> = Vec::with_capacity(self.nodes.len());
         for (at, node) in self.nodes.iter().enumerate() {

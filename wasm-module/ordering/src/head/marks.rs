@@ -196,7 +196,7 @@ impl Stream {
     }
 }
 
-/// The value that is hashed in place of a word that a hash leaves out.
+/// The value that is hashed in place of a word that may differ, so that texts that differ in it alone hash alike.
 const HIDDEN: u64 = 0x5851_f42d_4c95_7f2d;
 
 /// Returns whether two words with this text between them may be one value, such as a date: `Tue, Jun 16`, `12:03 /

@@ -95,8 +95,8 @@ impl Change {
 }
 
 impl HeadReport {
-    /// Removes from the report the changes from index `first` on that move or remove volatile spans (texts that change
-    /// between requests), and counts these spans as `left` (not changed).
+    /// Removes those of the report's changes at index `first` and later that move or remove volatile spans (texts that
+    /// change between requests), and counts their spans as `left` (not changed) instead.
     pub(super) fn leave(&mut self, first: usize) {
         for change in self.changes.split_off(first) {
             match change.kind {

@@ -208,8 +208,12 @@ fn measured(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let arms = arguments.arms();
     let parts = &arguments.parts;
     if parts.is_empty() || parts.iter().any(|part| *part != Part::Steps) {
-        let (mut engine, kv_tokens) =
-            open(arguments, arguments.arm_kv_tokens, arms.len(), &mut results)?;
+        let most = if arguments.measures(Part::Orders) {
+            arms.len().max(Arm::FEW.len())
+        } else {
+            Arm::FEW.len()
+        };
+        let (mut engine, kv_tokens) = open(arguments, arguments.arm_kv_tokens, most, &mut results)?;
         let bar = progress::bar("measure", requests(arguments, arms.len()))?;
         through_engine(arguments, &mut engine, kv_tokens, &arms, &mut results, &bar)?;
         // A pool's size is fixed, and there is memory for one engine only.
