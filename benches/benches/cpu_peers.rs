@@ -50,8 +50,8 @@ pub(crate) fn bench(arguments: &Arguments) {
     let threads = arguments.value("--threads").unwrap_or("1,2");
     let weights = arguments.value("--weights").unwrap_or("bf16,f32");
     println!(
-        "0.36B parameters (Qwen2: 24 layers, hidden 896, intermediate 4,864), prompt of {PROMPT}, {DECODED} decoded; \
-         medians of {rounds} interleaved rounds\n"
+        "random weights: 0.36B parameters (Qwen2: 24 layers, hidden 896, intermediate 4,864); prompt of {PROMPT}, \
+         {DECODED} decoded; medians of {rounds} interleaved rounds\n"
     );
     println!(
         "| weights | threads | engine | prompt, tok/s | decode, tok/s | ours / it, prompt | decode | \
