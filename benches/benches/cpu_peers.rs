@@ -8,12 +8,13 @@
 //! ```
 //!
 //! For every kind of weights and thread count, each engine loads the model (the CPU backend twice where it multiplies bf16
-//! by bf16, and where it keeps quantised weights packed). The logits of one prompt are compared, and then the engines alternate: a prompt of 512 tokens, then 16
+//! by bf16, and for a GGUF file: packed, and unpacked). The logits of one prompt are compared, and then the engines alternate: a prompt of 512 tokens, then 16
 //! tokens one by one. Peers are processes driven over pipes (`peers/cpu_engines.py`) and take their own times. An
 //! engine that is not installed is omitted, and the table says so.
 //!
 //! *Memory* is what the process's resident memory grew by from before the model was loaded to after the first prompt: the
-//! weights, the KV state of some 540 tokens (llama.cpp: 1,024) and what the engine needs besides.
+//! weights, the KV state of 528 tokens (llama.cpp: 1,024), mapped files, and what the engine needs besides. Only the first
+//! model of a process has it: later ones reuse memory that the allocator has kept. Paths are from the folder `benches`.
 //!
 //! The table shows medians of elapsed times, and of the processor time of all threads. A loaded machine disturbs the
 //! latter less, but it counts busy waiting as work. A ratio above 1 says that the CPU backend is faster.
@@ -27,12 +28,15 @@ use serde_json::json;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 const VOCABULARY: u32 = 4_096;
 const PROMPT: u32 = 512;
 const DECODED: u32 = 16;
 const PAGE_TOKENS: u32 = 16;
+/// False once this process has loaded a model.
+static FIRST: AtomicBool = AtomicBool::new(true);
 /// Seed of [`Checkpoint::random`], the same as in `peers/cpu_engines.py`.
 const SEED: u64 = 1;
 
@@ -49,9 +53,9 @@ pub(crate) fn bench(arguments: &Arguments) {
     let rounds: usize = arguments.number("--rounds").unwrap_or(7);
     let threads = arguments.value("--threads").unwrap_or("1,2");
     let weights = arguments.value("--weights").unwrap_or("bf16,f32");
+    println!("prompt of {PROMPT}, {DECODED} decoded; medians of {rounds} interleaved rounds");
     println!(
-        "random weights: 0.36B parameters (Qwen2: 24 layers, hidden 896, intermediate 4,864); prompt of {PROMPT}, \
-         {DECODED} decoded; medians of {rounds} interleaved rounds\n"
+        "bf16, f32: random weights of 0.36B parameters (Qwen2: 24 layers, hidden 896, intermediate 4,864)\n"
     );
     println!(
         "| weights | threads | engine | prompt, tok/s | decode, tok/s | ours / it, prompt | decode | \
@@ -75,7 +79,15 @@ pub(crate) fn bench(arguments: &Arguments) {
 /// Runs all engines on one kind of weights with one thread count, and prints their rows.
 fn compare(weights: &str, threads: u32, rounds: usize, notes: &mut Vec<String>) {
     let weights = Weights::by_name(weights);
-    let mut engines = vec![Measured::of(Ours::load(&weights, threads, Precision::Auto))];
+    let mut engines = vec![Measured::of(Ours::load(
+        &weights,
+        threads,
+        if weights.is_file() {
+            Precision::Packed
+        } else {
+            Precision::Auto
+        },
+    ))];
     if weights.is_file() || engines[0].name().contains("bf16 by bf16") {
         engines.push(Measured::of(Ours::load(&weights, threads, Precision::F32)));
     }
@@ -122,7 +134,10 @@ fn compare(weights: &str, threads: u32, rounds: usize, notes: &mut Vec<String>) 
         for (ours, it) in ours.iter().zip(&it) {
             print!(" {:.2} |", it / ours);
         }
-        println!(" {:.0} |", engine.runner.memory());
+        match engine.runner.memory() {
+            Some(memory) => println!(" {memory:.0} |"),
+            None => println!(" |"),
+        }
     }
 }
 
@@ -180,8 +195,9 @@ trait Runner {
     /// Computes `tokens` after the first `start` of the sequence, and the last token's logits.
     fn run(&mut self, tokens: &[u32], start: u32) -> Times;
     fn logits(&mut self) -> Vec<f32>;
-    /// Returns the MiB of resident memory that the model has added since it was loaded.
-    fn memory(&mut self) -> f64;
+    /// Returns the MiB of resident memory that the model has added since before it was loaded; `None` if the process had
+    /// loaded others before.
+    fn memory(&mut self) -> Option<f64>;
 }
 
 struct Measured {
@@ -243,7 +259,7 @@ impl Measured {
 struct Ours {
     name: String,
     backend: CpuBackend,
-    memory: f64,
+    memory: Option<f64>,
     step: Step,
     logits: Vec<f32>,
 }
@@ -278,7 +294,7 @@ impl Ours {
                 }
             ),
             backend,
-            memory: 0.0,
+            memory: None,
             step: Step {
                 loads: Vec::new(),
                 segments: vec![Segment {
@@ -291,7 +307,9 @@ impl Ours {
             logits: Vec::new(),
         };
         ours.run(&Measured::prompt(), 0);
-        ours.memory = resident() - before;
+        ours.memory = FIRST
+            .swap(false, Ordering::Relaxed)
+            .then(|| resident() - before);
         ours
     }
 }
@@ -317,7 +335,7 @@ impl Runner for Ours {
         self.logits.clone()
     }
 
-    fn memory(&mut self) -> f64 {
+    fn memory(&mut self) -> Option<f64> {
         self.memory
     }
 }
@@ -439,9 +457,9 @@ impl Runner for Peer {
         answer.logits
     }
 
-    fn memory(&mut self) -> f64 {
+    fn memory(&mut self) -> Option<f64> {
         let answer: Memory = self.ask(&json!({"memory": true})).expect("the peer lives");
-        answer.memory
+        Some(answer.memory)
     }
 }
 

@@ -1,6 +1,6 @@
 """Other engines on the CPU, driven by the `cpu_peers` bench: one process, one engine, one set of weights, one thread count.
 
-    cpu_engines.py ENGINE ELEMENT THREADS FOLDER        ENGINE: llama.cpp | torch    ELEMENT: bf16 | f32
+    cpu_engines.py ENGINE ELEMENT THREADS FOLDER        ENGINE: llama.cpp | torch    ELEMENT: bf16 | f32 | a file's name
 
 Standard input has a shape (the keys of a Hugging Face config.json) on its first line, or {"file": "MODEL.gguf"} for
 llama.cpp, then commands; each is answered by a line of JSON:

@@ -1,4 +1,4 @@
-//! Three engines behind one gateway: which router reuses most, and how evenly it loads them.
+//! Several engines behind one gateway (three, and 15 for `agents`): which router reuses most, and how evenly it loads them.
 //!
 //! `cargo bench -p foreword-benches -- routers [simulated|agents|gateways|hosts|gateways-real|peers]`; `engines=64` restricts `gateways`;
 //! `small`, `requests=300` and `k=8` (the traces of that many documents) make the last two shorter; `wide` has the real hosts serve a

@@ -285,6 +285,15 @@ mod tests {
             ..shape
         };
         assert_eq!(bursty(1, 20, shape)[19].documents.len(), 15);
+        for documents in [0, 7, 30] {
+            let trace = bursty(1, 20, Bursty { documents, ..shape });
+            let most = documents.min(15) as usize;
+            assert!(
+                trace
+                    .iter()
+                    .all(|request| super::tests::documents(request).len() == most)
+            );
+        }
         assert_eq!(zipf_topics(1, 3, 10, 200)[0].documents.len(), 100);
         assert_eq!(geospatial(1, 3, 0, Ranks::Shuffled)[0].documents.len(), 0);
         assert_eq!(uniform(1, 2, 3, 9)[0].documents.len(), 3);

@@ -502,10 +502,11 @@ fn a_shape_without_weights_is_measured_in_every_part() {
             "trace bursty",
             "trace geospatial",
             "trace uniform",
+            "trace disjoint",
             "pool 4,096"
         ]
     );
-    assert_eq!(sweeps[7]["kv_tokens"], 4_096);
+    assert_eq!(sweeps[8]["kv_tokens"], 4_096);
     let throughput = found["throughput"].as_array().unwrap();
     assert_eq!(throughput.len(), 8);
     assert!(

@@ -85,7 +85,7 @@ pub(crate) struct Arguments {
     /// Documents in a query, at most 15
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=15))]
     k: u32,
-    /// Documents in the corpus
+    /// Documents in the corpus of bursty and uniform traces; bursts draw from regions of 10, or of 2k if k is above 10
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(30..=100_000))]
     documents: u32,
     /// Tokens of KV state for each arm; all arms share one pool [default: what the device's pool gives each]
@@ -103,7 +103,7 @@ pub(crate) struct Arguments {
     /// Sweep: numbers of queries at once, with commas between
     #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8], value_parser = clap::value_parser!(u32).range(1..=64))]
     groups: Vec<u32>,
-    /// Sweep: numbers of documents in a query, with commas between
+    /// Sweep: numbers of documents in a query, with commas between; above 10 from larger regions, see --documents
     #[arg(long, value_delimiter = ',', default_values_t = [3, 5, 8], value_parser = clap::value_parser!(u32).range(1..=15))]
     ks: Vec<u32>,
     /// Sweep: tokens of KV state for each arm, with commas between
@@ -208,10 +208,11 @@ fn measured(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let arms = arguments.arms();
     let parts = &arguments.parts;
     if parts.is_empty() || parts.iter().any(|part| *part != Part::Steps) {
-        let most = if arguments.measures(Part::Orders) {
-            arms.len().max(Arm::FEW.len())
-        } else {
-            Arm::FEW.len()
+        let few = arguments.measures(Part::Sweeps) || arguments.measures(Part::Throughput);
+        let most = match (arguments.measures(Part::Orders), few) {
+            (true, false) => arms.len(),
+            (true, true) => arms.len().max(Arm::FEW.len()),
+            (false, _) => Arm::FEW.len(),
         };
         let (mut engine, kv_tokens) = open(arguments, arguments.arm_kv_tokens, most, &mut results)?;
         let bar = progress::bar("measure", requests(arguments, arms.len()))?;
@@ -334,7 +335,7 @@ fn sweep(arguments: &Arguments, kv_tokens: u64) -> Workload {
 fn requests(arguments: &Arguments, arms: usize) -> usize {
     let mut requests = 0;
     if arguments.measures(Part::Orders) {
-        requests += (arguments.queries * arguments.seeds) as usize * arms;
+        requests += arguments.queries as usize * arguments.seeds as usize * arms;
     }
     if arguments.measures(Part::Sweeps) {
         let runs = arguments.overlaps.len()
@@ -342,8 +343,10 @@ fn requests(arguments: &Arguments, arms: usize) -> usize {
             + arguments.ks.len()
             + arguments.pools.len()
             + Kind::ALL.len();
-        requests +=
-            runs * (arguments.sweep_queries * arguments.sweep_seeds) as usize * Arm::FEW.len();
+        requests += runs
+            * arguments.sweep_queries as usize
+            * arguments.sweep_seeds as usize
+            * Arm::FEW.len();
     }
     if arguments.measures(Part::Throughput) {
         requests += 2 * arguments.answers as usize * Arm::FEW.len();

@@ -30,7 +30,7 @@ foreword_ordering::named! {
         Geospatial = "geospatial",
         /// Each request draws its documents from the whole corpus uniformly.
         Uniform = "uniform",
-        /// No two requests have a document in common.
+        /// No two requests have a document in common. All seeds give the same trace.
         Disjoint = "disjoint",
     }
 }
@@ -46,7 +46,8 @@ pub(super) struct Workload {
     pub(super) ranks: Ranks,
     /// Where the gateway puts the retriever's best document.
     pub(super) place: Place,
-    /// Number of documents in the corpus of bursty and uniform traces.
+    /// Number of documents in the corpus of bursty and uniform traces; of no meaning in others, see
+    /// [`Self::corpus`].
     pub(super) documents: u64,
     /// Number of documents in a request.
     pub(super) k: usize,
@@ -91,6 +92,11 @@ pub(super) struct Outcome {
 }
 
 impl Workload {
+    /// Returns the number of documents in the corpus; `None` for a kind of trace that determines it itself.
+    pub(super) fn corpus(&self) -> Option<u64> {
+        matches!(self.kind, Kind::Bursty | Kind::Uniform).then_some(self.documents)
+    }
+
     /// Returns the trace for a seed.
     fn trace(&self, seed: u64) -> Trace {
         match self.kind {

@@ -3,7 +3,7 @@
 use super::arm::Arm;
 use super::figures::{Part, Row};
 use super::plots;
-use super::results::{Experiment, Results, cells};
+use super::results::{CELLS, Experiment, Results, cells};
 use anyhow::Result;
 use foreword_report::words::{escaped, grouped, percent};
 use foreword_report::{both_widths, filled, row, tile};
@@ -23,6 +23,7 @@ pub(super) fn page(results: &Results) -> Result<String> {
         ("parts", parts.into_iter().flatten().collect::<String>()),
         ("queries", results.setting.queries.to_string()),
         ("seeds", results.setting.seeds.to_string()),
+        ("documents", results.setting.documents.to_string()),
         ("overlap", results.setting.overlap.to_string()),
         ("ranks", results.setting.ranks.name().to_owned()),
         ("place", results.setting.place.name().to_owned()),
@@ -89,27 +90,32 @@ fn tiles(rows: &[Row]) -> String {
     .concat()
 }
 
+/// Heads of the cells with times, which are the first after the arm's name.
+const TIMES: [&str; 7] = [
+    "mean, ms",
+    "median, ms",
+    "p95, ms",
+    "mean below retrieval",
+    "median below retrieval",
+    "faster than retrieval",
+    "below .6 of the median without a cache",
+];
+/// Heads of the other cells.
+const WORK: [&str; 5] = [
+    "tokens reused",
+    "requests that benefited",
+    "tokens of the hint",
+    "ordering, µs",
+    "building, µs",
+];
+const _: () = assert!(1 + TIMES.len() + WORK.len() == CELLS);
+
 /// Returns two tables of the rows: one of times, and one of the work behind them.
 fn tables(title: &str, words: &str, rows: &[Row]) -> String {
-    let times = [
-        "mean, ms",
-        "median, ms",
-        "p95, ms",
-        "mean below retrieval",
-        "median below retrieval",
-        "faster than retrieval",
-    ];
-    let work = [
-        "tokens reused",
-        "requests that benefited",
-        "tokens of the hint",
-        "ordering, µs",
-        "building, µs",
-    ];
     format!(
         "<div class=\"card\"><h2>{title}</h2><p class=\"soft\">{words}</p>\n{}</div>\n<div class=\"card\"><h2>{title}: work</h2>\n{}</div>\n",
-        table(rows, &times, 1),
-        table(rows, &work, 1 + times.len())
+        table(rows, &TIMES, 1),
+        table(rows, &WORK, 1 + TIMES.len())
     )
 }
 

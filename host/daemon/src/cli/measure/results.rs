@@ -113,7 +113,7 @@ impl Experiment {
             "ranks": self.workload.ranks.name(),
             "place": self.workload.place.name(),
             "k": self.workload.k,
-            "documents": self.workload.documents,
+            "documents": self.workload.corpus(),
             "at_once": self.workload.at_once,
             "answer_tokens": self.workload.answer,
             "kv_tokens": self.workload.kv_tokens,
@@ -249,8 +249,10 @@ impl Results {
     }
 }
 
+/// Number of a row's cells.
+pub(super) const CELLS: usize = 13;
 /// Heads of the columns after the arm's name, in the order of [`cells`].
-const HEADS: [&str; 12] = [
+const HEADS: [&str; CELLS - 1] = [
     "mean, ms",
     "p50, ms",
     "p95",
@@ -265,10 +267,10 @@ const HEADS: [&str; 12] = [
     "build, µs",
 ];
 /// Widths of the columns of [`HEADS`], in characters.
-const WIDTHS: [usize; 12] = [16, 16, 9, 16, 16, 8, 7, 9, 11, 7, 10, 10];
+const WIDTHS: [usize; CELLS - 1] = [16, 16, 9, 16, 16, 8, 7, 9, 11, 7, 10, 10];
 
 /// Writes cells, each at the right of its column, and ends the line.
-fn write_cells(table: &mut String, cells: [impl std::fmt::Display; 12]) {
+fn write_cells(table: &mut String, cells: [impl std::fmt::Display; CELLS - 1]) {
     for (cell, width) in cells.into_iter().zip(WIDTHS) {
         let _ = write!(table, "{cell:>width$}");
     }
@@ -277,7 +279,7 @@ fn write_cells(table: &mut String, cells: [impl std::fmt::Display; 12]) {
 
 /// Returns a row's cells: name, mean, median, 95th percentile, mean and median below retrieval order, shares faster and
 /// fast, tokens saved, requests that benefited, tokens of the hint, and times of ordering and building.
-pub(super) fn cells(row: &Row) -> [String; 13] {
+pub(super) fn cells(row: &Row) -> [String; CELLS] {
     let none = || "".to_owned();
     [
         row.arm.name(),

@@ -112,10 +112,13 @@ impl CpuBackend {
         Ok(layout(checkpoint, page_tokens, kernels)?.page_bytes() as u64)
     }
 
-    /// Returns the name of the instruction set in use, for logs and to tell apart stored KV state that was computed
-    /// with other instructions.
+    /// Returns the name of the instruction set in use, for logs and to tell apart the times of other instructions.
     pub fn instruction_set(&self) -> &'static str {
-        self.model.kernels().name()
+        if self.model.is_packed() {
+            self.model.kernels().packed_name()
+        } else {
+            self.model.kernels().name()
+        }
     }
 
     /// Returns whether attention uses the CPU's matrix tiles (AMX). Products with bf16 weights then use them too. They

@@ -333,14 +333,22 @@ impl Kernels {
         self.packed
     }
 
-    /// Returns a name of the instruction sets in use, for logs.
+    /// Returns a name of the instruction sets in use, without those for packed weights, which give the same bits
+    /// everywhere.
     pub(super) fn name(self) -> &'static str {
         match (self.isa, self.pairs) {
-            (Isa::Avx512(_, Some(_)), None) => "AVX-512 with VNNI",
             (Isa::Avx512(..), None) => "AVX-512",
             (Isa::Avx2(_), None) => "AVX2 with FMA and F16C",
             (Isa::Portable, None) => "portable",
             (_, Some(machine)) => machine.name(),
+        }
+    }
+
+    /// Returns a name of the instruction sets in use with a model whose weights are packed.
+    pub(super) fn packed_name(self) -> &'static str {
+        match self.isa {
+            Isa::Avx512(_, Some(_)) => "AVX-512 with VNNI",
+            _ => self.name(),
         }
     }
 

@@ -234,6 +234,7 @@ pub(in super::super) struct PackedProduct<'a> {
     /// The left operand, activations rounded to 8 bits, `[rows][inputs]`.
     pub(in super::super) a: &'a [i8],
     /// For each block of 32 inputs of each row of `a`, the scale and the sum of its integers, `[rows][inputs / 32]`.
+    /// Kernels rely on the sum in every format.
     pub(in super::super) scales: &'a [[f32; 2]],
     pub(in super::super) inputs: usize,
     /// Rows of `a` to compute, as a range of row indices.
