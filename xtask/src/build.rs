@@ -3,9 +3,9 @@
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::{env, fs};
+use std::{env, fs, thread};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
 
 use crate::setup;
@@ -92,6 +92,23 @@ impl Built {
 pub(crate) fn filter(workspace: &Workspace) -> Result<PathBuf> {
     let package = "foreword-filter";
     module(workspace, "filter", package, FILTER_TARGET, "wasm")
+}
+
+/// Builds the filter while `other` builds something in another folder of artifacts, and returns the filter's path and
+/// the other's result. The filter is optimised as a whole, by one thread, so both together take little longer than the
+/// longer one.
+pub(crate) fn filter_beside<T>(
+    workspace: &Workspace,
+    other: impl FnOnce() -> Result<T>,
+) -> Result<(PathBuf, T)> {
+    thread::scope(|scope| {
+        let filter = scope.spawn(|| filter(workspace));
+        let other = other();
+        let filter = filter
+            .join()
+            .map_err(|_| anyhow!("the filter's build panicked"))?;
+        Ok((filter?, other?))
+    })
 }
 
 /// Builds a package as a Wasm module, and returns its path. The same source gives the same bytes on every machine: the

@@ -31,17 +31,17 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     plan.cargo("clippy, filter", CLIPPY_FILTER)?;
     plan.cargo("clippy, browser", CLIPPY_BROWSER)?;
     // What is only built for tests would not miss its users.
-    plan.step(linted("build, with clippy", workspace, "build"))?;
+    let mut filter = PathBuf::new();
+    plan.task("build, with clippy; filter", || {
+        let build = linted("build, with clippy", workspace, "build");
+        (filter, ()) = build::filter_beside(workspace, || build.run())?;
+        Ok(())
+    })?;
     let tests_and_benches = "test --all-targets --no-run";
     let name = "tests and benches, built with clippy";
     plan.step(linted(name, workspace, tests_and_benches))?;
     plan.step(rustdoc(workspace)?)?;
 
-    let mut filter = PathBuf::new();
-    plan.task("filter", || {
-        filter = build::filter(workspace)?;
-        Ok(())
-    })?;
     let built = Built {
         filter,
         // Built with the tests, before they run.

@@ -201,9 +201,11 @@ fn prepare(workspace: &Workspace, options: &Options) -> Result<(Built, PathBuf)>
         }
         None => setup::smollm2(workspace)?,
     };
+    let host = || build::host(workspace, &options.profile);
+    let (filter, host) = build::filter_beside(workspace, host)?;
     let built = Built {
-        filter: build::filter(workspace)?,
-        host: build::host(workspace, &options.profile)?,
+        filter,
+        host,
         workspace: None,
     };
     Ok((built, model))
