@@ -137,15 +137,16 @@ impl Figures {
         let lines = self.arms.iter().filter_map(|figure| {
             let logprob = figure.answer_logprob.as_ref()?;
             let nats = figure.answer_nats.as_ref()?;
+            let (less, verdict) = likelihood_less(logprob.less_retrieval);
             Some(format!(
                 "{:<22}{:>10}{:>13.3}    {:<26}{:<22}{:>12.3}    {}",
                 figure.arm.name(),
                 grouped(logprob.cases as u64),
                 logprob.mean,
-                logprob.less(),
-                logprob.verdict(),
+                less,
+                verdict,
                 nats.mean,
-                nats.less(),
+                likelihood_less(nats.less_retrieval).0,
             ))
         });
         *table += &section(heading, lines);
@@ -155,8 +156,9 @@ impl Figures {
         let heading = format!("less {}", baseline.name());
         let width = 22.max(heading.len() + 2);
         let lines = self.arms.iter().filter_map(|figure| {
-            let (less, verdict) = figure.answer_logprob.as_ref()?.less_baseline?;
-            let (arm, less, verdict) = (figure.arm.name(), less.in_nats(), verdict.words());
+            let less = figure.answer_logprob.as_ref()?.less_baseline?;
+            let (less, verdict) = likelihood_less(Some(less));
+            let arm = figure.arm.name();
             Some(format!("{arm:<width$}{less:<26}{verdict}"))
         });
         *table += &section(&format!("{heading:<width$}nats a token [95 %]"), lines);
@@ -359,20 +361,12 @@ pub(super) fn with_interval(estimate: &Estimate) -> String {
     format!("{value} [{low}, {high}]")
 }
 
-impl AnswerLikelihood {
-    /// Returns the mean log-probability of right answers under this arm (way to ask) minus that in retrieval order, in
-    /// nats, with its interval, as text; empty for retrieval order itself, or if no question was asked in retrieval
-    /// order.
-    pub(super) fn less(&self) -> String {
-        let less = self.less_retrieval.map(|(less, _)| less.in_nats());
-        less.unwrap_or_default()
-    }
-
-    /// Returns the verdict on the difference of this arm (way to ask) from retrieval order in a word for tables, such
-    /// as `better`; empty for retrieval order itself, or if no question was asked in retrieval order.
-    pub(super) fn verdict(&self) -> &'static str {
-        (self.less_retrieval).map_or("", |(_, verdict)| verdict.words())
-    }
+/// Returns as text the difference of an arm's (way to ask) mean log-probability of right answers from another arm's, in
+/// nats, with its interval, and the verdict on it, such as `better`; two empty texts for `None`.
+pub(super) fn likelihood_less(less: Option<(Estimate, Verdict)>) -> (String, &'static str) {
+    less.map_or_else(Default::default, |(less, verdict)| {
+        (less.in_nats(), verdict.words())
+    })
 }
 
 impl Estimate {

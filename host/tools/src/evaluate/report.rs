@@ -2,7 +2,7 @@
 
 use super::bootstrap::{MIN_CASES, MIN_CASES_WITHIN, RESAMPLES, Verdict};
 use super::compare::{Difference, Estimate, Figure};
-use super::figures::{Figures, cells, milliseconds, share, with_interval};
+use super::figures::{Figures, cells, likelihood_less, milliseconds, share, with_interval};
 use super::plots;
 use super::profile::{self, Placed};
 use anyhow::Result;
@@ -131,10 +131,9 @@ fn likelihood(figures: &Figures) -> Result<String> {
         let (Some(logprob), Some(nats)) = (&figure.answer_logprob, &figure.answer_nats) else {
             continue;
         };
+        let (less, verdict) = likelihood_less(logprob.less_retrieval);
         let less_baseline = figures.baseline.map(|_| {
-            let less = logprob.less_baseline;
-            let less = less.map(|(less, verdict)| (less.in_nats(), verdict.words()));
-            let (less, verdict) = less.unwrap_or_default();
+            let (less, verdict) = likelihood_less(logprob.less_baseline);
             format!("<td>{less}</td><td class=\"words wide\">{verdict}</td>")
         });
         let _ = writeln!(
@@ -145,8 +144,8 @@ fn likelihood(figures: &Figures) -> Result<String> {
             figure.arm.name(),
             grouped(logprob.cases as u64),
             logprob.mean,
-            logprob.less(),
-            logprob.verdict(),
+            less,
+            verdict,
             less_baseline.unwrap_or_default(),
             nats.mean,
         );

@@ -234,7 +234,7 @@ impl Boundary {
             let [name, read, written, plain, _, cost, share] = self.cells(outcome);
             let _ = writeln!(
                 card,
-                "<tr><td>{name}</td><td class=\"wide\">{read}</td><td class=\"wide\">{written}</td>\
+                "<tr><th>{name}</th><td class=\"wide\">{read}</td><td class=\"wide\">{written}</td>\
                  <td class=\"wide\">{plain}</td><td>{cost}</td><td>{share}</td></tr>"
             );
         }
