@@ -65,11 +65,11 @@ pub enum Failure {
     /// No such response, file or batch is stored, or it belongs to another client.
     #[error("the {what} `{id}` is not kept here, or no longer")]
     NotStored {
-        /// The kind of what is not stored: `response`, `file` or `batch`.
+        /// The kind of object that is not stored: `response`, `file` or `batch`.
         what: &'static str,
         /// The id that the client sent, shortened by [`clip`].
         id: String,
-        /// The field with the id that was sent; `None` if the id is in the path.
+        /// The field of the request that contains the id; `None` if the id is in the path.
         param: Option<&'static str>,
     },
     /// A limit on stored files, bytes or batches is reached.
@@ -191,8 +191,8 @@ impl Failure {
         }
     }
 
-    /// Returns the failure for the id of a response, file or batch that is not stored. `what` is the kind, and `param`
-    /// the field with the id, or `None` if the id is in the path.
+    /// Returns the failure for an `id` under which no response, file or batch is stored. `what` is the kind of object,
+    /// and `param` the field of the request that contains the id, or `None` if the id is in the path.
     pub fn not_stored(what: &'static str, id: &str, param: Option<&'static str>) -> Self {
         let id = clip(id);
         Self::NotStored { what, id, param }

@@ -34,7 +34,7 @@ impl ApiKeys {
         Self::of(keys.map(str::as_bytes))
     }
 
-    /// Returns a set of these keys, without duplicates, numbered from 0 in their order (a duplicate is skipped).
+    /// Returns a set of these keys. They are numbered from 0 in their order; a key that occurs again is skipped.
     pub fn of<'k>(keys: impl IntoIterator<Item = &'k [u8]>) -> Self {
         let mut numbered = HashMap::new();
         for key in keys {
@@ -44,7 +44,8 @@ impl ApiKeys {
         Self(Arc::new(numbered))
     }
 
-    /// Returns the set with one more key, which gets the next number unless it is already in the set.
+    /// Returns a copy of the set that also accepts `key`. The key's number is the number of keys so far; if the set
+    /// already has the key, its number stays.
     pub fn and(&self, key: &str) -> Self {
         let mut numbered = HashMap::clone(&self.0);
         let number = numbered.len();

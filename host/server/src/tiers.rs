@@ -37,10 +37,11 @@ pub struct DiskFile {
     pub path: PathBuf,
     /// Maximum size of the disk tier's file, in bytes.
     pub capacity: u64,
-    /// Bytes of the file that may hold replicas (copies on disk of pages that are still in memory); 0 for none.
+    /// Maximum number of bytes of the file that hold replicas (copies on disk of pages that are still in memory); 0 for
+    /// no replicas.
     pub replica_bytes: u64,
-    /// Average rate of writing replicas (copies of pages that are still in memory), in bytes a second; 0 for no
-    /// replicas.
+    /// Maximum rate, averaged over time, at which replicas (copies on disk of pages that are still in memory) are
+    /// written, in bytes per second; 0 for no replicas.
     pub replica_bytes_per_second: u64,
 }
 

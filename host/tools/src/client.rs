@@ -44,9 +44,9 @@ pub(crate) enum Fault {
     /// The endpoint refuses this request, with a status that a retry would not change.
     #[error("{0}")]
     Refused(String),
-    /// The request failed, but a further attempt may succeed: the connection failed or was too slow, the response was
-    /// broken, or the endpoint returned an error status such as 429 or 503. If the client retries requests, all
-    /// attempts have failed.
+    /// The request failed, but a further attempt may succeed: (1) the connection failed or was too slow, (2) the
+    /// response was broken, or (3) the endpoint returned an error status such as 429 or 503. [`Client::retry`] returns
+    /// this fault only after the last permitted attempt.
     #[error("{reason}")]
     Failed {
         reason: String,

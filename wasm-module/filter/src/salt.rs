@@ -58,8 +58,8 @@ impl Identity {
         self.salt.as_deref()
     }
 
-    /// Returns the identity by which the ordering core separates tenants: the name and, if cache salts are on, a key
-    /// derived from the salt.
+    /// Returns the tenant as the ordering core tells tenants apart: by its name, and by a hash of its cache salt (the
+    /// default key if the configuration enables no cache salts).
     pub(crate) fn tenant(&self) -> Tenant<'_> {
         Tenant {
             name: &self.name,

@@ -53,9 +53,9 @@ object! {
         /// Number of tokens in a block of the engine's prefix cache. A cached prefix shorter than a block counts as no
         /// match. With 1, any match counts.
         pub block_tokens: u32 = 1; 1..=MAX_BLOCK_TOKENS,
-        /// Contexts (document sets of requests) from a log, with which `context-index` begins: for each request the
-        /// fingerprints of its documents, best first, as 16 hexadecimal digits each. The command `foreword index`
-        /// writes them.
+        /// Contexts (document sets of requests) from a log, with which `context-index` begins, one string for each
+        /// request: the fingerprints of its documents, best first, each as 16 hexadecimal digits, without separators.
+        /// The command `foreword index` writes these strings.
         pub history: Vec<String> = Vec::new(),
         /// True if `context-index` removes contexts (document sets of requests) that the engine evicted from its cache,
         /// as RAGBoost does. If false, it keeps up to `max_contexts` of them, so that recurring ones are sent in the

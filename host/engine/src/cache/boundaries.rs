@@ -91,8 +91,8 @@ impl Route {
 pub(super) struct PassedDocument(DocumentBoundary);
 
 impl DocumentBoundaries {
-    /// Records on the page that a document ends there, and logs the document as stored in the cache. Does nothing if
-    /// that is already recorded or the page has [`MAX_BOUNDARIES`] records.
+    /// Records `document` on the page, and logs an event: the document is now cached. Does nothing if the page already
+    /// has a record of this document, or has [`MAX_BOUNDARIES`] records.
     pub(super) fn add(&mut self, document: PassedDocument, salt: &Arc<str>, log: &mut EventLog) {
         let PassedDocument(mark) = document;
         if self.0.len() == MAX_BOUNDARIES || self.0.iter().any(|other| other.is(&mark)) {
@@ -111,8 +111,8 @@ impl DocumentBoundaries {
         self.0.len()
     }
 
-    /// Logs the documents that are recorded on the page as removed from the cache, the last one first. For a page that
-    /// leaves the cache.
+    /// Logs an event for each document that is recorded on the page, in reverse order of recording: it is no longer
+    /// cached. To be called when the page leaves the cache.
     pub(super) fn tell_removed(self, salt: &Arc<str>, log: &mut EventLog) {
         for mark in self.0.into_iter().rev() {
             log.push(CacheEvent::DocumentsRemoved {

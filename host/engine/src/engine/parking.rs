@@ -40,7 +40,8 @@ impl<Core, Owner> Default for Parking<Core, Owner> {
 }
 
 impl<Core, Owner: PartialEq> Parking<Core, Owner> {
-    /// Stores the core (the engine's state) while the device of `owner` computes, from time `since` on.
+    /// Stores the core (the engine's state), so that it can be taken while the device of `owner` computes. `since` is
+    /// the time at which the device began to compute.
     pub(super) fn park(&mut self, core: Core, owner: Owner, since: Instant) {
         let state = State::Computing { owner, since };
         self.0 = Some(Parked { core, state });

@@ -74,7 +74,8 @@ impl Shares {
         }
     }
 
-    /// Adds `cost`, of tokens computed for `tenant`, to the tenant's counter and advances the virtual time.
+    /// Adds `cost`, the cost of tokens computed for `tenant`, to the tenant's counter. Advances the virtual time by the
+    /// cost divided by the number of tenants that have waiting requests, this tenant included.
     pub fn charge(&mut self, tenant: &str, cost: u64) {
         let mut sharing = (self.tenants.len() - self.idle) as u64;
         if let Some(tally) = self.tenants.get_mut(tenant) {
@@ -87,7 +88,9 @@ impl Shares {
         self.rest %= sharing;
     }
 
-    /// Returns the tenant's counter; for an unknown tenant, the counter with which it would start.
+    /// Returns the tenant's counter: the cost of the tokens computed for it, where a prompt token costs 1 and a
+    /// generated token [`GENERATED_COST`], plus what the counter was raised by when the tenant was new or returned
+    /// after a pause. For a tenant that is not stored, returns the virtual time, with which its counter would start.
     pub fn served(&self, tenant: &str) -> u64 {
         self.tenants
             .get(tenant)

@@ -6,10 +6,11 @@ use crate::model::Model;
 use foreword_engine::TokenId;
 use foreword_engine::sampling::Logprobs;
 
-/// The request's options for reporting its prompt in the response, with the prompt's tokens.
+/// A request's options for reporting its prompt in the response (`prompt_logprobs` and `echo`), and the prompt's
+/// tokens.
 #[derive(Clone, Debug)]
 pub struct PromptReading {
-    /// Tokens of the prompt as the engine computed it.
+    /// All tokens of the prompt, in order, as the engine receives them.
     pub tokens: Vec<TokenId>,
     /// Number of alternatives for each token in vLLM's `prompt_logprobs`; `None` if that was not requested.
     pub logprobs: Option<u32>,

@@ -353,7 +353,8 @@ async fn answered<A: Ask>(
 }
 
 impl Running {
-    /// Returns the reason why the batch must stop early; `None` if it continues.
+    /// Returns the reason why the batch must stop early: a recorded error, the stop of the server, cancellation or
+    /// expiry. `None` if the batch continues.
     fn ending(&self, server: &impl Ask) -> Option<Ending> {
         match self.failed.get() {
             Some(fault) => Some(Ending::Failed(vec![fault.clone()])),
@@ -361,7 +362,10 @@ impl Running {
         }
     }
 
-    /// Returns the reason why the batch ended, once all its workers have stopped.
+    /// Returns the reason why the batch ended: (1) [`Ending::Completed`] if all its requests have an answer, successful
+    /// or not, and no error is recorded; (2) otherwise the recorded error, or the stop, cancellation or expiry that
+    /// ended it early; (3) without any of these, [`Ending::Failed`]. Call it when all workers of the batch have
+    /// stopped.
     fn ended(&self, server: &impl Ask) -> Ending {
         let is_whole = {
             let answers = &self.progress.lock().answers;

@@ -537,7 +537,8 @@ impl Store {
         Ok(record)
     }
 
-    /// Returns the record of a batch; `None` if `owner` (an API key's name) has none with that id.
+    /// Returns the record of the batch with this `id`; `None` if there is none, or if it does not belong to `owner`, an
+    /// API key's name. First removes finished batches that are too old at the time `now`, in seconds since 1970.
     pub fn batch(&self, owner: &str, id: &str, now: u64) -> Option<BatchRecord> {
         self.expire(now);
         self.any_batch(id).filter(|batch| batch.owner == owner)
@@ -548,7 +549,8 @@ impl Store {
         self.state.lock().batches.get(id).cloned()
     }
 
-    /// Returns the records of the batches of `owner` (an API key's name), latest first.
+    /// Returns the records of the batches of `owner` (an API key's name), latest first. First removes finished batches
+    /// that are too old at the time `now`, in seconds since 1970.
     pub fn batches(&self, owner: &str, now: u64) -> Vec<BatchRecord> {
         self.expire(now);
         let state = self.state.lock();

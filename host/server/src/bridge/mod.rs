@@ -85,7 +85,8 @@ pub struct Config {
     /// Limits on the recorded blocks of the engine's cache, and on prompts that wait for the engine to report their
     /// blocks.
     pub limits: Limits,
-    /// Time that [`Bridge::stop`] gives copies of requests in flight to finish.
+    /// Longest time for which [`Bridge::stop`] waits until the copies of requests that have already arrived are
+    /// processed; then it closes their connections.
     pub grace: Duration,
 }
 
@@ -184,8 +185,8 @@ impl Bridge {
         self.serving.internal
     }
 
-    /// Stops the bridge: refuses new copies, waits up to the grace period for those in flight, ends the waiting of
-    /// gateways that read the feed, and closes the connections.
+    /// Stops the bridge: refuses new copies of requests, waits for those in flight for at most the configured
+    /// [`grace`](Config::grace), ends the waiting of gateways that read the feed, and closes the connections.
     pub async fn stop(self) {
         let followed = async {
             let _ = self.following.await;

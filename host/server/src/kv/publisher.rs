@@ -73,7 +73,8 @@ const BOUNDS: Bounds = Bounds {
 };
 
 impl Publisher {
-    /// Binds both sockets.
+    /// Binds the PUB socket, on which KV events are published, and the ROUTER socket for replays if the configuration
+    /// has an address for it.
     ///
     /// # Errors
     /// Returns an error if an address cannot be listened on.
@@ -90,12 +91,13 @@ impl Publisher {
         })
     }
 
-    /// Returns the address of the PUB socket, with its real port.
+    /// Returns the address of the PUB socket, with the port that was bound.
     pub fn address(&self) -> SocketAddr {
         self.publish.1
     }
 
-    /// Returns the address of the ROUTER socket, with its real port; `None` if there are no replays.
+    /// Returns the address of the ROUTER socket, which replays missed batches of events, with the port that was bound.
+    /// `None` if the configuration has no address for it.
     pub fn replay_address(&self) -> Option<SocketAddr> {
         self.replay.as_ref().map(|(_, address)| *address)
     }

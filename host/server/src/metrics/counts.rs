@@ -57,7 +57,8 @@ impl Placements {
         Self(Outcomes::registered(registry, "document_paths", help))
     }
 
-    /// Counts a chat request by the outcome of finding its documents.
+    /// Adds 1 to the number of chat requests with this outcome of finding, in the prompt, the documents that the
+    /// gateway's header names.
     pub fn count(&self, outcome: Placement) {
         self.0.count(outcome.name());
     }

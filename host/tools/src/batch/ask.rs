@@ -305,10 +305,11 @@ fn response(reply: &Reply) -> BatchAnswer<'_> {
     }
 }
 
-/// Longest time for which the endpoint's `Retry-After` can pause the run; a longer one is shortened to this.
+/// Longest time for which a `Retry-After` in the endpoint's response pauses the run; a longer wait is shortened to
+/// this.
 const MAX_PAUSE: Duration = Duration::from_secs(600);
-/// Maximum size, in bytes, of the answer to one request. A longer answer counts as a failure: a resumed run must read
-/// every line of the output file again.
+/// Maximum size, in bytes, of the answer to one request. A request with a longer answer counts as failed, because a run
+/// that resumes the batch reads each answer in the output file into memory again.
 const MAX_ANSWER: u64 = 32 << 20;
 /// Number of consecutive failed requests at which the run ends, since the endpoint itself then seems to be at fault.
 const MAX_FAILED: usize = 3;

@@ -121,13 +121,13 @@ const LOST: [(&str, &str); 4] = [
 const EXPLAIN: &str =
     "foreword explain over a log of these requests names the first difference of each";
 const SCRAPE: &str = "--gateway-metrics URL: Envoy's http://HOST:9901/stats/prometheus, or /metrics of foreword ext-proc";
-/// The advice printed if the gateway believes documents resident that the engine has evicted: the configuration that
-/// connects the gateway to the engine's feed of cache events.
+/// The remedy that is printed if the gateway counts documents as cached that the engine has evicted: the part of the
+/// gateway's configuration that connects it to the engine's feed of cache events, and the programs that serve the feed.
 pub(super) const FEED: &str = "\"engines\": [{\"name\": \"a\", \"feed\": {\"cluster\": \"a-feed\"}}], from foreword serve's internal \
                                listener or foreword kv-bridge beside vLLM";
-/// Minimum number of requests from which the share of requests whose answers reported fewer cached tokens than the
-/// gateway expected is judged, and minimum number of ordering decisions from which the share of decisions that found no
-/// resident documents is judged.
+/// Minimum number of samples for a warning: (1) requests, for a warning about the share whose answers reported fewer
+/// cached tokens than the gateway expected; (2) ordering decisions, for a warning about the share that found none of
+/// the request's documents in the engine's cache.
 const ENOUGH: f64 = 20.0;
 const MAX_BLIND: f64 = 0.5;
 const MAX_CORRECTED: f64 = 0.05;

@@ -121,8 +121,8 @@ impl Arm {
     /// The arms (ways to ask) that the option `--positions` adds.
     pub(super) const POSITIONS: [Self; 3] = [Self::First, Self::Middle, Self::Last];
 
-    /// Returns all arms (ways to ask) with names of their own, in the order in which tables list them. The last one is
-    /// [`Self::GATEWAY`]; gateways that the user named are not included.
+    /// Returns all arms (ways to ask) whose names are fixed, in the order in which tables list them. The last one is
+    /// [`Self::GATEWAY`]; gateways to which the user gave a name are not among them.
     pub(super) fn all() -> impl Iterator<Item = Self> {
         let own = Self::NAMED.into_iter().map(|(arm, _)| arm);
         own.chain([Self::GATEWAY])

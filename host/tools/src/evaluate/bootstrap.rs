@@ -20,8 +20,8 @@ pub(super) struct Interval {
 /// same cases, by the difference's 95 % confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// The scores count as equal: the whole confidence interval of their difference lies within [`MARGIN`] percentage
-    /// points of 0, and there are at least [`MIN_CASES_WITHIN`] cases.
+    /// The scores count as equal: both ends of the confidence interval of their difference are at most [`MARGIN`] (one
+    /// percentage point) from 0, and there are at least [`MIN_CASES_WITHIN`] (300) cases.
     Within,
     /// The first score is higher: the confidence interval of the difference lies entirely above 0, and
     /// [`Verdict::Within`] does not apply.

@@ -71,8 +71,9 @@ pub(super) fn chosen(streamed: &Streamed, choices: usize) -> (String, ChosenBy) 
     }
 }
 
-/// Returns the letter, in upper case, of the choice that an answer names: the answer begins with the letter of one of
-/// the first `choices` choices, and no letter or digit follows it. Returns the whole `text` if there is no such letter.
+/// Returns the letter, in upper case, with which the answer `text` begins, if it is the letter of one of the first
+/// `choices` choices and no letter or digit follows it. The model's thinking, and spaces, brackets, asterisks or quotes
+/// before the letter, are skipped. Otherwise returns the whole `text`.
 fn named(text: &str, choices: usize) -> String {
     let answer = without_thinking(text);
     let answer = answer.trim_start_matches(|c: char| c.is_whitespace() || "([*\"".contains(c));

@@ -46,8 +46,8 @@ pub(super) struct Forced {
     pub(super) url: String,
 }
 
-/// The last tokens of a prompt, in order, each with the log-probability that the endpoint reports. Tokens before the
-/// first one that has a log-probability are left out.
+/// The last tokens of a prompt, in order, each with its text and its log-probability in nats: those tokens for which
+/// the endpoint reports a log-probability.
 #[derive(Debug)]
 pub(super) struct ScoredPrompt(Vec<ScoredToken>);
 
@@ -101,7 +101,7 @@ impl Forced {
     }
 }
 
-/// Parses a response with the log-probabilities of a prompt's tokens.
+/// Parses a response with the log-probabilities of a prompt's tokens (`prompt_logprobs`).
 ///
 /// # Errors
 /// Returns [`Broken`] if the response has no log-probabilities or cannot be read.

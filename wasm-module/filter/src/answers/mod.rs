@@ -321,8 +321,8 @@ fn header(owner: &[u8; 32], first: u128) -> Vec<u8> {
     [owner.as_slice(), &first.to_le_bytes()].concat()
 }
 
-/// A chat request: its messages, and the other fields that identify the chat's owner in [`Request::owner`], because the
-/// prompt depends on them or they name the user.
+/// The fields of a chat request that are read: the messages, and those by which [`Request::owner`] keeps the stored
+/// answers of different users and prompts apart (they name the user, or the prompt depends on them).
 #[derive(Deserialize)]
 struct Request<'a> {
     #[serde(borrow)]
@@ -351,7 +351,7 @@ struct Request<'a> {
     chat_template_kwargs: Option<&'a RawValue>,
 }
 
-/// The only field of a request's `metadata` that identifies the chat's owner; the others may change from request to
+/// The only field of a request's `metadata` that helps to tell users apart; the other fields may change from request to
 /// request.
 #[derive(Deserialize)]
 struct Metadata<'a> {

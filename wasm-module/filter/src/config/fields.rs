@@ -11,8 +11,8 @@ use serde_json::{Map, Value};
 use super::ConfigError;
 use super::salt_key::SaltKey;
 
-/// The fields of one JSON object of the configuration. Each is identified by its path from the root, such as
-/// `retrieval.k`.
+/// The fields of one JSON object of the configuration; no fields if the object is absent. A caller names a field by its
+/// path from the configuration's root, such as `retrieval.k`; the last part (`k`) is looked up in this object.
 pub(super) struct Fields<'v>(Option<&'v Map<String, Value>>);
 
 impl<'v> Fields<'v> {
@@ -28,7 +28,8 @@ impl<'v> Fields<'v> {
         })
     }
 
-    /// Wraps an object that may contain a secret. Like [`Fields::of`], but its error does not quote the value.
+    /// Wraps an object that may contain a secret. Returns an error, which does not quote the value, if the value is not
+    /// an object, or has a field that is not in `known`. `field` is the object's path.
     pub(super) fn secret(
         field: &'static str,
         value: &'v Value,

@@ -64,8 +64,8 @@ impl EngineHealth {
         fields.map(u64::to_le_bytes).concat()
     }
 
-    /// Returns the tokens that the engine has yet to compute for this proxy's requests. A worker that ends never
-    /// subtracts its own requests, so a value that has not changed for [`STALE_MS`] counts as 0.
+    /// Returns the tokens that the engine has yet to compute for this proxy's requests. Returns 0 if the number has not
+    /// changed for [`STALE_MS`] (60 s): a worker that ended never subtracts its own requests.
     pub(super) fn outstanding(self, now_ms: u64) -> u64 {
         if now_ms.abs_diff(self.changed_ms) > STALE_MS {
             0
@@ -74,8 +74,9 @@ impl EngineHealth {
         }
     }
 
-    /// Returns the tokens that the engine has yet to compute for requests through other proxies. The worker that
-    /// receives the reports may end, so a value that was not repeated for [`ELSEWHERE_STALE_MS`] counts as 0.
+    /// Returns the tokens that the engine has yet to compute for requests through other proxies, as these last
+    /// reported. Returns 0 if the number was last set more than [`ELSEWHERE_STALE_MS`] (5 s) ago: the worker that
+    /// receives the reports may have ended.
     pub(super) fn elsewhere(self, now_ms: u64) -> u64 {
         if now_ms.abs_diff(self.elsewhere_ms) > ELSEWHERE_STALE_MS {
             0
@@ -120,7 +121,8 @@ impl EngineHealth {
         }
     }
 
-    /// Returns the pause after a failed request, in milliseconds. It doubles with each failure in a row, up to
+    /// Returns the time, in milliseconds, for which the engine is not chosen after a failed request, or while a request
+    /// probes it: [`FIRST_PAUSE_MS`], doubled for each failure that is recorded since the engine's last response, up to
     /// [`LONGEST_PAUSE_MS`].
     fn pause(self) -> u64 {
         let doublings = u32::try_from(self.failures)

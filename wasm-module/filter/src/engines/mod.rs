@@ -53,8 +53,9 @@ pub(crate) struct Dispatch {
 }
 
 impl Dispatch {
-    /// Returns whether the engine has to compute tokens for the request. It has none in a record of a retry at another
-    /// engine.
+    /// Returns true if the request adds tokens to the engine's load: the estimate of the tokens that the engine has to
+    /// compute for it is more than 0. It is 0 for a request that Envoy retried at this engine, which the plugin did not
+    /// choose.
     pub(crate) fn has_tokens(self) -> bool {
         self.tokens > 0
     }

@@ -184,9 +184,10 @@ impl Exchange {
         (self.dialect).error(500, "the gateway failed", "gateway_failed")
     }
 
-    /// Returns the JSON body of an error with which the module that embeds the filter itself responds, in the format of
-    /// the API that the request's path belongs to. Call it after the request's headers have arrived. `code` is the
-    /// reason in kebab case.
+    /// Returns the JSON body of an error response that the module which embeds the filter sends by itself, for instance
+    /// because no engine is ready. Its format is that of the API to which the request's path belongs. `status` is the
+    /// HTTP status, `message` the text for the client, and `code` the reason in kebab case. Call it after the request's
+    /// headers have arrived.
     pub fn refusal(&self, host: &impl Host, status: u16, message: &str, code: &str) -> Vec<u8> {
         let path = host.request_header(":path").ok().flatten();
         let path = path.unwrap_or_default();

@@ -54,11 +54,12 @@ pub(crate) struct Gateways {
     published: (u64, u64),
 }
 
-/// The content of the response to a push or to a listening call: other gateways' updates about cached prefixes, and
-/// counts.
+/// The content of the response to a push, or to a long poll for pushes of other gateways: their updates about cached
+/// prefixes, and counts.
 #[derive(Debug, Default)]
 pub(crate) struct ExchangeResult {
-    /// Updates about requests of other gateways, in the order in which the server received them.
+    /// Updates about cached prefixes that other gateways pushed, in the order in which the server received them. Empty
+    /// in the response to this worker's own push.
     pub(crate) updates: Vec<PeerUpdate>,
     /// Number of this worker's updates about cached prefixes that the server accepted.
     pub(crate) sent: u64,
@@ -117,9 +118,10 @@ impl Gateways {
         })
     }
 
-    /// Reads from shared data whether other gateways listen, for [`Gateways::has_listeners`]. A worker that leads
-    /// (`leads`: it reads the feed for all workers) first records there what the server told it. Any other worker
-    /// forgets the state of its listening.
+    /// Reads from shared data whether gateways of other proxies listen for updates about cached prefixes, for
+    /// [`Gateways::has_listeners`]. A worker that leads (`leads`: it reads the feed for all workers) first records
+    /// there that one listens, if the server last said so. Any other worker forgets the state of its own listening: the
+    /// call in flight, its position and other gateways' loads.
     pub(super) fn look(&mut self, host: &impl Host, now_ms: u64, leads: bool) {
         if leads && self.others > 0 {
             self.listeners.note(host, now_ms);
@@ -134,7 +136,8 @@ impl Gateways {
         self.is_listened_to = self.listeners.are_there(host, now_ms);
     }
 
-    /// Returns whether gateways of other proxies listened at the last [`Gateways::look`].
+    /// Returns whether a gateway of another proxy listened for updates about cached prefixes at the last
+    /// [`Gateways::look`], according to shared data.
     pub(super) fn has_listeners(&self) -> bool {
         self.is_listened_to
     }

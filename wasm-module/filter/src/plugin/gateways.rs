@@ -30,8 +30,11 @@ impl Plugin {
         }
     }
 
-    /// Listens to gateways of other proxies that use the same engine as `feed`, and pushes updates about this worker's
-    /// requests to them. At a periodic tick ([`Tick::Full`]) also looks whether any of them listens.
+    /// Exchanges updates about cached prefixes with gateways of other proxies that use the same engine as `feed`: (1)
+    /// if this worker reads the feed for all workers, starts a long poll for their updates unless one is in flight; (2)
+    /// at a periodic tick ([`Tick::Full`]), reads from shared data whether any of them listens; (3) if one listens,
+    /// pushes the updates about this worker's requests, unless a push is in flight or the pause after a failed push is
+    /// not over.
     pub(super) fn exchange(&self, host: &impl Host, now_ms: u64, feed: &mut Feed, tick: Tick) {
         let engine = feed.engine();
         if let Some(load) = feed.poll_gateways(host, now_ms) {

@@ -11,8 +11,8 @@ pub(super) struct Documents {
     bytes: usize,
     held: HashMap<Key, StoredDocument>,
     by_use: BTreeMap<u64, Key>,
-    /// Number of uses of documents so far. Each use gets the next number, and a document's last one is its key in
-    /// `by_use`.
+    /// The number of the latest use of any document. Each use (a document is stored or returned) gets the next number,
+    /// and a document is in `by_use` under the number of its own latest use.
     used: u64,
 }
 

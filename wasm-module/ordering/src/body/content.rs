@@ -52,13 +52,14 @@ enum Nested<'a> {
     Object(&'a str),
 }
 
-/// A document block of a message's content, or a document in a list of results.
+/// A document that the request contains as JSON: a document part of a message's content (such as Anthropic's block of
+/// type `document`), or an element of a list of results that a tool or a search returned.
 #[derive(Debug)]
 pub(super) struct Block<'a> {
-    /// The whole block or document, as JSON.
+    /// The JSON of the whole document or of the whole block that contains it.
     pub(super) raw: &'a str,
-    /// The document's name, by which hints (the gateway's sentences about documents) refer to it: for a block its title
-    /// or else its source; empty if it has none.
+    /// The document's name, by which hints (the gateway's sentences about documents) refer to it, for instance its
+    /// title, or else its source; empty if it has none.
     pub(super) label: &'a str,
 }
 

@@ -11,11 +11,12 @@ use super::{Parsed, Role, Skip, unescaped};
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// The question of a chat that brings no documents, for a retriever, and the beginning of the chat's prompt.
+/// The input to a retriever for a chat whose request contains no documents: the user's question, and the beginning of
+/// the chat's prompt.
 #[derive(Debug)]
 pub struct Question<'a> {
-    /// The text of the last user message that is not a tool's result, with its parts on separate lines; `None` if it
-    /// has none.
+    /// The text of the last user message that is not a tool's result, with its parts on separate lines. `None` if there
+    /// is no such message, or its text is blank.
     pub text: Option<Cow<'a, str>>,
     /// The beginning of the prompt, which the engine can prefill before documents are found.
     pub opening: Opening<'a>,
@@ -26,8 +27,8 @@ pub struct Question<'a> {
 pub struct Opening<'a> {
     /// The JSON of the system messages before all other messages; empty if there is nothing to prefill.
     pub messages: Vec<Cow<'a, str>>,
-    /// The names and the JSON of those of the fields `model`, `tools` and `cache_salt` that the body has: the prompt or
-    /// the use of its cache entry depends on them.
+    /// Those of the body's fields `model`, `tools` and `cache_salt` that are present, each with its name and its value
+    /// as JSON. The prompt, or the cached KV state that it may reuse, depends on them.
     pub fields: Vec<(&'static str, &'a str)>,
 }
 

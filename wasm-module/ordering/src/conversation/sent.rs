@@ -56,16 +56,17 @@ pub(crate) struct Pin {
     pub(crate) wrap: Wrap,
     /// Estimated tokens of `text`.
     pub(crate) tokens: u32,
-    /// The documents in `text`, in the order in which they appear there.
+    /// The documents that `text` contains in full, in the order in which they appear there.
     pub(crate) documents: Box<[Pinned]>,
-    /// The value of [`Arrangement::digest`] for the documents in `text`: a hash of them and their order.
+    /// A hash of the documents in their order, and of which of them location hints (references to earlier copies)
+    /// replace in `text`; with an order hint, also of the client's order. It is the value of [`Arrangement::digest`].
     pub(crate) digest: u64,
-    /// The value of [`Arrangement::references`] for the documents in `text`: a hash of the location hints (references
-    /// to earlier copies) among them.
+    /// A hash of the documents that location hints (references to earlier copies) replace in `text`, and of their
+    /// positions; 0 if there are none. It is the value of [`Arrangement::references`].
     pub(crate) references: u64,
 }
 
-/// A document in [`Pin::text`], with the ranges there of its block (the document with its tags) and of its label.
+/// A document in [`Pin::text`], with the byte ranges there of its block (the document with its tags) and of its label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pinned {
     pub(crate) fingerprint: Fingerprint,

@@ -864,8 +864,9 @@ impl Index {
         }
     }
 
-    /// Returns the sentence or line of a segment (a text of the prompt) that contains the segment's byte `offset`;
-    /// `None` if there is none.
+    /// Returns the sentence or line that contains byte `offset` of a segment (a part of the prompt, whose texts are
+    /// counted one after the other). For JSON that is no text, such as tool calls, returns the whole value. `None` if
+    /// the segment is in no message, or does not contain the offset.
     fn words_at<'a>(
         asked: &DiagnosedRequest<'_, 'a>,
         segment: &Segment,

@@ -41,8 +41,8 @@ pub(super) struct Entry {
     pub(super) same: Box<[u64]>,
 }
 
-/// Hashes of model, salt (with the tenant) and engine. Requests that differ in one of these share no cached prefix,
-/// even if their content is the same.
+/// A hash of the request's model, one of its tenant and `cache_salt` together, and one of the engine that receives it.
+/// Requests that differ in one of these share no cached prefix, even if their prompts are the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Realm {
     pub(super) model: u64,

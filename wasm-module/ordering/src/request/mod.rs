@@ -283,9 +283,10 @@ impl<'a> Request<'_, 'a> {
         self.then(digest);
     }
 
-    /// Writes the documents of a `documents` array into a message, followed by `words`, the text that moves from the
-    /// system text. If `known` is given, its arrangement (order, and hints that refer to earlier copies) is repeated.
-    /// Returns the record of what was written.
+    /// Writes the documents of the client's `documents` array, `group`, into a message of the chat's turn `turn`.
+    /// `words`, if given, is the text that moves there from the system text; it follows the documents. If `known`, the
+    /// record of how an earlier request wrote these documents, is given and still valid, repeats its arrangement
+    /// (order, and hints that refer to earlier copies). Returns the record of what was written.
     fn write(
         &mut self,
         group: &Group<'a>,

@@ -202,7 +202,8 @@ impl Panels {
         }
     }
 
-    /// Returns the index of the first panel (32 outputs) of part `part`, one of the matrices side by side.
+    /// Returns the index of the panel (32 outputs) at which matrix number `part` begins. Panels are counted through all
+    /// matrices that are stored side by side.
     pub(super) fn start(&self, part: usize) -> usize {
         self.starts[part]
     }

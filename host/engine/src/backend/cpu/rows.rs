@@ -11,9 +11,9 @@ use crate::models::Activation;
 /// stream.
 #[derive(Clone, Copy)]
 pub(super) enum Addend<'a> {
-    /// Adds the product itself, and the bias `[hidden]` if there is one.
+    /// Adds the product as it is, then the bias of its weights, `[hidden]`; `None` if they have no bias.
     Biased(Option<&'a [f32]>),
-    /// Adds the product after an RMS norm with these weights `[hidden]`.
+    /// Applies an RMS norm with these weights, `[hidden]`, to the product, and adds the normed product.
     Normed(&'a [f32]),
 }
 

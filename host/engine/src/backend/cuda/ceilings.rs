@@ -17,14 +17,15 @@ pub struct Ceilings {
     pub copy_bytes: f64,
 }
 
-/// Number of rows, columns and inputs of the measured product, whose matrices are square; halved until the product fits
-/// into memory.
+/// Number of rows and of columns of the three square matrices of the measured product (both factors and the result).
+/// Halved until all three fit into 1/32 of the device's free memory.
 const SIDE: usize = 8192;
 
-/// Bytes that the measured copy copies, many times any cache; halved until both buffers fit into memory.
+/// Number of bytes that the measured copy copies, many times the size of any cache. Halved until source and destination
+/// together fit into half of the device's free memory.
 const COPIED: usize = 4 << 30;
 
-/// Number of measurements, of which the fastest counts.
+/// Number of measurements of each rate; the fastest one counts.
 const RUNS: u32 = 10;
 
 /// Measures the peak rates of device `ordinal` (its index as CUDA counts) on random numbers. Takes a second or two, and
@@ -38,9 +39,9 @@ pub fn ceilings(ordinal: u32) -> Result<Ceilings, CudaError> {
     measure(&mut device, side, copied).map_err(CudaError::from)
 }
 
-/// Returns the number of rows of the square matrices and the number of bytes of the copy, for a device with `free`
-/// bytes left. The copy takes up to half of them, and the product little, because its time grows faster than its
-/// memory.
+/// Returns the number of rows of the square matrices, and the number of bytes to copy, for a device with `free` bytes
+/// left. The two buffers of the copy take up to half of `free`. The three matrices take up to 1/32, because a product's
+/// time grows faster than its memory.
 fn sizes(free: u64) -> (usize, usize) {
     let (mut side, mut copied) = (SIDE, COPIED);
     while (3 * side * side * size_of::<Bf16>()) as u64 > free / 32 {

@@ -27,8 +27,9 @@ pub(super) struct HeldPrefill {
 }
 
 impl HeldPrefill {
-    /// Returns whether the request that the prefill anticipates has arrived and taken its place; the next step samples
-    /// its first token.
+    /// Returns true if the anticipated request has arrived and has taken over this prefill, so that the next step
+    /// samples the request's first token. Returns false as long as this is a speculative prefill that waits for the
+    /// request.
     pub(super) fn is_joined(&self) -> bool {
         self.active.sequence.kind == Kind::Answer
     }

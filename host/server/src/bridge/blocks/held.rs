@@ -53,8 +53,8 @@ impl HeldBlocks {
         block.is_some_and(|block| block.places.contains(&true))
     }
 
-    /// Returns whether any cached block that begins a sequence was reported without the inputs of its hash other than
-    /// tokens.
+    /// Returns true if the cache has a block at the beginning of a sequence for which the engine did not report what
+    /// the block's hash covers besides tokens, such as a salt.
     pub(super) fn has_first_without_keys(&self) -> bool {
         let mut blocks = self.blocks.values();
         blocks.any(|block| block.parent.is_none() && block.keys.is_none())

@@ -122,12 +122,13 @@ const WHOLE: [&str; 4] = [
     "unknown",
 ];
 
-/// Returns whether events of the type `name` have fields that are read.
+/// Returns whether `name` is a type of event that this module reads; any other type becomes [`BlockEvent::Unknown`].
 fn is_known(name: &str) -> bool {
     matches!(name, "BlockStored" | "BlockRemoved" | "AllBlocksCleared")
 }
 
-/// Returns the event of the type `name`, with those of `fields` that it has.
+/// Builds an event of the type `name`, such as `BlockStored`, from those of `fields` that events of this type have.
+/// Returns [`BlockEvent::Unknown`] for any other name.
 fn event_of(name: &str, fields: Stored) -> BlockEvent {
     match name {
         "BlockStored" => BlockEvent::Stored(fields),

@@ -59,10 +59,12 @@ struct Buffers {
 /// time, and a page may hold only 16.
 #[repr(align(64))]
 struct Gathered {
-    /// Keys of one span of 64 positions, as pairs of bf16, `[position][part][part_width / 2]`.
+    /// Keys of one span of 64 positions, `[position][part][part_width / 2]`: each element is a pair of adjacent numbers
+    /// of a key, in bf16. Numbers have one part, or two (high and low) whose sum represents the number.
     keys: [Pair; PARTS * SPAN * MAX_HEAD / 2],
-    /// Values of one span of 64 positions, `[part][padded_head][position / 2]`, with zeroes after the last position
-    /// that is needed: a softmax weight of zero would not hide a NaN.
+    /// Values of one span of 64 positions, `[part][padded_head][position / 2]`: each element is a pair of the values at
+    /// two adjacent positions, in bf16. Zeroes follow the last position that is needed: a softmax weight of zero would
+    /// not hide a NaN.
     values: [[Pair; SPAN / 2]; PARTS * MAX_HEAD],
 }
 
@@ -71,7 +73,9 @@ struct Gathered {
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Panel {
-    /// Queries `[part][part_width / 2][row]`, as pairs of bf16.
+    /// The rows' queries, rotated and scaled, `[part][part_width / 2][row]`: each element is a pair of adjacent numbers
+    /// of one query. Part 0 has each number rounded to bf16. Part 1, which is used only if numbers are in two parts,
+    /// has the rest in bf16.
     queries: [[Pair; PANEL]; PARTS * MAX_HEAD / 2],
     /// Sums of weighted values so far, `[head_dim][row]`, not yet divided by `totals`.
     out: [[f32; PANEL]; MAX_HEAD],

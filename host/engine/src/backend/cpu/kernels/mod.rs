@@ -214,8 +214,9 @@ pub(super) struct Kernels {
     /// The instructions that multiply bf16 activations by bf16 weights; `None` if bf16 weights are converted to f32 and
     /// multiplied by f32 activations.
     pairs: Option<pairs::Machine>,
-    /// For models with bf16 or packed weights, the instructions for attention's products and the number of bf16 whose
-    /// sum represents a number. `None` if attention computes in f32.
+    /// The instructions for attention's products of bf16 by bf16, and the number of bf16 values (one or two) whose sum
+    /// represents each number in them. They apply only to models with bf16 or packed weights. `None` if attention
+    /// computes in f32 for all models.
     attention: Option<(pairs::Machine, Parts)>,
     /// True if packed (quantised) weights are multiplied as they are, by activations of 8 bits. Otherwise they are
     /// unpacked to bf16 when they are loaded.
