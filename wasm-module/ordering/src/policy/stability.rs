@@ -47,13 +47,13 @@ const UNSTABLE: f64 = 0.95;
 
 impl Default for RankStability {
     /// Returns the initial state, in which documents do not stay in rank order. It is as if earlier requests had shared
-    /// 20 documents when the favoured ones (the retriever's best) are sent last, and none in rank order.
+    /// two documents when the favoured ones (the retriever's best) are sent last, and none in rank order.
     fn default() -> Self {
         Self {
             recent: Window::new(RECENT),
             beginnings: Window::new(RECENT),
             ranked: 0.0,
-            last: 20.0,
+            last: 2.0,
             is_stable: false,
         }
     }
