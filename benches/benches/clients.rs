@@ -9,7 +9,8 @@
 //! `{"collection", "contexts": [{"id", "title", "text"}], "messages": [{"role", "content"}]}`. It has contexts for the last
 //! turn alone, so those of each turn are searched for here: the five passages of its collection that share the rarest words with
 //! the last two questions. Conversations go on in turn, a request of each, in an order that is the same every time.
-//! `--logs` writes a log for each client, for `foreword replay` and `foreword explain`, and the configuration.
+//! `--logs` writes a log for each client, for `foreword replay` and `foreword explain`, the same chat by chat (a line of
+//! each: an array of bodies) for `benches/peers/chat_times.py`, and the configuration.
 
 #[path = "../../wasm-module/ordering/tests/clients/mod.rs"]
 mod forms;
@@ -85,6 +86,12 @@ pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
             let log = folder.join(format!("{}.jsonl", client.name()));
             std::fs::write(&log, bodies.join("\n") + "\n")
                 .with_context(|| log.display().to_string())?;
+            let whole = chats.iter().map(|chat| {
+                let bodies = (1..=chat.len()).map(|turns| client.body(&chat[..turns]));
+                format!("[{}]\n", bodies.collect::<Vec<_>>().join(","))
+            });
+            let file = folder.join(format!("{}.chats.jsonl", client.name()));
+            std::fs::write(&file, whole.collect::<String>())?;
             std::fs::write(folder.join("ordering.json"), config.to_string())?;
         }
         let came = replayed(&bodies, PolicyKind::Retrieval, &json!({}))?;

@@ -315,7 +315,10 @@ impl Model {
     /// Returns an error if the prompt does not fit the model.
     pub fn completion_request(&self, completion: &Completion) -> Result<Request, Failure> {
         let prompt = match &completion.prompt {
-            Prompt::Text(text) => self.encode(text, true, &completion.options, &[])?.0,
+            Prompt::Text(text) => {
+                let special = completion.adds_special_tokens;
+                self.encode(text, special, &completion.options, &[])?.0
+            }
             Prompt::Tokens(tokens) => tokens.clone(),
         };
         if let Some(index) = prompt

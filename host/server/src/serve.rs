@@ -205,9 +205,16 @@ impl Server {
             }
             self.app.readers.open(Source { feed, model: name });
         }
+        // Listed while no request can create another batch, which would then be started twice.
+        let batches = self.app.batches.as_ref();
+        let unfinished = batches.map(|batches| (batches, batches.store().unfinished()));
         self.app.gate.advance(Phase::Open);
-        if let Some(batches) = &self.app.batches {
-            batches.resume(&self.app);
+        for (batches, id) in unfinished
+            .into_iter()
+            .flat_map(|(batches, ids)| ids.into_iter().map(move |id| (batches, id)))
+        {
+            tracing::info!(id, "going on with a batch");
+            batches.start(&self.app, id);
         }
     }
 

@@ -430,18 +430,27 @@ async fn the_metrics_count_batches_by_status_and_their_requests_by_outcome() {
 #[tokio::test]
 async fn a_batch_whose_time_runs_out_keeps_what_was_answered() {
     let folder = TempDir::new().unwrap();
+    let mut config = config(folder.path());
+    config.concurrency = 1;
+    config.bounds.bytes = 4 << 20;
     let house = with(Options {
-        batches: Some(Config {
-            concurrency: 1,
-            ..config(folder.path())
-        }),
+        batches: Some(config),
         ..Options::default()
     })
     .await;
-    let id = begin(house.address(), "", &lines(40)).await;
+    // More than a MiB, after which it is asked for the first time, as the file is read, whether the batch has ended.
+    let long: String = lines(40)
+        .lines()
+        .map(|line| format!("{line}{}\n", " ".repeat(30_000)))
+        .collect();
+    let id = begin(house.address(), "", &long).await;
     let path = format!("/v1/batches/{id}");
     until_completed(house.address(), &path, 2).await;
     house.server.stop().await;
+    let answers_file = folder.path().join(format!("batches/{id}.output"));
+    let mut torn = std::fs::read(&answers_file).unwrap();
+    torn.extend_from_slice(b"{\"id\": \"half");
+    std::fs::write(&answers_file, torn).unwrap();
 
     let record = folder.path().join(format!("batches/{id}.json"));
     let mut kept: Value = serde_json::from_slice(&std::fs::read(&record).unwrap()).unwrap();
@@ -643,6 +652,17 @@ async fn a_forms_heads_are_bounded_and_its_file_is_not_held() {
         let message = refused.error(400, "invalid_value", None);
         assert!(message.contains("more than 1048576 bytes"), "{message}");
     }
+    // The client hears why, although it has more to send.
+    let unknown =
+        "--XX\r\ncontent-disposition: form-data; name=\"colour\"\r\n\r\nred\r\n".to_owned();
+    let refused = upload(
+        address,
+        "",
+        &(unknown + &form("batch", &"x".repeat(12 << 20))),
+    )
+    .await;
+    let message = refused.error(400, "invalid_value", Some("colour"));
+    assert_eq!(message, "colour is not known for a file");
     // A file four times that size is processed as it arrives, with its line breaks.
     let lines = "x\r\n".repeat((4 << 20) / 3);
     let kept = upload(address, "", &form("batch", &lines)).await.json();

@@ -310,6 +310,32 @@ async fn responses_go_on_from_kept_ones_where_some_are_kept() {
         .await
         .json();
     assert_eq!(items["data"][0]["role"], "user");
+    let items =
+        json!([{"role": "user", "content": "say(one)"}, {"role": "user", "content": "say(two)"}]);
+    let both = post(address, PATH, &json!({"input": items})).await.json();
+    let page = async |query: &str| {
+        let path = format!(
+            "{PATH}/{}/input_items?{query}",
+            both["id"].as_str().unwrap()
+        );
+        get(address, &path).await
+    };
+    let texts = |page: &Value| -> Vec<Value> {
+        let items = page["data"].as_array().unwrap();
+        items.iter().map(|item| item["content"].clone()).collect()
+    };
+    let first = page("limit=1").await.json();
+    assert_eq!(
+        (texts(&first), &first["has_more"]),
+        (vec![json!("say(two)")], &json!(true))
+    );
+    let ascending = page("order=asc&include[]=x").await.json();
+    assert_eq!(texts(&ascending), ["say(one)", "say(two)"]);
+    let after = format!("after={}", first["last_id"].as_str().unwrap());
+    assert_eq!(texts(&page(&after).await.json()), ["say(one)"]);
+    page("limit=0")
+        .await
+        .error(400, "invalid_value", Some("limit"));
     let gone = send(address, "DELETE", &format!("{PATH}/{id}"), &[], b"").await;
     assert_eq!(gone.read().await.json()["deleted"], true);
     let gone = get(address, &format!("{PATH}/{id}")).await;

@@ -147,7 +147,10 @@ impl ChatTemplate {
         more: Option<&Json>,
         ending: Ending,
     ) -> Result<String, TextError> {
-        let messages = self.messages(messages).map_err(TextError::Template)?;
+        let mut messages = self.messages(messages).map_err(TextError::Template)?;
+        if ending == Ending::FinalMessage {
+            mark_final_message(messages.to_mut()).map_err(TextError::Template)?;
+        }
         let name = match tools {
             Some(_) if self.environment.get_template(TOOL_USE).is_ok() => TOOL_USE,
             _ => DEFAULT,
@@ -158,7 +161,7 @@ impl ChatTemplate {
         })?
         .and_then(|rendered| match ending {
             Ending::Answer | Ending::Messages => Ok(rendered),
-            Ending::FinalMessage => within_final_message(rendered, &messages),
+            Ending::FinalMessage => within_final_message(rendered),
         })
         .map_err(TextError::Template)
     }
@@ -321,32 +324,40 @@ impl ChatTemplate {
     }
 }
 
-/// Cuts a prompt at the end of its last message's text, by the rule of `transformers` (`apply_chat_template` with
-/// `continue_final_message`). Templates may strip the text, and write the end of the message after it.
-fn within_final_message(mut rendered: String, messages: &Json) -> Result<String, String> {
-    let content = messages.as_array().and_then(|list| list.last());
-    let content = content.map_or(&Json::Null, |message| &message["content"]);
-    let text = match content.as_array().and_then(|parts| parts.last()) {
-        Some(part) => part["text"].as_str(),
-        None => content.as_str(),
+/// Text that shows in a rendered prompt where the last message's text ends, as in `transformers`
+/// (`apply_chat_template` with `continue_final_message`). A template that strips the text removes the final space.
+const FINAL_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+
+/// Appends [`FINAL_TAG`] to the text of the last message.
+fn mark_final_message(messages: &mut Json) -> Result<(), String> {
+    let content = messages.as_array_mut().and_then(|list| list.last_mut());
+    let content = content.and_then(|message| message.get_mut("content"));
+    let text = match content {
+        Some(Json::Array(parts)) => parts.last_mut().and_then(|part| part.get_mut("text")),
+        content => content,
     };
-    let text = text.unwrap_or_default();
-    let stripped = text.trim();
-    if stripped.is_empty() {
-        return Err("the last message has no text that could be continued".to_owned());
+    match text {
+        Some(Json::String(text)) if !text.trim().is_empty() => {
+            text.push_str(FINAL_TAG);
+            Ok(())
+        }
+        _ => Err("the last message has no text that could be continued".to_owned()),
     }
-    let Some(start) = rendered.rfind(stripped) else {
+}
+
+/// Cuts a prompt, rendered with [`FINAL_TAG`], at the end of its last message's text.
+fn within_final_message(mut rendered: String) -> Result<String, String> {
+    let Some(end) = rendered.rfind(FINAL_TAG.trim_end()) else {
         return Err(
             "the template does not show the last message's text, so it cannot be continued"
                 .to_owned(),
         );
     };
-    let spaced = text.trim_start();
-    let length = match rendered[start..].starts_with(spaced) {
-        true => spaced.len(),
-        false => stripped.len(),
-    };
-    rendered.truncate(start + length);
+    let is_stripped = !rendered[end..].starts_with(FINAL_TAG);
+    rendered.truncate(end);
+    if is_stripped {
+        rendered.truncate(rendered.trim_end().len());
+    }
     Ok(rendered)
 }
 

@@ -79,7 +79,8 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), ReadError> {
 
 fn of_file(folder: &Path, file: &Path, passages: Passages) -> Result<Vec<Document>, ReadError> {
     let bytes = fs::read(file).map_err(|error| unreadable(file, &error))?;
-    let text = String::from_utf8_lossy(&bytes);
+    // Some programs begin a file with a byte order mark.
+    let text = String::from_utf8_lossy(bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes));
     let name = file.strip_prefix(folder).unwrap_or(file);
     let name = name.to_string_lossy();
     let numbered = |number: usize| format!("{name}#{number}");
@@ -137,10 +138,10 @@ mod tests {
             fs::write(path, text).unwrap();
         };
         write("b.txt", "plain words");
-        write("a/deep.md", "# Title\nbody\n");
+        write("a/deep.md", "\u{feff}# Title\nbody\n");
         write(
             "c.jsonl",
-            "{\"text\": \"t\", \"title\": \"T\"}\n\n{\"id\": \"own\", \"text\": \"u\", \"metadata\": {\"year\": 9}}\n",
+            "\u{feff}{\"text\": \"t\", \"title\": \"T\"}\n\n{\"id\": \"own\", \"text\": \"u\", \"metadata\": {\"year\": 9}}\n",
         );
         write(".hidden.txt", "no");
         write("image.png", "no");

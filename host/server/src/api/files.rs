@@ -90,7 +90,8 @@ pub(super) async fn upload(
     let mut fields = Form::default();
     let held = Arc::clone(&fields.held);
     // Counted because the form parser buffers a part's headers until they are complete, however long they are.
-    let pieces = body::paced(request, bounds).map(move |piece| {
+    let (pieces, rest) = body::paced(request, bounds);
+    let pieces = pieces.map(move |piece| {
         let piece = piece?;
         let bytes = piece.len() as u64;
         if held.fetch_add(bytes, Ordering::Relaxed) + bytes > HELD_BYTES {
@@ -100,9 +101,19 @@ pub(super) async fn upload(
         Ok(piece)
     });
     let mut form = Multipart::new(pieces, boundary);
-    while let Some(field) = form.next_field().await.map_err(failed)? {
-        upload = fields.take(field, upload).await?;
-    }
+    let read = async {
+        while let Some(field) = form.next_field().await.map_err(failed)? {
+            upload = fields.take(field, upload).await?;
+        }
+        Ok((fields, upload))
+    };
+    let (fields, upload) = match read.await {
+        Ok(read) => read,
+        Err(failure) => {
+            rest.discard().await;
+            return Err(failure);
+        }
+    };
     let (filename, seconds) = fields.checked(store.bounds().time.as_secs())?;
     let kept = app
         .blocking(move || upload.finish(&filename, seconds))
@@ -285,7 +296,7 @@ fn piece(mut file: File) -> std::io::Result<Option<(Bytes, File)>> {
     Ok((read > 0).then(|| (Bytes::from(piece), file)))
 }
 
-/// The page of a list of files or batches that a client requested: up to `limit` objects after the one with the id
+/// The page of a list that a client requested: up to `limit` objects after the one with the id
 /// `after`.
 pub(super) struct Page {
     limit: usize,
@@ -340,6 +351,8 @@ impl Page {
                         }
                     }
                 }
+                // What more could be included is never stored.
+                _ if name.starts_with("include") && more.contains(&"include") => {}
                 "purpose" if more.contains(&"purpose") => page.purpose = Some(value.to_owned()),
                 _ => {
                     let message = format!("{} is not known for this list", clip(name));

@@ -15,12 +15,13 @@
 //! response can read or continue it ([`crate::transcripts`]).
 
 use super::App;
+use super::files::Page;
 use crate::answer::{End, Piece, Usage};
 use crate::failure::{Failure, clip};
 use crate::ids::{now, random_id};
 use crate::transcripts::{Owner, Transcript, Transcripts};
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::{Path, RawQuery, State};
 use axum::http::HeaderMap;
 use axum::response::sse::Event;
 use foreword_engine::text::{Part, ToolCall};
@@ -314,12 +315,15 @@ pub(super) async fn forget(
     ))
 }
 
-/// `GET /v1/responses/{id}/input_items`: returns the stored response's input items, latest first, as in OpenAI's API.
+/// `GET /v1/responses/{id}/input_items`: returns a page of the stored response's input items, latest first unless
+/// `order` is `asc`, as in OpenAI's API.
 pub(super) async fn input_items(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
+    RawQuery(query): RawQuery,
     headers: HeaderMap,
 ) -> Result<Json<Value>, Failure> {
+    let page = Page::parse(query.as_deref(), 20, 100, &["order", "include"])?;
     let mut items = found(&app, &headers, &id)?.input;
     for (index, item) in items.iter_mut().enumerate() {
         if let Value::Object(item) = item {
@@ -328,15 +332,10 @@ pub(super) async fn input_items(
                 .or_insert_with(|| format!("item_{index}").into());
         }
     }
-    items.reverse();
-    let end = |item: Option<&Value>| item.map(|item| item["id"].clone());
-    Ok(Json(json!({
-        "object": "list",
-        "first_id": end(items.first()),
-        "last_id": end(items.last()),
-        "has_more": false,
-        "data": items,
-    })))
+    if !page.is_ascending {
+        items.reverse();
+    }
+    Ok(Json(page.of(items)?))
 }
 
 /// `POST /v1/responses/{id}/cancel`: always an error, since only background responses can be cancelled, and there are

@@ -112,14 +112,6 @@ impl Batches {
         Box::new(metrics::BatchCollector(Arc::clone(self.store())))
     }
 
-    /// Continues the batches that were unfinished when the server last stopped.
-    pub(crate) fn resume<A: Ask>(&self, server: &Arc<A>) {
-        for id in self.store().unfinished() {
-            tracing::info!(id, "going on with a batch");
-            self.start(server, id);
-        }
-    }
-
     /// Starts or continues the batch `id` in the background.
     pub(crate) fn start<A: Ask>(&self, server: &Arc<A>, id: String) {
         let (server, shared) = (Arc::clone(server), Arc::clone(&self.shared));

@@ -170,9 +170,14 @@ async fn prepared<A: Ask>(
             });
             faults.len() < MAX_FAULTS
         };
+        let has_answers = [OUTPUT, ERRORS]
+            .iter()
+            .any(|kind| store.answers_id(&record.id, kind).is_some());
         let mut ending = None;
         let progress = |_| {
-            ending = early_ending(&*server, &store, &record);
+            // Answers of an earlier run are read and counted first, even if the batch is cancelled or expires.
+            let early = early_ending(&*server, &store, &record);
+            ending = early.filter(|ending| *ending == Ending::Stopped || !has_answers);
             ending.is_none()
         };
         let lines = BufReader::new(&input);

@@ -746,7 +746,9 @@ impl Store {
         }
         let time = self.bounds.time.as_secs();
         let old = |batch: &BatchRecord| {
-            batch.status.is_final() && batch.created_at + time.max(WINDOW_SECONDS) <= now
+            let ended = batch.times.get(batch.status.name());
+            let ended = ended.copied().unwrap_or(batch.created_at);
+            batch.status.is_final() && ended.saturating_add(time.max(WINDOW_SECONDS)) <= now
         };
         // A finished batch is only a record. Each owner may have as many as its share of files; older ones are removed.
         let mut finished: Vec<_> = state
@@ -1028,7 +1030,9 @@ mod tests {
         assert_eq!(ours.file("", &file.id, 1_001), None);
         assert_eq!(ours.state.lock().all_bytes(), 0);
         assert!(ours.batch("", &made.id, 1_001).is_some());
-        assert!(ours.batch("", &made.id, WINDOW_SECONDS).is_none());
+        let ends = 1_000 + WINDOW_SECONDS;
+        assert!(ours.batch("", &made.id, ends - 1).is_some());
+        assert!(ours.batch("", &made.id, ends).is_none());
         // Only the lock is left.
         assert_eq!(
             std::fs::read_dir(folder.path().join("b")).unwrap().count(),

@@ -10,6 +10,7 @@ use futures_util::{Stream, StreamExt};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Mutex;
 use tokio::time::{Instant, Sleep, timeout_at};
 
 /// The limits on one request's body.
@@ -78,24 +79,39 @@ pub(crate) async fn admit(
     Ok((body, arriving.enter()?))
 }
 
+/// The part of a body that the stream of [`paced`] has not returned.
+pub(crate) struct Rest(Arc<Mutex<BodyDataStream>>);
+
+impl Rest {
+    /// Reads and drops the rest of the body, like [`discard`].
+    pub(crate) async fn discard(self) {
+        drain(&mut *self.0.lock().await).await;
+    }
+}
+
 /// Returns the body as a stream of chunks, with the size and rate limits of [`read`] and the time limit counted from
-/// now on. Nothing is buffered.
+/// now on, and the rest of the body, for a request that is refused in the middle. Nothing is buffered.
 pub(crate) fn paced(
     request: Request,
     bounds: Bounds,
-) -> impl Stream<Item = Result<Bytes, Failure>> + Send + 'static {
+) -> (
+    impl Stream<Item = Result<Bytes, Failure>> + Send + 'static,
+    Rest,
+) {
     let connection = request.extensions().get::<Connection>().cloned();
     let arriving = connection.as_ref().map(Connection::arriving);
     let pace = Box::pin(Pace::of(connection.map(|connection| *connection.bounds())));
-    let body = request.into_body().into_data_stream();
+    let body = Arc::new(Mutex::new(request.into_body().into_data_stream()));
+    let rest = Rest(Arc::clone(&body));
     let ends = Instant::now() + bounds.time;
     let start = (body, pace, 0, arriving);
-    futures_util::stream::try_unfold(
+    let pieces = futures_util::stream::try_unfold(
         start,
-        move |(mut body, mut pace, before, arriving)| async move {
+        move |(body, mut pace, before, arriving)| async move {
+            let next = async { body.lock().await.next().await };
             let piece = tokio::select! {
                 biased;
-                piece = body.next() => piece,
+                piece = next => piece,
                 failure = pace.as_mut().too_slow() => return Err(failure),
                 () = tokio::time::sleep_until(ends) => {
                     return Err(Failure::BodyTimeout { limit: bounds.time });
@@ -113,7 +129,8 @@ pub(crate) fn paced(
             pace.as_mut().arrived(piece.len());
             Ok(Some((piece, (body, pace, bytes, arriving))))
         },
-    )
+    );
+    (pieces, rest)
 }
 
 /// Reads and drops a request's body, up to [`DISCARD_BYTES`] and for [`DISCARD_TIME`]. Otherwise a client that is still

@@ -123,13 +123,11 @@ fn translate(mut fields: Fields) -> Result<Chat, Failure> {
 }
 
 /// Returns whether the answer continues `message`, the last one: the assistant's, with text and without tool calls.
-/// Text with reasoning is not continued, because templates show it differently; nor is a text that may occur in a
-/// template's own markers.
+/// Text with reasoning is not continued, because templates show it differently.
 fn is_prefill(message: &Value) -> bool {
     let has_text = |text: &Value| {
-        let text = text.as_str().unwrap_or_default().trim();
-        let is_mark = matches!(text, "" | "<" | ">" | "|" | "_" | "/");
-        !is_mark && !text.contains("</think>")
+        let text = text.as_str().unwrap_or_default();
+        !text.trim().is_empty() && !text.contains("</think>")
     };
     let content = &message["content"];
     let blocks = content.as_array().map_or(&[][..], Vec::as_slice);

@@ -11,6 +11,9 @@ use serde_json::Value;
 pub struct Completion {
     /// The prompt that the answer continues.
     pub prompt: Prompt,
+    /// True if the tokenizer adds its own tokens to a prompt that is a text, such as one at the beginning
+    /// (`add_special_tokens`).
+    pub adds_special_tokens: bool,
     /// True if the answer's text begins with the prompt (`echo`).
     pub echo: bool,
     /// The options that chats and text completions share.
@@ -42,6 +45,7 @@ impl Completion {
         let echo = fields.boolean("echo")?;
         Ok(Self {
             prompt,
+            adds_special_tokens: fields.boolean_or("add_special_tokens", true)?,
             echo,
             options: Options::take(&mut fields, top_logprobs, echo)?,
         })
@@ -76,6 +80,21 @@ pub(super) fn check_prompt(value: Value) -> Result<Prompt, Failure> {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn special_tokens_are_added_unless_the_client_says_no() {
+        let taken = |more: Value| {
+            let mut body = json!({"prompt": "hi"});
+            body.as_object_mut()
+                .unwrap()
+                .extend(more.as_object().unwrap().clone());
+            Completion::parse(body.to_string().as_bytes())
+        };
+        assert!(taken(json!({})).unwrap().adds_special_tokens);
+        let without = taken(json!({"add_special_tokens": false})).unwrap();
+        assert!(!without.adds_special_tokens);
+        assert!(taken(json!({"use_beam_search": true})).is_err());
+    }
 
     #[test]
     fn a_prompt_is_one_text_or_one_array_of_tokens() {

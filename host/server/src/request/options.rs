@@ -285,6 +285,9 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("truncate_prompt_tokens", "-1"),
     ("include_stop_str_in_output", "false"),
     ("skip_special_tokens", "true"),
+    ("add_special_tokens", "false"),
+    ("use_beam_search", "false"),
+    ("return_tokens_as_token_ids", "false"),
     // OpenAI's.
     ("functions", "[]"),
     ("function_call", "\"none\""),

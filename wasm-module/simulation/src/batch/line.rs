@@ -107,7 +107,9 @@ impl<'a> RequestLine<'a> {
         if !body.starts_with('{') {
             return Err(field("body", "an object"));
         }
-        let stream = BodyFields::of(body).and_then(|fields| fields.stream);
+        let Some(BodyFields { stream, .. }) = BodyFields::of(body) else {
+            return Err(field("body", "an object that names no field twice"));
+        };
         if stream.is_some_and(|stream| !matches!(stream.get(), "false" | "null")) {
             return Err(field(
                 "body.stream",
@@ -412,6 +414,10 @@ mod tests {
             (
                 r#"{"custom_id":"1","method":"POST","url":"/v1/completions","body":{"stream":true}}"#,
                 "`body.stream` must be false or absent: a batch's answers are not streamed",
+            ),
+            (
+                r#"{"custom_id":"1","method":"POST","url":"/v1/completions","body":{"model":1,"model":1,"stream":true}}"#,
+                "`body` must be an object that names no field twice",
             ),
         ] {
             assert_eq!(refused(line), words, "{line}");

@@ -400,6 +400,34 @@ fn a_runaway_template_ends() {
 }
 
 #[test]
+fn a_prompt_ends_within_its_last_message() {
+    let within = |source: &str, text: &str| {
+        let messages =
+            json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": text}]);
+        template(source)
+            .render(&messages, None, None, None, Ending::FinalMessage)
+            .map_err(|error| error.to_string())
+    };
+    let chatml =
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}";
+    let stripped = chatml.replace("m.content", "m.content | trim");
+    // The first five also occur in the template's own markers.
+    for text in ["end", "im", "<", "|", "_", "e", "I ", " so:\n"] {
+        let head = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
+        assert_eq!(within(chatml, text).unwrap(), format!("{head}{text}"));
+        let trimmed = text.trim();
+        assert_eq!(within(&stripped, text).unwrap(), format!("{head}{trimmed}"));
+    }
+    let error = within(chatml, " ").unwrap_err();
+    assert!(error.contains("no text that could be continued"), "{error}");
+    let error = within("{{ messages[0].content }}", "end").unwrap_err();
+    assert!(
+        error.contains("does not show the last message's text"),
+        "{error}"
+    );
+}
+
+#[test]
 fn files_are_found_where_checkpoints_have_them() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
