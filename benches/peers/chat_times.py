@@ -10,8 +10,8 @@ writes them in `FOLDER/CLIENT.chats.jsonl`, or a question for `foreword evaluate
 chats are under way, each of which asks its next question once the last is answered. With --rates R, chats begin at the
 times of a Poisson process of R a second. The requests' words are those of the file, whatever the model answers.
 
-The arms take turns, each with the same chats at the same times, and which one begins rotates. Each arm of a cell has a
-salt of its own, so that no cache begins with what another left in it. Differences are from the first arm, with a 95 %
+In each round the arms take turns, each with the same chats at the same times, and which one begins rotates; rounds draw
+other chats and times. Each arm of a round has a salt of its own, so that no cache begins with what another left in it. Differences are from the first arm, with a 95 %
 interval by bootstrap over the chats. The last line is one JSON object.
 """
 
@@ -39,7 +39,8 @@ def arguments():
     loads = parser.add_mutually_exclusive_group(required=True)
     loads.add_argument("--at-once", metavar="N,N,…")
     loads.add_argument("--rates", metavar="R,R,…")
-    parser.add_argument("--take", type=int, default=32, help="chats of a cell")
+    parser.add_argument("--take", type=int, default=32, help="chats of a round")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--turns", type=int, default=100, help="most turns of a chat")
     parser.add_argument("--documents", type=int, default=5, help="most documents of a question; of bodies, all")
     parser.add_argument("--words", type=int, default=400, help="most words of a document of the handbook")
@@ -89,7 +90,7 @@ def ask(url, body):
     return (first or time.perf_counter()) - begin, between, usage["prompt_tokens"], cached
 
 
-def play(url, chats, salt, load, options):
+def play(url, chats, salt, load, seed, options):
     """The results of `ask` by chat and turn. `load` is a number of chats at once, or a rate a second."""
     results = [[] for _ in chats]
     failures = []
@@ -122,7 +123,7 @@ def play(url, chats, salt, load, options):
         for thread in threads:
             thread.start()
     else:
-        chance = random.Random(options.seed)
+        chance = random.Random(seed)
         at, threads = time.perf_counter(), []
         for number in range(len(chats)):
             at += chance.expovariate(load)
@@ -170,18 +171,19 @@ def main():
     else:
         options.questions = None
         lines = [{"question": question, "documents": documents} for _, question, documents in batch_plans.batch(options)]
-    random.Random(options.seed).shuffle(lines)
-    chats = [bodies(line, options) for line in lines[: options.take]]
     arms = [arm.split("=", 1) for arm in options.arm]
     loads = [int(n) for n in options.at_once.split(",")] if options.at_once else [float(r) for r in options.rates.split(",")]
     figures = {}
     print("| chats at once or a second | arm | requests | cached | first token: mean / p50 / p95, ms | of the first arm's | between tokens, ms |")
     print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
     for number, load in enumerate(loads):
-        turn = number % len(arms)
-        results = {}
-        for name, url in arms[turn:] + arms[:turn]:
-            results[name] = play(url, chats, f"{name} {load} {os.getpid()}", load, options)
+        results = {name: [] for name, _ in arms}
+        for turn in range(options.rounds):
+            seed = options.seed + turn
+            chats = [bodies(line, options) for line in random.Random(seed).sample(lines, min(options.take, len(lines)))]
+            first = (number + turn) % len(arms)
+            for name, url in arms[first:] + arms[:first]:
+                results[name] += play(url, chats, f"{name} {load} {turn} {os.getpid()}", load, seed, options)
         for name, _ in arms:
             cell = summary(results[name], results[arms[0][0]])
             figures.setdefault(name, {})[load] = cell

@@ -7,12 +7,12 @@
 //!
 //! A new plugin takes over the old one's knowledge from the shared data, as in every shell.
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -58,6 +58,8 @@ fn waker(woken: &Arc<Notify>) -> impl Fn() + Send + Sync + use<> {
 /// The state shared by all streams of a process.
 pub struct Processor {
     plugin: RwLock<Arc<Plugin>>,
+    /// Plugins that a reload has replaced, while streams still use them: their held requests must be resumed too.
+    replaced: Mutex<Vec<Weak<Plugin>>>,
     /// Notified when a plugin requests a tick.
     woken: Arc<Notify>,
     /// Path of the filter's configuration.
@@ -104,6 +106,7 @@ impl Processor {
         plugin.wake_with(waker(&woken));
         Ok(Arc::new(Self {
             plugin: RwLock::new(Arc::new(plugin)),
+            replaced: Mutex::default(),
             woken,
             file: file.to_owned(),
             shared_data,
@@ -129,7 +132,8 @@ impl Processor {
         match loaded {
             Ok(plugin) => {
                 plugin.wake_with(waker(&self.woken));
-                *self.plugin.write() = Arc::new(plugin);
+                let old = std::mem::replace(&mut *self.plugin.write(), Arc::new(plugin));
+                self.replaced.lock().push(Arc::downgrade(&old));
                 self.metrics.reloads.inc();
                 Ok(())
             }
@@ -186,6 +190,13 @@ impl Processor {
                     let proxy = self.proxy(Scope::Plugin(&calls));
                     caught(|| {
                         plugin.on_tick(&proxy);
+                    });
+                    self.replaced.lock().retain(|old| {
+                        let old = old.upgrade();
+                        old.is_some_and(|old| {
+                            caught(|| old.resume_released(&proxy));
+                            true
+                        })
                     });
                     next = tokio::time::Instant::now() + plugin.until_tick(&proxy);
                     plugin

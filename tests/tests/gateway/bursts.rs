@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use foreword_tests::http::{Client, post_chunked, post_with};
-use foreword_tests::{Gateway, Upstream};
+use foreword_tests::{Gateway, GatewayOptions, Upstream};
 use serde_json::json;
 
 use crate::{configured, tagged_texts};
@@ -176,6 +176,68 @@ fn a_follower_leads_when_its_leader_fails() {
         gateway.await_metric("foreword_burst_released_failed_total", 1);
         gateway.await_metric("foreword_burst_released_answered_total", 1);
     }
+}
+
+#[test]
+fn what_a_follower_computed_is_known_although_its_leader_failed() {
+    let engine = Engine::start();
+    let gateway = gateway(&engine, &holding(60_000));
+    let _leader = ask(&gateway, "red", "leader", &["a", "b"]);
+    assert_eq!(engine.assert_arrives(), "leader");
+    let mut one = ask(&gateway, "red", "one", &["a", "b", "c"]);
+    gateway.await_metric("foreword_burst_held_total", 1);
+    engine.say("leader", Answer::Fail);
+    assert_eq!(engine.assert_arrives(), "one");
+    engine.say("one", Answer::End);
+    assert_eq!(one.response().unwrap().status, 200);
+    let _next = ask(&gateway, "red", "next", &["c", "a", "b"]);
+    assert_eq!(engine.assert_arrives(), "next");
+    let sent = engine.upstream.last().unwrap();
+    let text = sent.text();
+    let at = ["a", "b", "c"].map(|id| text.find(&format!("{id} has words. ")).unwrap());
+    assert!(at.is_sorted(), "{at:?}");
+    engine.say("next", Answer::End);
+}
+
+#[test]
+fn what_a_held_request_would_have_brought_is_forgotten_when_its_client_disconnects() {
+    let engine = Engine::start();
+    let gateway = gateway(&engine, &holding(60_000));
+    let mut leader = ask(&gateway, "red", "leader", &["a", "b"]);
+    assert_eq!(engine.assert_arrives(), "leader");
+    let gone = ask(&gateway, "red", "gone", &["a", "b", "c", "d"]);
+    gateway.await_metric("foreword_burst_held_total", 1);
+    drop(gone);
+    gateway.await_metric("foreword_burst_left_total", 1);
+    engine.say("leader", Answer::End);
+    assert_eq!(leader.response().unwrap().status, 200);
+    let _one = ask(&gateway, "red", "one", &["a", "b", "c", "d"]);
+    assert_eq!(engine.assert_arrives(), "one");
+    let _two = ask(&gateway, "red", "two", &["a", "b", "c", "d"]);
+    gateway.await_metric("foreword_burst_held_total", 2);
+    engine.say("one", Answer::End);
+    assert_eq!(engine.assert_arrives(), "two");
+    engine.say("two", Answer::End);
+}
+
+#[test]
+fn a_reload_releases_held_requests_no_later() {
+    let engine = Engine::start();
+    let plugin = json!({"bursts": holding(60_000), "tenant": {"header": "x-tenant"}});
+    let options = GatewayOptions {
+        plugin: Some(plugin),
+        reloadable: true,
+        ..GatewayOptions::placing_freely(engine.upstream.address())
+    };
+    let gateway = Gateway::start(&options).unwrap();
+    let _leader = ask(&gateway, "red", "leader", &["a", "b"]);
+    assert_eq!(engine.assert_arrives(), "leader");
+    let _one = ask(&gateway, "red", "one", &["a", "b"]);
+    gateway.await_metric("foreword_burst_held_total", 1);
+    gateway.reload(&json!({})).unwrap();
+    engine.say("leader", Answer::Begin);
+    // Long before the longest wait.
+    assert_eq!(engine.assert_arrives(), "one");
 }
 
 #[test]

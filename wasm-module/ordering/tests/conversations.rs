@@ -71,6 +71,41 @@ fn send(orderer: &mut Orderer, body: &Value) -> (Vec<String>, Report) {
 }
 
 #[test]
+fn nothing_refers_to_what_the_server_may_remove() {
+    let chat = |more: &Value| {
+        let first = tagged(&["a", "b"], "Why?");
+        let again = tagged(&["b", "c"], "And?");
+        let mut body = json!({"messages": [first, answer("So."), again]});
+        let fields = more.as_object().unwrap().clone();
+        body.as_object_mut().unwrap().extend(fields);
+        body
+    };
+    let refers = |more: Value| {
+        let mut orderer = orderer(json!({}));
+        // A chat that had references before the client asked for cuts.
+        send(&mut orderer, &chat(&json!({})));
+        let (sent, report) = send(&mut orderer, &chat(&more));
+        assert_eq!(sent[2].contains(&location("b")), report.deduplicated == 1);
+        report.deduplicated == 1
+    };
+    for more in [
+        json!({}),
+        json!({"context_management": null, "truncate_prompt_tokens": null}),
+        json!({"truncation": "disabled"}),
+    ] {
+        assert!(refers(more));
+    }
+    let edits = json!([{"type": "clear_tool_uses_20250919"}]);
+    for more in [
+        json!({"context_management": {"edits": edits}}),
+        json!({"truncation": "auto"}),
+        json!({"truncate_prompt_tokens": 4096}),
+    ] {
+        assert!(!refers(more));
+    }
+}
+
+#[test]
 fn an_earlier_turn_stays_as_it_was_sent_whatever_the_tree_has_learnt_since() {
     let mut orderer = orderer(json!({}));
     let first = tagged(&["a", "b", "c"], "Why?");

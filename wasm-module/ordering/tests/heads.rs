@@ -1,7 +1,7 @@
 //! Heads that change from request to request open alike: what `ordering.head` does, by example.
 
 use foreword_ordering::{
-    Config, Orderer, PeerUpdate, Rewrite, RewriteOptions, Skip, Tenant, Trial,
+    Arm, Config, Experiment, Orderer, PeerUpdate, Rewrite, RewriteOptions, Skip, Tenant, Trial,
 };
 use serde_json::{Value, json};
 
@@ -416,6 +416,20 @@ fn a_report_changes_nothing_and_counts_what_would_be_done() {
         .rewrite_on(&options, Tenant::default(), body.as_bytes())
         .unwrap();
     assert!(dry.body.is_none() && dry.head.moved == 1 && !dry.head.applied);
+    // A chat without documents counts in no arm: in the control arm it would be skipped.
+    let ordered = Experiment::new("x", 0.0).unwrap();
+    let options = RewriteOptions {
+        trial: Trial::Experiment(&ordered),
+        ..RewriteOptions::default()
+    };
+    let plain = chat("Current time: 12:00\nBe brief.", &[("user", "Why?")]);
+    for (body, arm) in [(&body, Some(Arm::Ordered)), (&plain, None)] {
+        let written = apply()
+            .rewrite_on(&options, Tenant::default(), body.as_bytes())
+            .unwrap();
+        assert!(written.body.is_some());
+        assert_eq!(written.arm, arm);
+    }
 }
 
 #[test]

@@ -22,6 +22,8 @@ use tokio::sync::broadcast;
 pub(crate) enum Fault {
     None,
     NoCaching,
+    /// Caching is on, and nothing is found, as behind a balancer over engines.
+    NeverReused,
     /// The named API's usage lacks cached tokens.
     Unreported(&'static str),
     /// The named API always reports 0 cached tokens.
@@ -231,7 +233,7 @@ impl Engine {
             false => body["cache_salt"].as_str().unwrap_or_default().to_owned(),
         };
         let cached = match self.fault {
-            Fault::NoCaching => 0,
+            Fault::NoCaching | Fault::NeverReused => 0,
             Fault::SaltedInVain if api == "completions" && !salt.is_empty() => 0,
             _ => known.cached(&salt, &tokens, self.block()),
         };

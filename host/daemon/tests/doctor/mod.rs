@@ -77,8 +77,9 @@ async fn examine(fault: Fault) -> Told {
 }
 
 /// Each fault, and the only check that may report it.
-const SEEDED: [(Fault, &str, &str); 33] = [
+const SEEDED: [(Fault, &str, &str); 34] = [
     (Fault::NoCaching, "caching", "fail"),
+    (Fault::NeverReused, "caching", "fail"),
     (Fault::LongBlocks, "least-reusable", "warn"),
     (Fault::Unreported("chat"), "cached-tokens/chat", "fail"),
     (

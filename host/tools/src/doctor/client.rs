@@ -10,8 +10,12 @@ use std::time::Duration;
 /// The HTTP client of one examination (a run of `foreword doctor`). It counts its requests and their prompt tokens, and
 /// limits the number of requests.
 pub(super) struct Client {
+    /// The URLs under which servers get the API key: those that the user named.
+    named: Vec<String>,
     /// Client whose connections are reused.
     kept: Connections,
+    /// The same without the API key.
+    keyless: Connections,
     /// Client whose connections are closed after each request.
     fresh: Connections,
     requests: Cell<u64>,
@@ -33,14 +37,20 @@ pub(super) enum Connection {
 }
 
 impl Client {
-    pub(super) fn new(key: Option<String>, timeout: Duration) -> Self {
+    /// `named` are the roots of the servers that get the API key `key`.
+    pub(super) fn new(key: Option<String>, named: Vec<String>, timeout: Duration) -> Self {
         let access = Access {
             key,
             timeout,
             ..Access::default()
         };
         Self {
+            named,
             kept: Connections::new(access.clone()),
+            keyless: Connections::new(Access {
+                key: None,
+                ..access.clone()
+            }),
             fresh: Connections::new(Access {
                 connections: Some(0),
                 ..access
@@ -105,7 +115,11 @@ impl Client {
             let words = "requests in a row got no response";
             return Err(format!("not asked: {MAX_SILENT} {words}"));
         }
+        let is_named = (self.named.iter())
+            .filter_map(|root| url.strip_prefix(root.as_str()))
+            .any(|path| path.is_empty() || path.starts_with('/'));
         let connections = match connection {
+            _ if !is_named => &self.keyless,
             Connection::Kept => &self.kept,
             Connection::Fresh => &self.fresh,
         };

@@ -73,7 +73,8 @@ pub struct Options {
     /// `foreword kv-bridge`, if there is one]
     #[arg(long, value_name = "ENDPOINT")]
     events: Option<String>,
-    /// Server of the engine's metrics and foreword's KV feed [default: URL, or else the same host at URL's port + 1000]
+    /// Server of the engine's metrics and foreword's KV feed [default: URL, or else the same host at URL's port + 1000,
+    /// which then gets no API key]
     #[arg(long, value_name = "URL")]
     internal: Option<String>,
     /// The gateway's metrics: Envoy's http://HOST:9901/stats/prometheus, or /metrics of `foreword ext-proc`
@@ -116,7 +117,14 @@ fn examine(options: &Options) -> Result<Examination> {
         let internal = internal.iter();
         internal.map(|root| format!("{root}{path}")).collect()
     };
-    let client = &Client::new(key, options.timeout);
+    // A port that is only guessed, and Envoy's admin interface, get no key.
+    let named = [Some(&root), gateway_root.as_ref()];
+    let named = named.into_iter().flatten();
+    let named = match options.internal {
+        Some(_) => named.chain(&internal).cloned().collect(),
+        None => named.cloned().collect(),
+    };
+    let client = &Client::new(key, named, options.timeout);
     let start = Instant::now();
     let (model, max_tokens) = model(client, &root, options.model.as_deref())?;
     let engine = &Engine {
@@ -173,7 +181,13 @@ fn examine(options: &Options) -> Result<Examination> {
         events::agree(&observed).named("events-agree"),
     ]);
 
-    let documents = &Documents::new(words, survey.least().unwrap_or_default().clamp(100, length));
+    let documents = &Documents::new(
+        words,
+        survey
+            .least()
+            .unwrap_or_default()
+            .clamp(100, length.max(100)),
+    );
     let mut believer = None;
     if let Some(root) = gateway_root.as_deref() {
         let answer = client.get(&format!("{root}/v1/models"));

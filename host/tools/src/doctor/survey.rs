@@ -57,11 +57,12 @@ impl Route {
         Some(warm).filter(|warm| warm.is_warm())
     }
 
-    /// Returns the number of prompt tokens per word of `text`; `None` if the request failed or reported no tokens.
+    /// Returns the number of prompt tokens per word of `text`, within reason whatever the engine reports; `None` if the
+    /// request failed or reported no tokens.
     fn tokens_per_word(&self) -> Option<f64> {
         let [first, _] = self.pair.as_ref().ok()?;
         let words = self.text.split(' ').count();
-        (first.prompt > 0).then(|| first.prompt as f64 / words as f64)
+        (first.prompt > 0).then(|| (first.prompt as f64 / words as f64).clamp(0.5, 8.0))
     }
 }
 
@@ -154,11 +155,16 @@ pub(super) fn caching(survey: &Survey, metrics: &Metrics) -> Finding {
     };
     let (name, cached) = (route.api.name, warm.of_prompt());
     let detail = format!("one {name} prompt twice: cached tokens {cached}");
+    let is_uncounted = served().all(|(_, [_, warm])| warm.cached.is_none());
     match metrics.label("vllm:cache_config_info", "enable_prefix_caching") {
         Some("True" | "true" | "1") => {
-            Finding::ok(format!("{detail}; /metrics: enable_prefix_caching is on"))
+            let detail = format!("{detail}; /metrics: enable_prefix_caching is on");
+            match is_uncounted {
+                true => Finding::ok(detail),
+                false => Finding::fail(detail, REPLICAS),
+            }
         }
-        None if served().all(|(_, [_, warm])| warm.cached.is_none()) => {
+        None if is_uncounted => {
             let nothing = "on every API: no answer shows whether anything is reused";
             Finding::skipped(format!("{detail}, {nothing}"), REPORT)
         }
@@ -235,5 +241,7 @@ const MAX_LEAST: u64 = 288;
 const SERVED: &str = "name the engine itself, and with --model a model that it serves: foreword doctor http://HOST:8000 --model NAME";
 const CACHING: &str = "vLLM: --enable-prefix-caching; SGLang: without --disable-radix-cache; foreword serve: without \
                        --no-enable-prefix-caching";
+const REPLICAS: &str = "name one engine, not a balancer of several: requests of a pair that different replicas answer share no \
+                        cache; or give the cache more room";
 const REPORT: &str = "vLLM: --enable-prompt-tokens-details; SGLang: --enable-cache-report; a gateway believes what it sent \
                       until answers say otherwise";

@@ -72,6 +72,9 @@ pub struct Exchange {
     restored: u64,
 }
 
+/// The name in access logs of the role of a request that was held behind another one of its burst.
+const HELD: &str = "held";
+
 /// A request's role in a burst: simultaneous requests whose prompts begin with the same documents. One leads, and the
 /// others are held until its response begins, so that the engine computes the documents only once.
 #[derive(Clone, Copy)]
@@ -314,7 +317,8 @@ impl Exchange {
     /// Handles the response's headers, which come from the engine or the proxy itself, and adds the report header.
     pub fn on_response_headers(&mut self, host: &impl Host) {
         if let Some(pending) = &mut self.pending {
-            pending.on_headers(host, &self.plugin);
+            let was_held = self.burst.is_some_and(|burst| burst.name == HELD);
+            pending.on_headers(host, &self.plugin, was_held);
         }
         if let Some(burst) = &mut self.burst {
             burst.is_held = false;
@@ -401,8 +405,12 @@ impl Exchange {
         if let Some(burst) = &mut self.burst {
             burst.succeeds = false;
         }
-        self.leave_burst(host);
+        let is_unsent = self.leave_burst(host);
         let pending = self.pending.take();
+        let record = pending.as_ref().and_then(|pending| pending.decided().0);
+        if let Some(record) = record.filter(|_| is_unsent) {
+            self.plugin.undo(host, record);
+        }
         let counted = pending.and_then(|pending| pending.on_done(host, &self.plugin));
         let miss = self.miss.take();
         let miss = miss.and_then(|ticket| self.plugin.missed(host, ticket, counted));
@@ -764,7 +772,7 @@ impl Exchange {
         let (name, ticket, is_held) = match self.plugin.enter(host, record, arm) {
             Entry::Free => return Flow::Continue,
             Entry::Leads(ticket) => ("leads", Some(ticket), false),
-            Entry::Held(ticket) => ("held", Some(ticket), true),
+            Entry::Held(ticket) => (HELD, Some(ticket), true),
             Entry::Unheld => ("follows", None, false),
         };
         self.burst = Some(Burst {
@@ -780,16 +788,16 @@ impl Exchange {
     }
 
     /// Releases the requests that are held until this request's response begins. Called when it has begun, or when the
-    /// request has failed or ended.
-    fn leave_burst(&mut self, host: &impl Host) {
-        let Some(burst) = &mut self.burst else { return };
-        let Some(ticket) = burst.ticket.take() else {
-            return;
-        };
-        match burst.succeeds {
-            true => self.plugin.burst_answered(host, ticket),
-            false => self.plugin.burst_gone(host, ticket),
+    /// request has failed or ended. Returns whether the request itself was still held, so that it was never forwarded.
+    fn leave_burst(&mut self, host: &impl Host) -> bool {
+        let burst = self.burst.as_mut();
+        let left = burst.and_then(|burst| Some((burst.ticket.take()?, burst.succeeds)));
+        match left {
+            Some((ticket, true)) => self.plugin.burst_answered(host, ticket),
+            Some((ticket, false)) => return self.plugin.burst_gone(host, ticket),
+            None => {}
         }
+        false
     }
 
     /// Rewrites the body `received`, and replaces body and headers in the proxy; the caller lets the request continue.

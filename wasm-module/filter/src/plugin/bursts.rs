@@ -77,14 +77,15 @@ impl Plugin {
     }
 
     /// Records that the request with this ticket failed or ended. If other requests are held until its response begins,
-    /// they are released; if it was held, it is counted as ended while held.
-    pub(crate) fn burst_gone(&self, host: &impl Host, ticket: BurstTicket) {
+    /// they are released; if it was held, it is counted as ended while held. Returns whether it was held.
+    pub(crate) fn burst_gone(&self, host: &impl Host, ticket: BurstTicket) -> bool {
         let mut was_held = false;
         self.release(host, |bursts, now_ms| {
             was_held = bursts.is_held(ticket);
             bursts.gone(now_ms, ticket)
         });
         self.metrics.left(host, was_held);
+        was_held
     }
 
     /// Releases requests that were held for the maximum time, and resumes up to [`RESUMED_AT_A_TICK`] of all released
@@ -92,7 +93,7 @@ impl Plugin {
     ///
     /// Envoy may run a resumed request's callbacks, up to its response, inside the call that resumes it. So few are
     /// resumed at a tick, and none in a request's callback.
-    pub(super) fn resume_released(&self, host: &impl Host) {
+    pub fn resume_released(&self, host: &impl Host) {
         self.release(host, Bursts::expire);
         let in_flight = self.in_flight.as_ref();
         let Some(in_flight) = in_flight else { return };

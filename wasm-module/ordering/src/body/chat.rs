@@ -45,6 +45,9 @@ pub(super) struct Chat<'a> {
     /// True if the body's messages are in the field `messages` (OpenAI chat, Anthropic, Converse, Cohere v2), or if it
     /// has none.
     pub(super) is_chat: bool,
+    /// True if the body lets the server remove earlier parts of the prompt: `context_management` (Anthropic, Responses),
+    /// `truncation` (Responses), `truncate_prompt_tokens` (vLLM).
+    pub(super) may_be_cut: bool,
     /// The JSON of each element of `tools`, or of `functions` if there are no tools.
     pub(super) tools: Vec<&'a str>,
     pub(super) start: Start<'a>,
@@ -91,7 +94,7 @@ pub(crate) const PARAMETERS: [&str; 6] = [
     "chat_template_kwargs",
 ];
 
-const FIELDS: [&str; 11] = [
+const FIELDS: [&str; 14] = [
     "model",
     "message",
     "tools",
@@ -101,6 +104,9 @@ const FIELDS: [&str; 11] = [
     "safety_identifier",
     "prompt_cache_key",
     "metadata",
+    "context_management",
+    "truncation",
+    "truncate_prompt_tokens",
     "cache_salt",
     "retrieval",
 ];
@@ -271,8 +277,14 @@ impl<'a> Chat<'a> {
             safety_identifier,
             prompt_cache_key,
             metadata,
+            context_management,
+            truncation,
+            truncate_prompt_tokens,
             ..,
         ] = fields;
+        let may_be_cut = context_management.is_some()
+            || truncation.is_some_and(|value| value != r#""disabled""#)
+            || truncate_prompt_tokens.is_some();
         let model = text(body, model)?;
         named(&model)?;
         if let ("contents", [only]) = (format.messages, listed.as_slice())
@@ -307,6 +319,11 @@ impl<'a> Chat<'a> {
             Some(value) => chain.then(name, xxh3_128(value.as_bytes())),
             None => chain,
         });
+        // A chat's references to earlier copies are not repeated in a request whose prompt may lose these copies.
+        let chain = match may_be_cut {
+            true => chain.then("may_be_cut", 0),
+            false => chain,
+        };
         let start = Start {
             chain,
             before: behind(before, &preceding),
@@ -350,6 +367,7 @@ impl<'a> Chat<'a> {
             retrieval,
             is_cohere,
             is_chat: at == 0,
+            may_be_cut,
             tools: listed,
             start,
             parameters,

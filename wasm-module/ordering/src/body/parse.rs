@@ -45,6 +45,8 @@ pub struct Parsed<'a> {
     pub(super) retrieval: Option<&'a str>,
     /// True if the body's messages are in the field `messages`, as in a chat completion.
     pub(super) is_chat: bool,
+    /// True if the body lets the server remove earlier parts of the prompt, so that no text may refer to them.
+    pub(crate) may_be_cut: bool,
     /// The JSON of each element of `tools`, or of `functions` if there are no tools.
     pub(crate) tools: Vec<&'a str>,
     pub(crate) start: Start<'a>,
@@ -183,6 +185,7 @@ fn read<'a>(
         rendered,
         retrieval: chat.retrieval,
         is_chat: chat.is_chat,
+        may_be_cut: chat.may_be_cut,
         tools: chat.tools,
         start: chat.start,
         parameters: chat.parameters,

@@ -129,7 +129,8 @@ impl<'r> Rewriting<'r> {
             path: SentPath {
                 runs: sent_path.collect(),
             },
-            arm: self.arm,
+            // In the control arm, what has no documents is skipped, so it counts in no arm.
+            arm: self.arm.filter(|_| self.parsed.has_groups()),
             as_sent: tried.map(|_| report),
             record: OrderingRecord {
                 tenant: self.tenant.name.into(),

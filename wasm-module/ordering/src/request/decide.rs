@@ -177,7 +177,7 @@ impl<'a> Request<'_, 'a> {
         turn: u32,
     ) -> SmallVec<[bool; 16]> {
         let mut references = SmallVec::from_elem(false, listed.distinct.len());
-        let Some(template) = &self.config.deduplicate else {
+        let Some(template) = self.deduplicate else {
             return references;
         };
         if turn == 0 || keeps_repeats(group) {
@@ -232,8 +232,7 @@ impl<'a> Request<'_, 'a> {
         found: &FoundDocument<'a>,
         turn: u32,
     ) -> Option<String> {
-        let template = self.config.deduplicate.as_ref();
-        let template = template.filter(|_| self.config.keeps_contexts())?;
+        let template = self.deduplicate.filter(|_| self.config.keeps_contexts())?;
         let block = found.numbered_block()?;
         let Some((question, name)) = self.shown.place_of(turn, &block) else {
             let refer = |name: &str| template.render(name);

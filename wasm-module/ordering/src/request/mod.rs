@@ -24,6 +24,7 @@ use crate::conversation::prompt_documents::PromptDocuments;
 use crate::conversation::sent::{Kept, Pin, Pinned, SentMessage, Written, kept_hash};
 use crate::document::{Candidate, Fingerprint, estimate_tokens};
 use crate::head::decision::{Frozen, Moved};
+use crate::hint::LocationTemplate;
 use crate::peer_update::SentRun;
 use crate::policy::{Order, Policy, PolicyKind, Start, match_of};
 use crate::sort::sort_by_key;
@@ -96,6 +97,7 @@ pub(crate) fn arrange<'a>(
 ) -> ArrangedRequest<'a> {
     let mut request = Request {
         config,
+        deduplicate: config.deduplicate.as_ref().filter(|_| !parsed.may_be_cut),
         text: parsed.text,
         head,
         frozen: Box::default(),
@@ -159,6 +161,8 @@ pub(crate) fn arrange<'a>(
 
 struct Request<'r, 'a> {
     config: &'a Config,
+    /// The words of location hints (references to earlier copies); `None` if the request gets none.
+    deduplicate: Option<&'a LocationTemplate>,
     /// The body of the request, as text.
     text: &'a str,
     head: HeadWords<'a>,
@@ -465,7 +469,7 @@ impl<'a> Request<'_, 'a> {
             .first()
             .and_then(FoundDocument::block_in_message);
         let text = text.filter(|_| self.last_turn > 0 && self.mode != OrderingMode::ClientOrder);
-        let (Some(text), Some(template)) = (text, &self.config.deduplicate) else {
+        let (Some(text), Some(template)) = (text, self.deduplicate) else {
             return arrangement;
         };
         let is_whole = known.map_or(!self.is_new, |known| known.slots == arrangement.slots);
@@ -523,7 +527,7 @@ impl<'a> Request<'_, 'a> {
                 let by_number = || self.reference_by_number(found, turn);
                 match found.is_numbered() && !(is_named && self.shown.may_hold(turn, fingerprint)) {
                     true => by_number(),
-                    false => self.config.deduplicate.as_ref()?.render(found.label),
+                    false => self.deduplicate?.render(found.label),
                 }
             });
             let words = words.flatten();
