@@ -561,7 +561,7 @@ impl Store {
     }
 
     /// Returns the ids of the unfinished batches of all owners, earliest first.
-    pub(super) fn unfinished(&self) -> Vec<String> {
+    pub(crate) fn unfinished(&self) -> Vec<String> {
         let state = self.state.lock();
         let batches = state.batches.values();
         let mut batches: Vec<_> = batches.filter(|batch| !batch.status.is_final()).collect();
