@@ -14,6 +14,7 @@
 use anyhow::{Context, Result, ensure};
 use foreword_benches::{Arguments, embedded, xquad};
 use foreword_engine::backend::cpu::Precision;
+use foreword_engine::backend::cuda::CudaPrecision;
 use foreword_engine::cache::EvictionPolicy;
 use foreword_engine::engine::EngineConfig;
 use foreword_ordering::random::Random;
@@ -238,6 +239,7 @@ impl House {
             max_step_tokens: None,
             threads: None,
             precision: Precision::Auto,
+            cuda_precision: CudaPrecision::Bf16,
             random_weights: Some(1),
         };
         let tiers = Tiers {

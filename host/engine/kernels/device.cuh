@@ -215,6 +215,22 @@ DEVICE float widen_low(u32 word) { return float_of(word << 16); }
 DEVICE float widen_high(u32 word) { return float_of(word & 0xffff0000u); }
 DEVICE bf16 narrow(float x) { return bf16{static_cast<u16>(pack(x, 0.0f))}; }
 
+// A float as FP8 (E4M3), rounded to nearest even and saturated to ±448. NaN becomes the positive NaN.
+DEVICE u8 narrow_fp8(float x) {
+    const u32 bits = bits_of(x), sign = bits >> 24 & 0x80, size = bits & 0x7fffffff;
+    if (size > 0x7f800000) return 0x7f;
+    if (size >= bits_of(448.0f)) return static_cast<u8>(sign | 0x7e);
+    // Below 2^-6, numbers are multiples of 2^-9, as floats from 2^14 to 2^15 are of 2^-9.
+    if (size < bits_of(0x1p-6f)) return static_cast<u8>(sign | (bits_of(float_of(size) + 0x1p14f) - bits_of(0x1p14f)));
+    // Other numbers keep three of 23 bits; exponents are counted from -7 instead of -127.
+    return static_cast<u8>(sign | (((size + 0x7ffff + (size >> 20 & 1)) >> 20) - (120 << 3)));
+}
+// Byte `at` of a word of four FP8 numbers, times 2^-120: the bits of a float, because the exponents are not counted anew.
+// Exact, except that NaN becomes 480 · 2^-120.
+DEVICE float widen_fp8_small(u32 word, int at) {
+    return float_of(static_cast<u32>(static_cast<int>(word << (24 - 8 * at)) >> 4) & 0x87f00000u);
+}
+
 constexpr u32 WARP = 32;
 DEVICE u32 lane() { return thread() % WARP; }
 DEVICE u32 warp() { return thread() / WARP; }

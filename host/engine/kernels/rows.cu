@@ -1,4 +1,4 @@
-// The work on rows between two matrix products: embedding, norms, the gate, and choosing rows.
+// The work on rows between two matrix products: embedding, norms, the gate, choosing rows, and quantising them.
 #include "device.cuh"
 
 // Residual rows from the embedding.
@@ -125,4 +125,54 @@ KERNEL(gate_rows, Gate, ROW_THREADS, 1) {
         out.words[w] = pack(g[0], g[1]);
     }
     store_vector(args.output + static_cast<u64>(block_y()) * args.width + column, out);
+}
+
+// Quantises rows to FP8 (E4M3), each by its largest absolute value.
+//   grid  x: rows
+struct Quantise {
+    // [rows][width]
+    const bf16* input;
+    // [rows][width], FP8
+    u8* numbers;
+    // [rows]: the largest absolute value / 448, or 1 for a row of zeroes; NaN if a value is infinite or NaN, and so
+    // are then all numbers of the row
+    float* scales;
+    u32 width;
+    u32 unused;
+};
+
+KERNEL(quantise_rows, Quantise, ROW_THREADS, 1) {
+    const bf16* from = args.input + static_cast<u64>(block_x()) * args.width;
+    u32* shared = reinterpret_cast<u32*>(shared_memory());
+    // Absolute values are in the order of their bits, with infinity and NaN last.
+    u32 largest = 0;
+    for (u32 i = thread() * 8; i < args.width; i += ROW_THREADS * 8) {
+        Vector v = load_vector(from + i);
+        for (u32 w = 0; w < 4; w++) {
+            u32 low = v.words[w] << 16 & 0x7fffffff, high = v.words[w] & 0x7fff0000;
+            if (low > largest) largest = low;
+            if (high > largest) largest = high;
+        }
+    }
+    for (u32 mask = WARP / 2; mask > 0; mask /= 2) {
+        u32 other = exchange(largest, mask);
+        if (other > largest) largest = other;
+    }
+    if (lane() == 0) shared[warp()] = largest;
+    barrier();
+    for (u32 w = 0; w < ROW_THREADS / WARP; w++)
+        if (shared[w] > largest) largest = shared[w];
+    const bool is_finite = largest < bits_of(infinity());
+    const float scale = !is_finite ? float_of(0x7fffffffu) : largest == 0 ? 1.0f : float_of(largest) / 448.0f;
+    if (thread() == 0) args.scales[block_x()] = scale;
+    u8* to = args.numbers + static_cast<u64>(block_x()) * args.width;
+    for (u32 i = thread() * 8; i < args.width; i += ROW_THREADS * 8) {
+        Vector v = load_vector(from + i);
+        u32* out = reinterpret_cast<u32*>(to + i);
+        for (u32 w = 0; w < 4; w += 2) {
+            out[w / 2] = narrow_fp8(widen_low(v.words[w]) / scale) | narrow_fp8(widen_high(v.words[w]) / scale) << 8 |
+                         narrow_fp8(widen_low(v.words[w + 1]) / scale) << 16 |
+                         static_cast<u32>(narrow_fp8(widen_high(v.words[w + 1]) / scale)) << 24;
+        }
+    }
 }

@@ -9,7 +9,9 @@
 use anyhow::{Context, bail};
 use foreword_engine::backend::Backend;
 use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
-use foreword_engine::backend::cuda::{self, CudaBackend, CudaConfig, PoolSize, Unavailable};
+use foreword_engine::backend::cuda::{
+    self, CudaBackend, CudaConfig, CudaPrecision, PoolSize, Unavailable,
+};
 use foreword_engine::models::{Checkpoint, Element, ModelConfig};
 use foreword_report::progress::bar;
 use std::path::Path;
@@ -95,6 +97,8 @@ pub struct DeviceConfig {
     pub threads: Option<u32>,
     /// The number format in which the CPU multiplies weights.
     pub precision: Precision,
+    /// The number format in which a CUDA device multiplies weights.
+    pub cuda_precision: CudaPrecision,
     /// Seed of random weights; `None` to read the checkpoint's weights.
     pub random_weights: Option<u64>,
 }
@@ -251,6 +255,7 @@ impl DeviceConfig {
             host_pages: self.kv_host.pages(self.page_tokens, page_bytes),
             page_tokens: self.page_tokens,
             max_step_tokens,
+            precision: self.cuda_precision,
         };
         let mut shown = None;
         let backend = CudaBackend::new(checkpoint, &config, &mut |done, total| {
@@ -302,6 +307,7 @@ mod tests {
                 max_step_tokens: None,
                 threads: None,
                 precision: Precision::Auto,
+                cuda_precision: CudaPrecision::Bf16,
                 random_weights: None,
             };
             config.suited(ordinal, &ModelConfig::load(&fixtures.join(name)).unwrap())

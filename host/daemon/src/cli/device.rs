@@ -3,6 +3,7 @@
 use super::size::size;
 use clap::ValueEnum;
 use foreword_engine::backend::cpu::Precision;
+use foreword_engine::backend::cuda;
 use foreword_server::device::{Device, DeviceConfig, KvSize};
 
 #[derive(clap::Args)]
@@ -34,6 +35,9 @@ pub(crate) struct Arguments {
     /// How the CPU multiplies bf16 weights and packed ones
     #[arg(long, value_enum, default_value_t = CpuPrecision::Auto)]
     cpu_precision: CpuPrecision,
+    /// How a CUDA device multiplies weights that the checkpoint has in FP8
+    #[arg(long, value_enum, default_value_t = CudaPrecision::Bf16)]
+    cuda_precision: CudaPrecision,
     /// Use random weights of this seed instead of reading them, to measure a shape; config.json is then enough
     #[arg(long, value_name = "SEED")]
     random_weights: Option<u64>,
@@ -51,6 +55,16 @@ enum CpuPrecision {
     Bf16,
     /// The same in attention, with KV state in bf16: half the memory, long prompts a tenth faster or more, less accurate
     Bf16Kv,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum CudaPrecision {
+    /// Widen them to bf16: most accurate
+    Bf16,
+    /// Keep FP8 weights with scales by channel or tensor, and quantise activations to FP8 by token (W8A8): half the memory, less
+    /// accurate; an error unless the device is a Hopper (9.0) with cuBLASLt 12.9 or later. Tested on an emulator only, not
+    /// measured on a card
+    Fp8,
 }
 
 impl Arguments {
@@ -77,6 +91,10 @@ impl Arguments {
                 CpuPrecision::Packed => Precision::Packed,
                 CpuPrecision::Bf16 => Precision::Bf16,
                 CpuPrecision::Bf16Kv => Precision::Bf16Kv,
+            },
+            cuda_precision: match self.cuda_precision {
+                CudaPrecision::Bf16 => cuda::CudaPrecision::Bf16,
+                CudaPrecision::Fp8 => cuda::CudaPrecision::Fp8,
             },
             random_weights: self.random_weights,
         }

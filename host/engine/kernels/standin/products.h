@@ -5,7 +5,9 @@
 namespace standin {
 
 enum Status { DONE = 0, INVALID = 7, UNSUPPORTED = 15 };
-constexpr int F32 = 0, BF16 = 14, COMPUTE_F32 = 68;
+constexpr int F32 = 0, BF16 = 14, FP8 = 28, COMPUTE_F32 = 68;
+// A scale for each row of op(A), or for each column of op(B).
+constexpr int OUTER_VECTOR = 3;
 
 struct Layout {
     int type;
@@ -15,6 +17,8 @@ struct Layout {
 
 struct Description {
     int transposed[2] = {0, 0};
+    int scale_modes[2] = {0, 0};
+    const float* scales[2] = {nullptr, nullptr};
 };
 
 struct Preference {
@@ -40,12 +44,24 @@ inline bool shape_of(const Description* d, const Layout* a, const Layout* b, con
     u64 n = d->transposed[1] ? b->rows : b->columns, other = d->transposed[1] ? b->columns : b->rows;
     shape = {m, n, k, static_cast<u64>(out->type), 0, {}};
     auto fits = [](const Layout* l) { return l->stride >= static_cast<long long>(l->rows); };
+    // Products of FP8 need A transposed and B not, dimensions divisible by 16, and here scales by vectors.
+    const bool narrow = a->type == FP8;
+    if (narrow && !(d->transposed[0] && !d->transposed[1] && m % 16 == 0 && k % 16 == 0)) return false;
+    for (int i = 0; i < 2; i++)
+        if (narrow && (d->scale_modes[i] != OUTER_VECTOR || !d->scales[i] || reinterpret_cast<u64>(d->scales[i]) % 16)) return false;
     return k == other && out->rows == m && out->columns == n && c->rows == m && c->columns == n && c->type == out->type &&
-           a->type == BF16 && b->type == BF16 && (out->type == BF16 || out->type == F32) && fits(a) && fits(b) && fits(c) &&
+           (a->type == BF16 || narrow) && b->type == a->type && (out->type == BF16 || out->type == F32) && fits(a) && fits(b) && fits(c) &&
            fits(out);
 }
 
 inline float element(const void* data, int type, u64 at) {
+    if (type == FP8) {
+        const u8 bits = static_cast<const u8*>(data)[at];
+        const int exponent = bits >> 3 & 15, mantissa = bits & 7;
+        float size = exponent ? std::ldexp(8.0f + mantissa, exponent - 10) : std::ldexp(1.0f * mantissa, -9);
+        if (exponent == 15 && mantissa == 7) size = NAN;
+        return bits & 0x80 ? -size : size;
+    }
     return type == BF16 ? emulator::value(static_cast<const u16*>(data)[at]) : static_cast<const float*>(data)[at];
 }
 
@@ -73,6 +89,7 @@ inline void multiply(const Description& d, float alpha, const void* a, const Lay
                 for (u64 i = 0; i < LANES; i++) sums[i] += x[k + i] * y[k + i];
             for (; k < inputs; k++) sum += x[k] * y[k];
             for (float one : sums) sum += one;
+            if (la.type == FP8) sum = sum * d.scales[1][column] * d.scales[0][row];
             float value = alpha * sum;
             // An output that is not added to is not read either: it may be NaN.
             if (beta != 0.0f) value += beta * element(c, lc.type, column * lc.stride + row);
@@ -92,6 +109,7 @@ using standin::Proposal;
 
 extern "C" {
 
+size_t cublasLtGetVersion() { return 130100; }
 int cublasLtCreate(void** handle) {
     *handle = new int(0);
     return standin::DONE;
@@ -106,10 +124,20 @@ int cublasLtMatmulDescCreate(Description** made, int compute, int scale) {
     return standin::DONE;
 }
 int cublasLtMatmulDescSetAttribute(Description* of, int attribute, const void* value, size_t bytes) {
-    constexpr int TRANSPOSED_A = 3, TRANSPOSED_B = 4;
-    if (bytes != sizeof(int) || (attribute != TRANSPOSED_A && attribute != TRANSPOSED_B)) return standin::INVALID;
-    memcpy(&of->transposed[attribute - TRANSPOSED_A], value, bytes);
-    return standin::DONE;
+    // Each is followed by the same attribute of B.
+    constexpr int TRANSPOSED_A = 3, SCALES_A = 17, SCALE_MODE_A = 31;
+    for (int i = 0; i < 2; i++) {
+        void* to = nullptr;
+        size_t size = sizeof(int);
+        if (attribute == TRANSPOSED_A + i) to = &of->transposed[i];
+        if (attribute == SCALE_MODE_A + i) to = &of->scale_modes[i];
+        if (attribute == SCALES_A + i) to = &of->scales[i], size = sizeof(float*);
+        if (!to) continue;
+        if (bytes != size) return standin::INVALID;
+        memcpy(to, value, bytes);
+        return standin::DONE;
+    }
+    return standin::INVALID;
 }
 int cublasLtMatmulDescDestroy(Description* one) {
     delete one;

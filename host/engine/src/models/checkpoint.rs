@@ -2,7 +2,7 @@
 //!
 //! [`Checkpoint::random`] fills the same roles with random numbers, for measuring shapes of which no file exists.
 
-use super::fp8::{self, Block};
+use super::fp8::{self, Block, Fp8Matrix};
 use super::gguf::{Gguf, is_gguf};
 use super::safetensors::{Entry, Tensors};
 use super::tensor::{Element, Tensor, rows_and_columns};
@@ -13,25 +13,44 @@ use std::borrow::Cow;
 use std::path::Path;
 use xxhash_rust::xxh3::Xxh3;
 
-/// The tensors of a decoder layer. A matrix is `[outputs, inputs]`; its bias, `None` if the model has none, follows it.
-pub(crate) struct LayerWeights<'a> {
+/// The tensors of a decoder layer. A matrix, of type `M`, is `[outputs, inputs]`; its bias, `None` if the model has none,
+/// follows it.
+pub(crate) struct LayerWeights<'a, M = Tensor<'a>> {
     pub(crate) input_norm: Tensor<'a>,
     /// Matrices of the query, key and value projections.
-    pub(crate) qkv: [Tensor<'a>; 3],
+    pub(crate) qkv: [M; 3],
     pub(crate) qkv_bias: Option<[Tensor<'a>; 3]>,
     /// Weights of the norms of a query head and of a key head; `None` if the model does not norm them.
     pub(crate) qk_norm: Option<[Tensor<'a>; 2]>,
-    pub(crate) output: Tensor<'a>,
+    pub(crate) output: M,
     pub(crate) output_bias: Option<Tensor<'a>>,
     /// Weights of the norms of the outputs of attention and of the feed-forward layer, applied before these are added
     /// to the residual stream; `None` if the model does not norm these outputs.
     pub(crate) post_norms: Option<[Tensor<'a>; 2]>,
     pub(crate) mlp_norm: Tensor<'a>,
     /// Gate and up matrices of the feed-forward layer.
-    pub(crate) gate_up: [Tensor<'a>; 2],
+    pub(crate) gate_up: [M; 2],
     pub(crate) gate_up_bias: Option<[Tensor<'a>; 2]>,
-    pub(crate) down: Tensor<'a>,
+    pub(crate) down: M,
     pub(crate) down_bias: Option<Tensor<'a>>,
+}
+
+/// A matrix whose numbers stay in FP8 where a scale applies to whole rows.
+pub(crate) enum Matrix<'a> {
+    /// A matrix in another number type, or widened to bf16.
+    Wide(Tensor<'a>),
+    /// A matrix in FP8 with a scale for each row.
+    Fp8(Fp8Matrix<'a>),
+}
+
+impl<'a> Matrix<'a> {
+    /// Returns the matrix with numbers in FP8 widened to bf16.
+    pub(crate) fn widened(self) -> Tensor<'a> {
+        match self {
+            Self::Wide(tensor) => tensor,
+            Self::Fp8(matrix) => matrix.widened(),
+        }
+    }
 }
 
 /// A model's configuration and weights, as stored in files or random, not yet laid out for a backend.
@@ -98,11 +117,31 @@ impl Checkpoint {
 
     /// Returns the tensors of the decoder layer with index `index`, checked for presence, type and shape.
     pub(crate) fn layer(&self, index: usize) -> Result<LayerWeights<'_>, CheckpointError> {
+        self.layer_of(index, |name, shape| self.tensor(name, shape))
+    }
+
+    /// Returns the tensors of the decoder layer with index `index` as [`Checkpoint::layer`] does, with matrices in FP8
+    /// where the files have them so and a scale applies to whole rows.
+    pub(crate) fn layer_in_fp8(
+        &self,
+        index: usize,
+    ) -> Result<LayerWeights<'_, Matrix<'_>>, CheckpointError> {
+        self.layer_of(index, |name, shape| match &self.source {
+            Source::Files(files) => files.matrix(name, shape, self.config.fp8_block),
+            _ => self.tensor(name, shape).map(Matrix::Wide),
+        })
+    }
+
+    fn layer_of<'a, M>(
+        &'a self,
+        index: usize,
+        read: impl Fn(&str, &[usize]) -> Result<M, CheckpointError>,
+    ) -> Result<LayerWeights<'a, M>, CheckpointError> {
         let c = &self.config;
         let (queries, keys) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
         let name = |rest: &str| format!("model.layers.{index}.{rest}");
         let matrix = |rest: &str, rows: usize, columns: usize| {
-            self.tensor(&name(&format!("{rest}.weight")), &[rows, columns])
+            read(&name(&format!("{rest}.weight")), &[rows, columns])
         };
         let norm = |rest: &str, length: usize| self.norm(&name(&format!("{rest}.weight")), length);
         let bias =
@@ -242,6 +281,17 @@ impl Tensors {
         shape: &[usize],
         block: Option<Block>,
     ) -> Result<Tensor<'_>, CheckpointError> {
+        self.matrix(name, shape, block).map(Matrix::widened)
+    }
+
+    /// Returns the tensor called `name`, checked for shape and type, as [`Tensors::in_blocks`] does, but in FP8 if a
+    /// scale applies to whole rows.
+    pub(super) fn matrix(
+        &self,
+        name: &str,
+        shape: &[usize],
+        block: Option<Block>,
+    ) -> Result<Matrix<'_>, CheckpointError> {
         let (rows, columns) = rows_and_columns(shape);
         let Some((path, entry, bytes)) = self.get(name) else {
             return Err(CheckpointError::new(
@@ -274,14 +324,24 @@ impl Tensors {
             let (shared, scales) = self
                 .scales(name, rows, columns, block)
                 .map_err(|reason| CheckpointError::new(path, reason))?;
-            return Ok(fp8::widened(bytes, rows, columns, &scales, shared));
+            let [high, wide] = shared;
+            return Ok(if wide < columns {
+                Matrix::Wide(fp8::widened(bytes, rows, columns, &scales, shared))
+            } else {
+                Matrix::Fp8(Fp8Matrix {
+                    rows,
+                    columns,
+                    numbers: bytes,
+                    scales: (0..rows).map(|row| scales[row / high]).collect(),
+                })
+            });
         };
-        Ok(Tensor {
+        Ok(Matrix::Wide(Tensor {
             element,
             rows,
             columns,
             data: Cow::Borrowed(bytes),
-        })
+        }))
     }
 
     /// Returns two things for the FP8 tensor called `name`: the size of the blocks (rows, columns) that share a scale,

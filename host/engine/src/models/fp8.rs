@@ -5,10 +5,16 @@
 //! | `compressed-tensors`, 8-bit floats | `NAME_scale` | the tensor, a row, or a block of `block_structure` |
 //! | `fp8` | `NAME_scale_inv`, also `NAME_scale` | a block of `weight_block_size`, or the tensor |
 //!
-//! A weight is its number times its scale, rounded to bf16 once, when the checkpoint is loaded: a weight takes two
-//! bytes in memory where the file has one. Activations stay as they are, so the scales of activations (`input_scale`)
-//! and of a quantised KV cache (`k_scale`) have no effect: results are nearer to the original model's than those of an
-//! engine that quantises activations too. A tensor that is not in FP8 is read as in any other checkpoint.
+//! | backend | scales | weights in memory | activations |
+//! | --- | --- | --- | --- |
+//! | CPU; CUDA by default | any | bf16: number times scale, rounded once, when the checkpoint is loaded | as they are |
+//! | CUDA with `--cuda-precision fp8` | by tensor or row | FP8 as in the file, a scale for each row | FP8, a scale for each token |
+//! | the same | by block | bf16 | as they are |
+//!
+//! Where activations stay as they are, results are nearer to the original model's than those of an engine that
+//! quantises activations too. The scales of activations (`input_scale`) and of a quantised KV cache (`k_scale`) have no
+//! effect: activations in FP8 are scaled by their own largest value. A tensor that is not in FP8 is read as in any
+//! other checkpoint.
 
 use super::tensor::{Element, Tensor};
 use half::bf16;
@@ -18,6 +24,29 @@ use std::borrow::Cow;
 
 /// Numbers of rows and columns of the part of a matrix that shares a scale.
 pub(crate) type Block = [usize; 2];
+
+/// A matrix in FP8 (E4M3) with a scale for each row.
+pub(crate) struct Fp8Matrix<'a> {
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    /// The numbers, `[rows, columns]`, one byte each.
+    pub(crate) numbers: &'a [u8],
+    /// For each row, the factor by which its numbers are multiplied.
+    pub(crate) scales: Vec<f32>,
+}
+
+impl Fp8Matrix<'_> {
+    /// Returns the matrix in bf16: each number times the scale of its row, rounded to nearest, ties to even.
+    pub(crate) fn widened(&self) -> Tensor<'static> {
+        let (rows, columns) = (self.rows, self.columns);
+        widened(self.numbers, rows, columns, &self.scales, [1, columns])
+    }
+
+    /// Returns whether a number is NaN.
+    pub(crate) fn has_nan(&self) -> bool {
+        self.numbers.par_iter().any(|number| number & 127 == 127)
+    }
+}
 
 /// Maximum number of rows, and of columns, of a block of weights that shares a scale.
 const MAX_SIDE: u64 = 1 << 20;
@@ -169,7 +198,7 @@ pub(super) fn widened(
 }
 
 /// Returns the value of a number in FP8 E4M3 ("FN": no infinities, and one NaN of each sign).
-fn value(bits: u8) -> f32 {
+pub(crate) fn value(bits: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(bits >> 3 & 15), f32::from(bits & 7));
     let size = match (exponent, mantissa) {
         (15, 7.0) => f32::NAN,
@@ -181,7 +210,7 @@ fn value(bits: u8) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Checkpoint, ModelConfig, Tensors};
+    use super::super::{Checkpoint, Matrix, ModelConfig, Tensors};
     use super::*;
     use safetensors::tensor::{Dtype, TensorView};
     use serde_json::json;
@@ -342,6 +371,27 @@ mod tests {
         assert_eq!(
             read("w_scale_inv", &[1, 2], &[0.5, 3.0], Some([2, 2])).unwrap(),
             blocks
+        );
+        // Scales of whole rows leave the numbers as they are.
+        let kept = |name: &str, shape: &[usize], scales: &[f32], block| {
+            write(
+                folder.path(),
+                &[weight.clone(), (name, Dtype::F32, shape, floats(scales))],
+            );
+            let files = Tensors::open(folder.path()).unwrap();
+            match files.matrix("w", &[2, 3], block).ok().unwrap() {
+                Matrix::Fp8(matrix) if matrix.numbers == weight.3 => Some(matrix.scales),
+                Matrix::Fp8(matrix) => panic!("{:?}", matrix.numbers),
+                Matrix::Wide(_) => None,
+            }
+        };
+        let each = Some(vec![0.5, 3.0]);
+        assert_eq!(kept("w_scale", &[2, 1], &[0.5, 3.0], None), each);
+        assert_eq!(kept("w_scale", &[2], &[0.5, 3.0], Some([2, 2])), each);
+        assert_eq!(kept("w_scale", &[], &[0.5], None), Some(vec![0.5; 2]));
+        assert_eq!(
+            kept("w_scale_inv", &[1, 2], &[0.5, 3.0], Some([2, 2])),
+            None
         );
 
         let reason = read("w_scale_inv", &[1, 2], &[0.5, 3.0], None).unwrap_err();

@@ -24,9 +24,12 @@ mod safetensors;
 mod tensor;
 
 pub use checkpoint::Checkpoint;
-pub(crate) use checkpoint::LayerWeights;
+pub(crate) use checkpoint::{LayerWeights, Matrix};
 pub(crate) use config::Activation;
 pub use config::ModelConfig;
+pub(crate) use fp8::Fp8Matrix;
+#[cfg(test)]
+pub(crate) use fp8::value as fp8_value;
 pub use packing::Packing;
 pub(crate) use rope::Rope;
 pub use safetensors::Tensors;

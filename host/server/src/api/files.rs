@@ -110,6 +110,8 @@ pub(super) async fn upload(
     let (fields, upload) = match read.await {
         Ok(read) => read,
         Err(failure) => {
+            // The form may be waiting for the body's next chunk.
+            drop(form);
             rest.discard().await;
             return Err(failure);
         }

@@ -2,7 +2,7 @@
 //! and a large copy by the kernel that copies pages.
 
 use super::CudaError;
-use super::device::{Array, Bf16, Device, Fault, Output, Product, Queue};
+use super::device::{Array, Bf16, Device, Fault, Operands, Output, Product, Queue};
 use super::driver::Driver;
 use super::kernels::{self, Runs};
 use std::time::Instant;
@@ -63,8 +63,10 @@ pub(super) fn measure(
     let mut output = Array::<Bf16>::new(device, side * side)?;
     let product = fastest(device, |device| {
         let product = Product {
-            weights: weights.all(),
-            input: input.all(),
+            operands: Operands::Bf16 {
+                weights: weights.all(),
+                input: input.all(),
+            },
             output: Output::Bf16(output.all_mut()),
             rows: side,
             inputs: side,

@@ -50,17 +50,56 @@ pub(super) trait Argument {
     fn raw(&self) -> (*const u8, usize);
 }
 
-/// The operands of a matrix product `output = input · weightsᵀ`, summed in f32.
+/// A matrix product `output = input · weightsᵀ`, summed in f32.
 pub(super) struct Product<'a> {
-    /// The weights, a matrix `[outputs, inputs]`.
-    pub(super) weights: Part<'a, Bf16>,
-    /// The input, a matrix `[rows, inputs]`.
-    pub(super) input: Part<'a, Bf16>,
+    pub(super) operands: Operands<'a>,
     /// Where the output, a matrix `[rows, outputs]`, is written, and how.
     pub(super) output: Output<'a>,
     pub(super) rows: usize,
     pub(super) inputs: usize,
     pub(super) outputs: usize,
+}
+
+/// The factors of a matrix product: `weights [outputs, inputs]` and `input [rows, inputs]`.
+#[derive(Clone, Copy)]
+pub(super) enum Operands<'a> {
+    Bf16 {
+        weights: Part<'a, Bf16>,
+        input: Part<'a, Bf16>,
+    },
+    Fp8 {
+        weights: Fp8<'a>,
+        input: Fp8<'a>,
+    },
+}
+
+/// A matrix in FP8 (E4M3), borrowed for reading, with a scale for each row.
+#[derive(Clone, Copy)]
+pub(super) struct Fp8<'a> {
+    /// The numbers, one byte each.
+    pub(super) numbers: Part<'a, u8>,
+    /// For each row, the factor by which its numbers are multiplied.
+    pub(super) scales: Part<'a, f32>,
+}
+
+impl Operands<'_> {
+    /// Returns the addresses of the weights and of the input.
+    pub(super) fn addresses(&self) -> [u64; 2] {
+        match self {
+            Self::Bf16 { weights, input } => [weights.address(), input.address()],
+            Self::Fp8 { weights, input } => [weights.numbers.address(), input.numbers.address()],
+        }
+    }
+
+    /// Returns the addresses of the scales of the weights and of the input; `None` for operands in bf16.
+    pub(super) fn scales(&self) -> Option<[u64; 2]> {
+        match self {
+            Self::Bf16 { .. } => None,
+            Self::Fp8 { weights, input } => {
+                Some([weights.scales.address(), input.scales.address()])
+            }
+        }
+    }
 }
 
 /// Destination of a matrix product, and how the sums are written to it.
@@ -119,7 +158,11 @@ pub(super) trait Device: Send {
     /// The argument must be the kernel's, and the kernel must stay within the memory that the argument names.
     unsafe fn launch(&mut self, queue: Queue, launch: &Launch<'_>) -> Result<(), Fault>;
 
-    /// Queues a matrix product in [`Queue::Compute`]. The operands must have the lengths that its shape says;
+    /// Returns the reason why [`Device::multiply`] does not support operands in FP8, for products of `inputs` and
+    /// `outputs`; `None` if it does.
+    fn refuses_fp8(&mut self, inputs: usize, outputs: usize) -> Result<Option<String>, Fault>;
+
+    /// Queues a matrix product in [`Queue::Compute`]. Operands in FP8 need inputs and outputs divisible by 16. The operands must have the lengths that its shape says;
     /// [`kernels`](super::kernels) checks that.
     fn multiply(&mut self, product: &Product<'_>) -> Result<(), Fault>;
 

@@ -7,17 +7,17 @@
 //! ```
 //!
 //! Products with the output and down matrices are added to the residual stream by the product itself. Biases are added
-//! by the kernel that reads the rows next. After the last layer's keys and values, only rows whose logits are wanted
+//! by the kernel that reads the rows next. A matrix in FP8 multiplies rows that are quantised to FP8 right before. After the last layer's keys and values, only rows whose logits are wanted
 //! continue. A step that only decodes is recorded once per bucket and then repeated. The first step of a bucket runs
 //! unrecorded, so that everything that libraries prepare lazily is ready before the recording.
 
-use super::device::{Array, Bf16, Device, Fault, Output, Part, Product};
+use super::device::{Array, Bf16, Device, Fault, Fp8, Operands, Output, Part, Product};
 use super::kernels::{
     self, Context, HeadWeights, MATVEC_ROWS, Partials, Places, SamplingParameters,
 };
 use super::plan::{Bucket, Capacity, Cut, Plan};
 use super::pools::Pools;
-use super::weights::{Layer, Model};
+use super::weights::{Layer, Matrix, Model};
 use crate::backend::TokenId;
 use crate::sampling::{Sampling, SamplingError};
 use fxhash::FxHashMap;
@@ -35,6 +35,7 @@ pub(super) struct Scratch {
     attended: Array<Bf16>,
     gate_up: Array<Bf16>,
     inner: Array<Bf16>,
+    quantised: Quantised,
     /// Logits of wanted rows, `[logit_rows, vocabulary]`; more rows than these are computed in several rounds.
     logits: Array<f32>,
     logit_rows: usize,
@@ -47,6 +48,56 @@ pub(super) struct Scratch {
     recordings: FxHashMap<Bucket, Recording>,
     /// Number of CUDA graphs (recordings) that the device has now.
     recorded: usize,
+}
+
+/// The input of a product in FP8: numbers, `[rows, inputs]`, and a scale for each row. Empty if the model has no matrix
+/// in FP8.
+struct Quantised {
+    numbers: Array<u8>,
+    scales: Array<f32>,
+}
+
+impl Quantised {
+    fn new(device: &mut dyn Device, model: &Model, rows: usize) -> Result<Self, Fault> {
+        let rows = if model.has_fp8() { rows } else { 0 };
+        let width = (model.hidden.max(model.intermediate)).max(model.heads.queries());
+        Ok(Self {
+            numbers: Array::new(device, rows * width)?,
+            scales: Array::new(device, rows)?,
+        })
+    }
+
+    /// Returns the operands of the product of `input [rows, inputs]` with `weights`. Quantises the input to FP8 first if
+    /// the weights are in FP8.
+    fn operands<'a>(
+        &'a mut self,
+        device: &mut dyn Device,
+        weights: &'a Matrix,
+        input: Part<'a, Bf16>,
+        rows: usize,
+        inputs: usize,
+    ) -> Result<Operands<'a>, Fault> {
+        Ok(match weights {
+            Matrix::Bf16(weights) => Operands::Bf16 {
+                weights: weights.all(),
+                input,
+            },
+            Matrix::Fp8 { numbers, scales } => {
+                let (to, to_scales) = (self.numbers.all_mut(), self.scales.all_mut());
+                kernels::quantise_rows(device, input, to, to_scales, rows, inputs)?;
+                Operands::Fp8 {
+                    weights: Fp8 {
+                        numbers: numbers.all(),
+                        scales: scales.all(),
+                    },
+                    input: Fp8 {
+                        numbers: self.numbers.all(),
+                        scales: self.scales.all(),
+                    },
+                }
+            }
+        })
+    }
 }
 
 /// The inputs of one step's computation: the device, the model, the pools of KV pages and the plan of the step.
@@ -92,6 +143,7 @@ impl Scratch {
             attended: Array::new(device, rows * model.heads.queries())?,
             gate_up: Array::new(device, rows * 2 * model.intermediate)?,
             inner: Array::new(device, rows * model.intermediate)?,
+            quantised: Quantised::new(device, model, rows)?,
             logits: Array::new(device, logit_rows * model.vocabulary)?,
             logit_rows,
             choices: Array::new(device, logit_rows)?,
@@ -243,14 +295,16 @@ impl Scratch {
     }
 
     fn project(&mut self, pass: &mut Pass<'_>, layer: &Layer, rows: usize) -> Result<(), Fault> {
+        let (device, inputs) = (&mut *pass.device, pass.model.hidden);
+        let input = self.normed.all();
+        let operands = (self.quantised).operands(device, &layer.qkv, input, rows, inputs)?;
         kernels::multiply(
-            pass.device,
+            device,
             &Product {
-                weights: layer.qkv.all(),
-                input: self.normed.all(),
+                operands,
                 output: Output::Bf16(self.sums.all_mut()),
                 rows,
-                inputs: pass.model.hidden,
+                inputs,
                 outputs: pass.model.qkv_width(),
             },
         )
@@ -341,30 +395,31 @@ impl Scratch {
     ) -> Result<(), Fault> {
         let (device, model) = (&mut *pass.device, pass.model);
         let (hidden, width) = (model.hidden, model.intermediate);
+        let (input, inputs) = (self.attended.all(), model.heads.queries());
+        let operands = (self.quantised).operands(device, &layer.output, input, rows, inputs)?;
         kernels::multiply(
             device,
             &Product {
-                weights: layer.output.all(),
-                input: self.attended.all(),
+                operands,
                 output: Output::Add(self.residual.all_mut()),
                 rows,
-                inputs: model.heads.queries(),
+                inputs,
                 outputs: hidden,
             },
         )?;
         let bias = layer.output_bias.as_ref().map(Array::all);
         self.norm(device, bias, layer.mlp_norm.all(), rows, model.eps)?;
         let bias = layer.gate_up_bias.as_ref().map(Array::all);
+        let input = self.normed.all();
+        let operands = (self.quantised).operands(device, &layer.gate_up, input, rows, hidden)?;
         if rows <= MATVEC_ROWS {
-            let (weights, input, output) =
-                (layer.gate_up.all(), self.normed.all(), self.inner.all_mut());
-            kernels::multiply_gate(device, weights, bias, input, output, rows, hidden, width)?;
+            let output = self.inner.all_mut();
+            kernels::multiply_gate(device, operands, bias, output, rows, hidden, width)?;
         } else {
             kernels::multiply(
                 device,
                 &Product {
-                    weights: layer.gate_up.all(),
-                    input: self.normed.all(),
+                    operands,
                     output: Output::Bf16(self.gate_up.all_mut()),
                     rows,
                     inputs: hidden,
@@ -380,11 +435,12 @@ impl Scratch {
                 width,
             )?;
         }
+        let input = self.inner.all();
+        let operands = (self.quantised).operands(device, &layer.down, input, rows, width)?;
         kernels::multiply(
             device,
             &Product {
-                weights: layer.down.all(),
-                input: self.inner.all(),
+                operands,
                 output: Output::Add(self.residual.all_mut()),
                 rows,
                 inputs: width,
@@ -402,8 +458,10 @@ impl Scratch {
         kernels::multiply(
             pass.device,
             &Product {
-                weights: model.head.as_ref().unwrap_or(&model.embedding).all(),
-                input: self.normed.part(input),
+                operands: Operands::Bf16 {
+                    weights: model.head.as_ref().unwrap_or(&model.embedding).all(),
+                    input: self.normed.part(input),
+                },
                 output: Output::F32(self.logits.all_mut()),
                 rows: count,
                 inputs: model.hidden,

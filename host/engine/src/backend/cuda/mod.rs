@@ -7,9 +7,10 @@
 //!          weights, pools   the content of its memory
 //! ```
 //!
-//! Weights, activations and the KV state are bf16. Sums, norms, the softmax and the residual stream are f32. Everything
-//! except matrix products of more than four rows is the project's own code, so an emulator can run the same sources
-//! where there is no device, and does so in tests.
+//! Weights, activations and the KV state are bf16. With [`CudaPrecision::Fp8`], layers' matrices and the rows that they
+//! multiply are FP8 where the checkpoint's matrices are. Sums, norms, the softmax and the residual stream are f32.
+//! Everything except matrix products of more than four rows is the project's own code, so an emulator can run the same
+//! sources where there is no device, and does so in tests.
 //!
 //! **Weaker guarantees than on the CPU.** Logits depend on the other segments of a step, and on how a prefix was cut,
 //! through rounding only: the library chooses a different kernel for a different number of rows, and attention is split
@@ -61,6 +62,19 @@ pub struct CudaConfig {
     pub page_tokens: u32,
     /// Maximum number of tokens in a step, over all its segments.
     pub max_step_tokens: u32,
+    /// Number format of matrix products.
+    pub precision: CudaPrecision,
+}
+
+/// The number format in which matrices are kept and multiplied on a CUDA device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CudaPrecision {
+    /// bf16; matrices in FP8 are widened.
+    #[default]
+    Bf16,
+    /// FP8 (E4M3) for a layer's matrices that the checkpoint has in FP8 with a scale for each row or for the matrix. What
+    /// they multiply is quantised to FP8 by row. Other matrices are bf16. Needs compute capability 9.0 and cuBLASLt 12.9.
+    Fp8,
 }
 
 /// The size of the pool of KV pages in the device's memory.
@@ -76,7 +90,8 @@ pub enum PoolSize {
 /// The reason that a CUDA backend cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum CudaError {
-    /// CUDA is not installed, or there is no such device; contains what was found and what is needed.
+    /// CUDA is not installed, there is no such device, or it lacks the precision; contains what was found and what is
+    /// needed.
     #[error("{0}")]
     Unavailable(String),
     /// The checkpoint or the configuration cannot be used by this backend.
@@ -102,7 +117,8 @@ impl From<Fault> for BackendError {
     }
 }
 
-/// A callback that reports progress of loading: bytes of weights on the device so far, and bytes in total.
+/// A callback that reports progress of loading: bytes of weights on the device so far, and bytes in total. Numbers in FP8
+/// count as two bytes.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
 /// A backend that computes on a CUDA device.
@@ -162,8 +178,8 @@ impl CudaBackend {
         self.device.name()
     }
 
-    /// Returns a hash of everything that a KV page's bytes depend on besides its tokens: model, device, page layout and
-    /// page size. A page written under another identity must not be loaded.
+    /// Returns a hash of everything that a KV page's bytes depend on besides its tokens: model, device, precision, page
+    /// layout and page size. A page written under another identity must not be loaded.
     pub fn identity(&self) -> u128 {
         self.identity
     }
@@ -182,7 +198,20 @@ impl CudaBackend {
             results: decode_results(decode_rows, &heads),
             blocks: device.processors() as usize,
         };
-        let mut model = Model::load(&mut *device, checkpoint, heads, progress)?;
+        if config.precision == CudaPrecision::Fp8 {
+            let c = checkpoint.config();
+            let [inputs, outputs] = [c.hidden, 2 * c.intermediate].map(|n| n.next_multiple_of(16));
+            if let Some(reason) = device.refuses_fp8(inputs, outputs)? {
+                let reason = format!("products in FP8 are not available: {reason}");
+                return Err(CudaError::Unavailable(reason));
+            }
+        }
+        let mut model = Model::load(&mut *device, checkpoint, heads, config.precision, progress)?;
+        if config.precision == CudaPrecision::Fp8 && !model.has_fp8() {
+            let reason = "precision is FP8, and no matrix of the checkpoint can be multiplied in it: needed is FP8 (E4M3) \
+                          with a scale for each row or for the matrix, and sizes divisible by 16";
+            return Err(CheckpointError::new(Path::new(""), reason).into());
+        }
         let scratch = Scratch::new(
             &mut *device,
             &model,
@@ -210,11 +239,15 @@ impl CudaBackend {
             (u64::from(pages) * u64::from(config.page_tokens)).min(max_positions.into());
         model.tabulate(&mut *device, checkpoint.config(), positions as u32)?;
         let identity = format!(
-            "{:032x} {PAGE_LAYOUT} {} {} {}",
+            "{:032x} {PAGE_LAYOUT} {} {} {}{}",
             checkpoint.fingerprint(),
             device.name(),
             config.page_tokens,
-            pools.page_bytes()
+            pools.page_bytes(),
+            match config.precision {
+                CudaPrecision::Bf16 => "",
+                CudaPrecision::Fp8 => " fp8",
+            }
         );
         device.wait(Queue::Compute)?;
         Ok(Self {

@@ -160,6 +160,8 @@ const STAGING: usize = 64 << 20;
 pub(super) struct Driver {
     name: String,
     handle: sys::CUdevice,
+    /// Compute capability of the device: its major and minor version.
+    capability: (u32, u32),
     context: sys::CUcontext,
     processors: u32,
     queues: [sys::CUstream; 2],
@@ -207,6 +209,7 @@ impl Driver {
             Ok(Self {
                 name: format!("{name} ({major}.{minor})"),
                 handle,
+                capability: (major, minor),
                 context,
                 processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
                 queues: [queue().map_err(Fault::from)?, queue().map_err(Fault::from)?],
@@ -361,6 +364,11 @@ impl Device for Driver {
             )?;
         }
         Ok(())
+    }
+
+    fn refuses_fp8(&mut self, inputs: usize, outputs: usize) -> Result<Option<String>, Fault> {
+        self.enter()?;
+        Ok((self.products).refuses_fp8(self.capability, inputs, outputs))
     }
 
     fn multiply(&mut self, product: &Product<'_>) -> Result<(), Fault> {

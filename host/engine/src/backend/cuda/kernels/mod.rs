@@ -4,7 +4,7 @@
 //! The emulator knows the sizes of both and refuses a launch where they differ.
 //!
 //! ```text
-//!   rows       embedding, norms, the gate        products   few rows; more are the library's
+//!   rows       embedding, norms, gate, FP8       products   few rows; more are the library's
 //!   attention  heads, prefill, decode            pages      copies            sampling   a token from a row
 //! ```
 
@@ -20,7 +20,7 @@ pub(super) use attention::{
 };
 pub(super) use pages::{Runs, copy_pages};
 pub(super) use products::{multiply, multiply_gate};
-pub(super) use rows::{embed_rows, gate_rows, keep_rows, norm_rows};
+pub(super) use rows::{embed_rows, gate_rows, keep_rows, norm_rows, quantise_rows};
 pub(super) use sampling::{SamplingParameters, sample_rows};
 
 use super::device::{Argument, Device, Fault, Launch, Part, Queue};

@@ -1,4 +1,5 @@
-//! Kernels for the work on tokens between two matrix products: embedding, norms, selecting rows, and the gate.
+//! Kernels for the work on tokens between two matrix products: embedding, norms, selecting rows, the gate, and
+//! quantising rows to FP8.
 
 use super::super::device::{Argument, Bf16, Device, Fault, Part, PartMut};
 use super::{address, arguments, check, check_multiple, launch};
@@ -8,6 +9,7 @@ arguments! {
     struct NormRows { residual: u64, bias: u64, weights: u64, output: u64, hidden: u32, eps: f32 }
     struct KeepRows { from: u64, to: u64, rows: u64, hidden: u32, unused: u32 }
     struct GateRows { sums: u64, bias: u64, output: u64, width: u32, unused: u32 }
+    struct QuantiseRows { input: u64, numbers: u64, scales: u64, width: u32, unused: u32 }
 }
 
 /// Sets `residual [rows, hidden]` to the embeddings of `tokens`: their rows of `table [vocabulary, hidden]`. The caller
@@ -111,4 +113,30 @@ pub(in crate::backend::cuda) fn gate_rows(
         unsafe { launch(device, "gate_rows", grid, 256, 0, &argument)? };
     }
     Ok(())
+}
+
+/// Quantises the rows of `input [rows, width]` to FP8 (E4M3): each row's scale is its largest absolute value divided by
+/// 448, or 1 for a row of zeroes, and its numbers are the values divided by the scale, rounded to nearest even. A row
+/// with an infinity or a NaN becomes NaN, its scale included.
+pub(in crate::backend::cuda) fn quantise_rows(
+    device: &mut dyn Device,
+    input: Part<'_, Bf16>,
+    numbers: PartMut<'_, u8>,
+    scales: PartMut<'_, f32>,
+    rows: usize,
+    width: usize,
+) -> Result<(), Fault> {
+    check_multiple("width", width, 8);
+    check("input", input.len(), rows * width);
+    check("numbers", numbers.len(), rows * width);
+    check("scales", scales.len(), rows);
+    let argument = QuantiseRows {
+        input: input.address(),
+        numbers: numbers.address(),
+        scales: scales.address(),
+        width: width as u32,
+        unused: 0,
+    };
+    // SAFETY: input and numbers have `rows` rows of `width` values; a warp's largest value is 4 bytes.
+    unsafe { launch(device, "quantise_rows", [rows, 1, 1], 256, 32, &argument) }
 }

@@ -6,6 +6,7 @@
 
 use crate::backend::cuda::device::{Device, Fault, Launch, Output, Product, Queue};
 use crate::backend::cuda::forward::MAX_RECORDINGS;
+use crate::models::fp8_value;
 use half::bf16;
 use libloading::Library;
 use rayon::prelude::*;
@@ -177,6 +178,8 @@ enum Recorded {
 struct Shape {
     weights: u64,
     input: u64,
+    /// Scales of the weights and of the input; `None` for operands in bf16.
+    scales: Option<[u64; 2]>,
     output: u64,
     kind: Kind,
     rows: usize,
@@ -308,17 +311,24 @@ impl Emulated {
             outputs,
             ..
         } = shape;
-        let weights = self.bytes(shape.weights, outputs * inputs * 2);
-        let input = self.bytes(shape.input, rows * inputs * 2);
-        let wide = |bytes: &[u8]| -> Vec<f32> {
-            bytes
-                .as_chunks()
-                .0
-                .iter()
-                .map(|b| bf16::from_le_bytes(*b).to_f32())
-                .collect()
+        let wide = |address, count: usize| -> Vec<f32> {
+            if shape.scales.is_some() {
+                let numbers = self.bytes(address, count).iter();
+                return numbers.map(|number| fp8_value(*number)).collect();
+            }
+            let numbers = self.bytes(address, count * 2).as_chunks().0.iter();
+            numbers.map(|b| bf16::from_le_bytes(*b).to_f32()).collect()
         };
-        let (weights, input) = (wide(weights), wide(input));
+        let weights = wide(shape.weights, outputs * inputs);
+        let input = wide(shape.input, rows * inputs);
+        let scales = |address, count: usize| -> Vec<f32> {
+            let scales = self.bytes(address, count * 4).as_chunks().0.iter();
+            scales.map(|b| f32::from_le_bytes(*b)).collect()
+        };
+        let [weight_scales, input_scales] = match shape.scales {
+            Some([weights, input]) => [scales(weights, outputs), scales(input, rows)],
+            None => [vec![1.0; outputs], vec![1.0; rows]],
+        };
         let size = if matches!(shape.kind, Kind::Bf16) {
             2
         } else {
@@ -327,10 +337,12 @@ impl Emulated {
         let output = self.bytes_mut(shape.output, rows * outputs * size);
         output
             .par_chunks_mut(outputs * size)
-            .zip(input.par_chunks(inputs))
-            .for_each(|(output, input)| {
-                for (to, weights) in output.chunks_mut(size).zip(weights.chunks(inputs)) {
+            .zip(input.par_chunks(inputs).zip(&input_scales))
+            .for_each(|(output, (input, input_scale))| {
+                let weights = weights.chunks(inputs).zip(&weight_scales);
+                for (to, (weights, scale)) in output.chunks_mut(size).zip(weights) {
                     let sum: f32 = weights.iter().zip(input).map(|(w, x)| w * x).sum();
+                    let sum = sum * input_scale * scale;
                     match shape.kind {
                         Kind::Bf16 => to.copy_from_slice(&bf16::from_f32(sum).to_le_bytes()),
                         Kind::F32 => to.copy_from_slice(&sum.to_le_bytes()),
@@ -439,15 +451,21 @@ impl Device for Emulated {
         Ok(())
     }
 
+    fn refuses_fp8(&mut self, _: usize, _: usize) -> Result<Option<String>, Fault> {
+        Ok(None)
+    }
+
     fn multiply(&mut self, product: &Product<'_>) -> Result<(), Fault> {
         let (output, kind) = match &product.output {
             Output::Bf16(output) => (output.address(), Kind::Bf16),
             Output::F32(output) => (output.address(), Kind::F32),
             Output::Add(output) => (output.address(), Kind::Add),
         };
+        let [weights, input] = product.operands.addresses();
         let shape = Shape {
-            weights: product.weights.address(),
-            input: product.input.address(),
+            weights,
+            input,
+            scales: product.operands.scales(),
             output,
             kind,
             rows: product.rows,

@@ -6,6 +6,7 @@ pub(super) mod emulated;
 #[allow(dead_code, reason = "greedy answers are the tests' of whole hosts")]
 #[path = "../../../../tests/support/fixtures.rs"]
 mod fixtures;
+mod fp8;
 mod mistakes;
 mod models;
 mod operations;

@@ -9,7 +9,9 @@ use super::emulated::Emulated;
 use super::{devices, is_emulated, standin};
 use crate::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use crate::backend::cuda::device::Device;
-use crate::backend::cuda::{CudaBackend, CudaConfig, PoolSize, Unavailable, unavailable};
+use crate::backend::cuda::{
+    CudaBackend, CudaConfig, CudaPrecision, PoolSize, Unavailable, unavailable,
+};
 use crate::backend::tests::{self, check_the_host_pool, run, segment};
 use crate::backend::{
     Backend, BackendError, HostPageId, Output, PageId, Segment, Step, Store, TokenId,
@@ -77,6 +79,7 @@ pub(super) fn config() -> CudaConfig {
         host_pages: 6,
         page_tokens: PAGE_TOKENS,
         max_step_tokens: 700,
+        precision: CudaPrecision::Bf16,
     }
 }
 

@@ -7,9 +7,9 @@
 
 use super::emulated::compile;
 use super::models::{checkpoints, config};
-use crate::backend::cuda::CudaBackend;
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::driver::{self, Driver};
+use crate::backend::cuda::{CudaBackend, CudaConfig, CudaPrecision};
 use crate::backend::tests::segment;
 use crate::backend::{Backend, BackendError, Output, Step};
 use crate::engine::{Engine, EngineConfig, Event, Failure, Health, Request};
@@ -156,6 +156,42 @@ fn a_device_of_a_later_version_computes_with_kernels_from_ptx() {
         assert_eq!(device.name(), "emulator behind a driver (10.0)");
         assert!(!device.has_warpgroups());
     }
+}
+
+#[test]
+fn fp8_is_refused_on_a_device_that_is_not_hopper() {
+    if !is_loaded() {
+        let own = "standin::fp8_is_refused_on_a_device_that_is_not_hopper";
+        return run(&[own], ("FOREWORD_MAJOR", "10"));
+    }
+    let config = CudaConfig {
+        precision: CudaPrecision::Fp8,
+        ..config()
+    };
+    let device = Box::new(Driver::open(0).unwrap());
+    let built = CudaBackend::build(&checkpoints()[0], &config, device, &mut |_, _| {});
+    assert_eq!(
+        built.err().unwrap().to_string(),
+        "products in FP8 are not available: the device has compute capability 10.0 and cuBLASLt 13.1, needed are 9.0 \
+         (Hopper) and cuBLASLt 12.9 or later"
+    );
+}
+
+#[test]
+fn a_library_without_an_algorithm_for_fp8_is_named() {
+    if !is_loaded() {
+        let own = "standin::a_library_without_an_algorithm_for_fp8_is_named";
+        return run(&[own], ("FOREWORD_NO_WARPGROUPS", "1"));
+    }
+    let mut device = Driver::open(0).unwrap();
+    assert_eq!(device.refuses_fp8(32, 16), Ok(None));
+    let reason = device.refuses_fp8(24, 16).unwrap().unwrap();
+    assert!(
+        reason.starts_with(
+            "cuBLASLt 13.1 has no product of FP8 with a scale for each row: cuBLASLt: "
+        ),
+        "{reason}"
+    );
 }
 
 #[test]

@@ -5,7 +5,7 @@
 
 use super::{devices, is_emulated};
 use crate::backend::cuda::ceilings::ceilings;
-use crate::backend::cuda::{CudaBackend, CudaConfig, PoolSize};
+use crate::backend::cuda::{CudaBackend, CudaConfig, CudaPrecision, PoolSize};
 use crate::backend::{Backend, HostPageId, Load, Output, PageId, Segment, Step, Store};
 use crate::models::{Checkpoint, Element, ModelConfig};
 use crate::sampling::Sampling;
@@ -81,6 +81,7 @@ fn steps_are_timed() {
         host_pages: sizes.long.div_ceil(PAGE_TOKENS),
         page_tokens: PAGE_TOKENS,
         max_step_tokens: sizes.max_step_tokens,
+        precision: CudaPrecision::Bf16,
     };
     if !emulated {
         let found = ceilings(0).unwrap();

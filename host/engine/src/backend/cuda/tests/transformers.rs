@@ -10,7 +10,7 @@
 use super::fixtures::{deviation, families, json, prompts, strays};
 use super::{devices, is_emulated};
 use crate::backend::Output;
-use crate::backend::cuda::{CudaBackend, CudaConfig, PoolSize, refuses};
+use crate::backend::cuda::{CudaBackend, CudaConfig, CudaPrecision, PoolSize, refuses};
 use crate::backend::tests::{run, segment};
 use crate::models::Checkpoint;
 use std::path::Path;
@@ -34,6 +34,7 @@ fn logits_agree_with_transformers() {
             host_pages: 0,
             page_tokens: PAGE_TOKENS,
             max_step_tokens: STEP,
+            precision: CudaPrecision::Bf16,
         };
         if let Some(reason) = refuses(checkpoint.config()) {
             let opened = CudaBackend::new(&checkpoint, &config, &mut |_, _| {});

@@ -1,5 +1,6 @@
 //! Tests of the work on rows between two products.
 
+use super::super::fp8::quantised;
 use super::{Random, assert_close, devices, gated, put, read, room, wide};
 use crate::backend::cuda::device::Bf16;
 use crate::backend::cuda::kernels;
@@ -126,6 +127,69 @@ fn the_gate_is_applied_with_and_without_bias() {
                 assert_close("gate", &read(device, &output), &expected, 1e-5);
             }
         }
+    }
+}
+
+#[test]
+fn rows_are_quantised_to_the_nearest_numbers() {
+    // Every value up to 448, with both signs: the scale is 1, so ties, subnormal numbers and the largest number occur.
+    let all: Vec<bf16> = (0..=0x43e0)
+        .flat_map(|bits| [bits, bits | 0x8000])
+        .map(bf16::from_bits)
+        .collect();
+    let most = bf16::from_f32(448.0);
+    let mut rows: Vec<Vec<bf16>> = (all.chunks(1007))
+        .map(|values| {
+            values
+                .iter()
+                .copied()
+                .chain([most; 1008])
+                .take(1008)
+                .collect()
+        })
+        .collect();
+    let whole = rows.len();
+    // Scales that are no powers of two, and so small that a quotient exceeds 448.
+    let random = &mut Random::new(1);
+    for size in [1e-40, 1e-30, 0.3, 7.0, 1e30] {
+        let values = random.values(1008).into_iter();
+        rows.push(values.map(|x| bf16::from_f32(x * size)).collect());
+    }
+    rows.push(vec![bf16::from_bits(1); 1008]);
+    rows.push(vec![-bf16::ZERO; 1008]);
+    for special in [bf16::NAN, bf16::INFINITY, bf16::NEG_INFINITY] {
+        let mut row = random.narrow(1008);
+        row[601] = special;
+        rows.push(row);
+    }
+    let (count, width) = (rows.len(), 1008);
+    for mut device in devices() {
+        let device = &mut *device;
+        let input = put(device, &rows.concat());
+        let mut numbers = room::<u8>(device, count * width);
+        let mut scales = room::<f32>(device, count);
+        kernels::quantise_rows(
+            device,
+            input.all(),
+            numbers.all_mut(),
+            scales.all_mut(),
+            count,
+            width,
+        )
+        .unwrap();
+        let (numbers, scales) = (read(device, &numbers), read(device, &scales));
+        for (at, row) in rows.iter().enumerate() {
+            let (expected, scale) = quantised(row);
+            assert_eq!(scales[at].to_bits(), scale.to_bits(), "scale of row {at}");
+            assert!(numbers[at * width..][..width] == expected, "row {at}");
+        }
+        assert_eq!(scales[..whole], vec![1.0; whole]);
+        assert_eq!(numbers[(count - 5) * width], 0x7e, "saturated");
+        assert_eq!(
+            (scales[count - 4], numbers[(count - 4) * width]),
+            (1.0, 0x80)
+        );
+        assert!(numbers[(count - 3) * width..].iter().all(|n| *n == 0x7f));
     }
 }
 
