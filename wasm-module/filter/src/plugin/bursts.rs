@@ -88,7 +88,7 @@ impl Plugin {
         was_held
     }
 
-    /// Releases requests that were held for the maximum time, and resumes up to [`RESUMED_AT_A_TICK`] of all released
+    /// Releases requests that were held for the maximum time, and resumes a bounded number of all released
     /// ones. Called at a tick (timer callback).
     ///
     /// Envoy may run a resumed request's callbacks, up to its response, inside the call that resumes it. So few are
