@@ -5,14 +5,15 @@
         --model smollm2 --at-once 2,4,8,16,32 --take 32 --turns 4
     chat_times.py … --rates 0.25,0.5,1 --answer-tokens 64 --documents 3
 
-Without --chats, the handbook's questions are asked. A line of --chats is one chat: an array of request bodies, as `cargo bench -p foreword-benches -- clients --logs FOLDER`
-writes them in `FOLDER/CLIENT.chats.jsonl`, or a question for `foreword evaluate`, alone or in turns. With --at-once N, N
+Without --chats, the handbook's questions are asked. A line of --chats is one chat: an array of request bodies, as
+`cargo bench -p foreword-benches -- clients --logs FOLDER` writes them in `FOLDER/CLIENT.chats.jsonl`, or a question for
+`foreword evaluate`, alone or in turns. With --at-once N, N
 chats are under way, each of which asks its next question once the last is answered. With --rates R, chats begin at the
 times of a Poisson process of R a second. The requests' words are those of the file, whatever the model answers.
 
 In each round the arms take turns, each with the same chats at the same times, and which one begins rotates; rounds draw
-other chats and times. Each arm of a round has a salt of its own, so that no cache begins with what another left in it. Differences are from the first arm, with a 95 %
-interval by bootstrap over the chats. The last line is one JSON object.
+other chats and times. Each arm of a round has a salt of its own, so that no cache begins with what another left in it.
+Ratios are to the first arm, with a 95 % interval by bootstrap over the chats. The last line is one JSON object.
 """
 
 import argparse
@@ -69,7 +70,7 @@ def ask(url, body):
     """Seconds to the first token, seconds between tokens (None for one token), prompt tokens and cached ones."""
     where = urllib.parse.urlsplit(url)
     client = http.client.HTTPConnection(where.hostname, where.port, timeout=600)
-    begin, first, last, tokens, usage = time.perf_counter(), None, None, 0, None
+    begin, first, last, usage = time.perf_counter(), None, None, None
     client.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
     response = client.getresponse()
     if response.status != 200:
@@ -79,7 +80,7 @@ def ask(url, body):
             continue
         event = json.loads(line[6:])
         usage = event.get("usage") or usage
-        if any("content" in choice["delta"] for choice in event["choices"]):
+        if any(choice["delta"].get("content") for choice in event["choices"]):
             last = time.perf_counter()
             first = first or last
     client.close()
@@ -87,7 +88,9 @@ def ask(url, body):
     tokens = usage["completion_tokens"]
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     between = (last - first) / (tokens - 1) if tokens > 1 and last > first else None
-    return (first or time.perf_counter()) - begin, between, usage["prompt_tokens"], cached
+    if first is None:
+        raise ValueError(f"{url}: an answer without text")
+    return first - begin, between, usage["prompt_tokens"], cached
 
 
 def play(url, chats, salt, load, seed, options):

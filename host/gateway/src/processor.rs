@@ -194,7 +194,7 @@ impl Processor {
                     self.replaced.lock().retain(|old| {
                         let old = old.upgrade();
                         old.is_some_and(|old| {
-                            caught(|| old.resume_released(&proxy));
+                            caught(|| old.on_tick_when_replaced(&proxy));
                             true
                         })
                     });

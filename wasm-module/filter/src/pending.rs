@@ -78,9 +78,9 @@ impl PendingResponse {
     }
 
     /// Handles the response's headers, which come from the engine or, for an error, from the proxy. Records whether the
-    /// engine answered and which one did, and decides what to read of the body. `was_held` is true if the request waited
-    /// for another one of its burst, which was to compute the same documents.
-    pub(crate) fn on_headers(&mut self, host: &impl Host, plugin: &Plugin, was_held: bool) {
+    /// engine answered and which one did, and decides what to read of the body. `follows` is true if another request of
+    /// its burst was to compute the same documents first.
+    pub(crate) fn on_headers(&mut self, host: &impl Host, plugin: &Plugin, follows: bool) {
         let status = logged(host, host.response_header(":status")).flatten();
         let status = status.as_deref();
         if let Some(dispatch) = self.dispatch.take() {
@@ -109,10 +109,7 @@ impl PendingResponse {
                     plugin.settle(host, dispatch, result);
                     match &self.record {
                         Some(record) if !is_computed => plugin.undo(host, record),
-                        // If the other one failed, its documents are recorded as cached no longer.
-                        Some(record) if was_held => {
-                            plugin.went_to(host, &mut record.clone(), record.engine());
-                        }
+                        Some(record) if follows => plugin.computed_too(host, record),
                         _ => {}
                     }
                 }

@@ -100,6 +100,7 @@ fn nothing_refers_to_what_the_server_may_remove() {
         json!({"context_management": {"edits": edits}}),
         json!({"truncation": "auto"}),
         json!({"truncate_prompt_tokens": 4096}),
+        json!({"prompt_truncation": "AUTO"}),
     ] {
         assert!(!refers(more));
     }

@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
     /// How the CPU multiplies bf16 weights and packed ones
     #[arg(long, value_enum, default_value_t = CpuPrecision::Auto)]
     cpu_precision: CpuPrecision,
-    /// How a CUDA device multiplies weights that the checkpoint has in FP8
+    /// Format in which a CUDA device multiplies weights that the checkpoint has in FP8; without effect on the CPU
     #[arg(long, value_enum, default_value_t = CudaPrecision::Bf16)]
     cuda_precision: CudaPrecision,
     /// Use random weights of this seed instead of reading them, to measure a shape; config.json is then enough

@@ -112,7 +112,12 @@ pub(super) async fn upload(
         Err(failure) => {
             // The form may be waiting for the body's next chunk.
             drop(form);
-            rest.discard().await;
+            if !matches!(
+                failure,
+                Failure::BodyTimeout { .. } | Failure::BodySlow { .. }
+            ) {
+                rest.discard().await;
+            }
             return Err(failure);
         }
     };
@@ -353,8 +358,8 @@ impl Page {
                         }
                     }
                 }
-                // What more could be included is never stored.
-                _ if name.starts_with("include") && more.contains(&"include") => {}
+                // Nothing that could be included is stored.
+                "include" | "include[]" | "include%5B%5D" if more.contains(&"include") => {}
                 "purpose" if more.contains(&"purpose") => page.purpose = Some(value.to_owned()),
                 _ => {
                     let message = format!("{} is not known for this list", clip(name));

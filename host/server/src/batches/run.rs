@@ -172,7 +172,7 @@ async fn prepared<A: Ask>(
         };
         let has_answers = [OUTPUT, ERRORS]
             .iter()
-            .any(|kind| store.answers_id(&record.id, kind).is_some());
+            .any(|kind| store.has_answers(&record.id, kind));
         let mut ending = None;
         let progress = |_| {
             // Answers of an earlier run are read and counted first, even if the batch is cancelled or expires.
@@ -189,7 +189,8 @@ async fn prepared<A: Ask>(
             faults.push(fault("empty_file", "the file holds no request"));
         }
         if !faults.is_empty() {
-            return Ok(Err(Ending::Failed(faults)));
+            let early = early_ending(&*server, &store, &record);
+            return Ok(Err(early.unwrap_or(Ending::Failed(faults))));
         }
         let mut answers = BatchAnswers::none(index.len());
         let [output, errors] = [OUTPUT, ERRORS].map(|kind| -> Result<File> {

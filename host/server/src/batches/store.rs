@@ -690,8 +690,14 @@ impl Store {
     /// Returns a new id for the file of a batch's answers of the given `kind` ([`OUTPUT`] or [`ERRORS`]); `None` if the
     /// batch has no answers of that kind.
     pub(super) fn answers_id(&self, id: &str, kind: &str) -> Option<String> {
-        let metadata = self.path(id, kind).metadata().ok()?;
-        (metadata.len() > 0).then(|| format!("file-{}", random_id()))
+        self.has_answers(id, kind)
+            .then(|| format!("file-{}", random_id()))
+    }
+
+    /// Returns whether a batch has answers of the given `kind` ([`OUTPUT`] or [`ERRORS`]).
+    pub(super) fn has_answers(&self, id: &str, kind: &str) -> bool {
+        let metadata = self.path(id, kind).metadata();
+        metadata.is_ok_and(|metadata| metadata.len() > 0)
     }
 
     /// Turns a batch's answers of the given `kind` ([`OUTPUT`] or [`ERRORS`]) into the file `id`, or deletes them if

@@ -80,12 +80,16 @@ pub(crate) async fn admit(
 }
 
 /// The part of a body that the stream of [`paced`] has not returned.
-pub(crate) struct Rest(Arc<Mutex<BodyDataStream>>);
+pub(crate) struct Rest {
+    body: Arc<Mutex<BodyDataStream>>,
+    connection: Option<Connection>,
+}
 
 impl Rest {
-    /// Reads and drops the rest of the body, like [`discard`].
+    /// Reads and drops the rest of the body, like [`discard`], after its stream was dropped.
     pub(crate) async fn discard(self) {
-        drain(&mut *self.0.lock().await).await;
+        let _arriving = self.connection.as_ref().map(Connection::arriving);
+        drain(&mut *self.body.lock().await).await;
     }
 }
 
@@ -100,9 +104,13 @@ pub(crate) fn paced(
 ) {
     let connection = request.extensions().get::<Connection>().cloned();
     let arriving = connection.as_ref().map(Connection::arriving);
-    let pace = Box::pin(Pace::of(connection.map(|connection| *connection.bounds())));
+    let pace = connection.as_ref().map(|connection| *connection.bounds());
+    let pace = Box::pin(Pace::of(pace));
     let body = Arc::new(Mutex::new(request.into_body().into_data_stream()));
-    let rest = Rest(Arc::clone(&body));
+    let rest = Rest {
+        body: Arc::clone(&body),
+        connection,
+    };
     let ends = Instant::now() + bounds.time;
     let start = (body, pace, 0, arriving);
     let pieces = futures_util::stream::try_unfold(

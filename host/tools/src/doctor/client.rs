@@ -10,7 +10,7 @@ use std::time::Duration;
 /// The HTTP client of one examination (a run of `foreword doctor`). It counts its requests and their prompt tokens, and
 /// limits the number of requests.
 pub(super) struct Client {
-    /// The URLs under which servers get the API key: those that the user named.
+    /// The roots of the servers that get the API key: engine, gateway and `--internal`.
     named: Vec<String>,
     /// Client whose connections are reused.
     kept: Connections,

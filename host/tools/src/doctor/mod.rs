@@ -77,7 +77,8 @@ pub struct Options {
     /// which then gets no API key]
     #[arg(long, value_name = "URL")]
     internal: Option<String>,
-    /// The gateway's metrics: Envoy's http://HOST:9901/stats/prometheus, or /metrics of `foreword ext-proc`
+    /// The gateway's metrics: Envoy's http://HOST:9901/stats/prometheus, or /metrics of `foreword ext-proc`; it gets
+    /// no API key
     #[arg(long, value_name = "URL", requires = "gateway")]
     gateway_metrics: Option<String>,
     /// Empty the engine's cache at the end, to see who notices: every prompt is then computed once more

@@ -72,8 +72,8 @@ pub struct Exchange {
     restored: u64,
 }
 
-/// The name in access logs of the role of a request that was held behind another one of its burst.
-const HELD: &str = "held";
+/// The name in access logs of the role of a burst's first request.
+const LEADS: &str = "leads";
 
 /// A request's role in a burst: simultaneous requests whose prompts begin with the same documents. One leads, and the
 /// others are held until its response begins, so that the engine computes the documents only once.
@@ -317,8 +317,8 @@ impl Exchange {
     /// Handles the response's headers, which come from the engine or the proxy itself, and adds the report header.
     pub fn on_response_headers(&mut self, host: &impl Host) {
         if let Some(pending) = &mut self.pending {
-            let was_held = self.burst.is_some_and(|burst| burst.name == HELD);
-            pending.on_headers(host, &self.plugin, was_held);
+            let follows = self.burst.is_some_and(|burst| burst.name != LEADS);
+            pending.on_headers(host, &self.plugin, follows);
         }
         if let Some(burst) = &mut self.burst {
             burst.is_held = false;
@@ -771,8 +771,8 @@ impl Exchange {
         let (record, arm) = decided.unwrap_or_default();
         let (name, ticket, is_held) = match self.plugin.enter(host, record, arm) {
             Entry::Free => return Flow::Continue,
-            Entry::Leads(ticket) => ("leads", Some(ticket), false),
-            Entry::Held(ticket) => (HELD, Some(ticket), true),
+            Entry::Leads(ticket) => (LEADS, Some(ticket), false),
+            Entry::Held(ticket) => ("held", Some(ticket), true),
             Entry::Unheld => ("follows", None, false),
         };
         self.burst = Some(Burst {

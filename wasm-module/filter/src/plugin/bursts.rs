@@ -88,12 +88,19 @@ impl Plugin {
         was_held
     }
 
-    /// Releases requests that were held for the maximum time, and resumes a bounded number of all released
+    /// Handles a tick (timer callback) of a plugin that another configuration has replaced: releases and resumes held
+    /// requests as [`Plugin::on_tick`] does, and nothing else.
+    pub fn on_tick_when_replaced(&self, host: &impl Host) {
+        self.clock.tick(host.now_ms());
+        self.resume_released(host);
+    }
+
+    /// Releases requests that were held for the maximum time, and resumes up to [`RESUMED_AT_A_TICK`] of all released
     /// ones. Called at a tick (timer callback).
     ///
     /// Envoy may run a resumed request's callbacks, up to its response, inside the call that resumes it. So few are
     /// resumed at a tick, and none in a request's callback.
-    pub fn resume_released(&self, host: &impl Host) {
+    pub(super) fn resume_released(&self, host: &impl Host) {
         self.release(host, Bursts::expire);
         let in_flight = self.in_flight.as_ref();
         let Some(in_flight) = in_flight else { return };

@@ -432,6 +432,17 @@ impl Plugin {
         }
     }
 
+    /// Records again that a request's engine computed its documents: another request of its burst, which was to compute
+    /// the same ones first, may have failed, so that they are recorded as cached no longer.
+    pub(crate) fn computed_too(&self, host: &impl Host, record: &OrderingRecord) {
+        if let Some(mut knowledge) = self.knowledge() {
+            let mut again = record.clone();
+            again.redirect(record.engine());
+            let update = PeerUpdate::Remote((&again).into());
+            self.publish(host, &mut knowledge, &update);
+        }
+    }
+
     /// Applies an engine's report on a request's prompt tokens: corrects what is recorded as cached there, and counts
     /// the tokens. `record` is `None` if the ordering core did not process the request.
     ///

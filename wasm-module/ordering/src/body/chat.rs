@@ -46,7 +46,7 @@ pub(super) struct Chat<'a> {
     /// has none.
     pub(super) is_chat: bool,
     /// True if the body lets the server remove earlier parts of the prompt: `context_management` (Anthropic, Responses),
-    /// `truncation` (Responses), `truncate_prompt_tokens` (vLLM).
+    /// `truncation` (Responses), `truncate_prompt_tokens` (vLLM), `prompt_truncation` (Cohere).
     pub(super) may_be_cut: bool,
     /// The JSON of each element of `tools`, or of `functions` if there are no tools.
     pub(super) tools: Vec<&'a str>,
@@ -94,7 +94,7 @@ pub(crate) const PARAMETERS: [&str; 6] = [
     "chat_template_kwargs",
 ];
 
-const FIELDS: [&str; 14] = [
+const FIELDS: [&str; 15] = [
     "model",
     "message",
     "tools",
@@ -107,6 +107,7 @@ const FIELDS: [&str; 14] = [
     "context_management",
     "truncation",
     "truncate_prompt_tokens",
+    "prompt_truncation",
     "cache_salt",
     "retrieval",
 ];
@@ -280,11 +281,13 @@ impl<'a> Chat<'a> {
             context_management,
             truncation,
             truncate_prompt_tokens,
+            prompt_truncation,
             ..,
         ] = fields;
         let may_be_cut = context_management.is_some()
             || truncation.is_some_and(|value| value != r#""disabled""#)
-            || truncate_prompt_tokens.is_some();
+            || truncate_prompt_tokens.is_some()
+            || prompt_truncation.is_some_and(|value| value != r#""OFF""#);
         let model = text(body, model)?;
         named(&model)?;
         if let ("contents", [only]) = (format.messages, listed.as_slice())

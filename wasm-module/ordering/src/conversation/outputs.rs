@@ -10,8 +10,8 @@
 //! Agents read files again, in other ranges and after a change. A run of lines is looked up by its first line, in the
 //! newest result that has this line in full (unless it occurs there twice), and compared byte for byte. The hint quotes
 //! words near the run's ends that are the longest quotable words of only one line of all results, so that it seldom
-//! means another version of a file. A turn ends with an assistant's message: results of calls that the model made at once belong to one turn and
-//! are not compared with each other.
+//! means another version of a file. A turn ends with an assistant's message: results of calls that the model made at
+//! once belong to one turn and are not compared with each other.
 
 use super::passages::{BREAK, hash, lines};
 use crate::work::looked;

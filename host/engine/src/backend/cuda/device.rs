@@ -162,7 +162,8 @@ pub(super) trait Device: Send {
     /// `outputs`; `None` if it does.
     fn refuses_fp8(&mut self, inputs: usize, outputs: usize) -> Result<Option<String>, Fault>;
 
-    /// Queues a matrix product in [`Queue::Compute`]. Operands in FP8 need inputs and outputs divisible by 16. The operands must have the lengths that its shape says;
+    /// Queues a matrix product in [`Queue::Compute`]. Operands in FP8 need inputs and outputs divisible by 16. The
+    /// operands must have the lengths that its shape says;
     /// [`kernels`](super::kernels) checks that.
     fn multiply(&mut self, product: &Product<'_>) -> Result<(), Fault>;
 

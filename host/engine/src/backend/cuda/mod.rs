@@ -72,8 +72,8 @@ pub enum CudaPrecision {
     /// bf16; matrices in FP8 are widened.
     #[default]
     Bf16,
-    /// FP8 (E4M3) for a layer's matrices that the checkpoint has in FP8 with a scale for each row or for the matrix. What
-    /// they multiply is quantised to FP8 by row. Other matrices are bf16. Needs compute capability 9.0 and cuBLASLt 12.9.
+    /// FP8 (E4M3) for a layer's matrices that the checkpoint has in FP8 with a scale for each row or for the matrix;
+    /// the rows that they multiply are quantised to FP8. Other matrices are bf16. Needs compute capability 9.0 and cuBLASLt 12.9.
     Fp8,
 }
 

@@ -411,7 +411,7 @@ fn a_prompt_ends_within_its_last_message() {
     let chatml =
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}";
     let stripped = chatml.replace("m.content", "m.content | trim");
-    // The first five also occur in the template's own markers.
+    // The first six also occur in the template's own markers.
     for text in ["end", "im", "<", "|", "_", "e", "I ", " so:\n"] {
         let head = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
         assert_eq!(within(chatml, text).unwrap(), format!("{head}{text}"));

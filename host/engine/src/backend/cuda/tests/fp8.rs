@@ -53,7 +53,7 @@ pub(super) fn quantised(row: &[bf16]) -> (Vec<u8>, f32) {
     (numbers.collect(), scale)
 }
 
-/// How a matrix is stored in a file.
+/// The format of a matrix in a file.
 #[derive(Clone, Copy, PartialEq)]
 enum Stored {
     ByRow,
