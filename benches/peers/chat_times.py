@@ -7,9 +7,9 @@
 
 Without --chats, the handbook's questions are asked. A line of --chats is one chat: an array of request bodies, as
 `cargo bench -p foreword-benches -- clients --logs FOLDER` writes them in `FOLDER/CLIENT.chats.jsonl`, or a question for
-`foreword evaluate`, alone or in turns. With --at-once N, N
-chats are under way, each of which asks its next question once the last is answered. With --rates R, chats begin at the
-times of a Poisson process of R a second. The requests' words are those of the file, whatever the model answers.
+`foreword evaluate`, alone or in turns. With --at-once N, N chats are under way, each of which asks its next question
+once the last is answered. With --rates R, chats begin at the times of a Poisson process of R a second. The requests'
+words are those of the file, whatever the model answers.
 
 In each round the arms take turns, each with the same chats at the same times, and which one begins rotates; rounds draw
 other chats and times. Each arm of a round has a salt of its own, so that no cache begins with what another left in it.
@@ -84,12 +84,12 @@ def ask(url, body):
             last = time.perf_counter()
             first = first or last
     client.close()
+    if first is None:
+        raise ValueError(f"{url}: an answer without text")
     # Text may come in fewer pieces than tokens, so tokens are counted by the engine.
     tokens = usage["completion_tokens"]
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     between = (last - first) / (tokens - 1) if tokens > 1 and last > first else None
-    if first is None:
-        raise ValueError(f"{url}: an answer without text")
     return first - begin, between, usage["prompt_tokens"], cached
 
 

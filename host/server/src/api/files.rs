@@ -303,8 +303,7 @@ fn piece(mut file: File) -> std::io::Result<Option<(Bytes, File)>> {
     Ok((read > 0).then(|| (Bytes::from(piece), file)))
 }
 
-/// The page of a list that a client requested: up to `limit` objects after the one with the id
-/// `after`.
+/// The page of a list that a client requested: up to `limit` objects after the one with the id `after`.
 pub(super) struct Page {
     limit: usize,
     after: Option<String>,

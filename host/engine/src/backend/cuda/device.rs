@@ -163,8 +163,7 @@ pub(super) trait Device: Send {
     fn refuses_fp8(&mut self, inputs: usize, outputs: usize) -> Result<Option<String>, Fault>;
 
     /// Queues a matrix product in [`Queue::Compute`]. Operands in FP8 need inputs and outputs divisible by 16. The
-    /// operands must have the lengths that its shape says;
-    /// [`kernels`](super::kernels) checks that.
+    /// operands must have the lengths that its shape says; [`kernels`](super::kernels) checks that.
     fn multiply(&mut self, product: &Product<'_>) -> Result<(), Fault>;
 
     /// Makes all work that is queued in `then` from now on wait for the work that is in `first` now. Returns at once.

@@ -8,9 +8,9 @@
 //!
 //! Products with the output and down matrices are added to the residual stream by the product itself. Biases are added
 //! by the kernel that reads the rows next. A matrix in FP8 multiplies rows that are quantised to FP8 right before.
-//! After the last layer's keys and values, only rows whose logits are wanted
-//! continue. A step that only decodes is recorded once per bucket and then repeated. The first step of a bucket runs
-//! unrecorded, so that everything that libraries prepare lazily is ready before the recording.
+//! After the last layer's keys and values, only rows whose logits are wanted continue. A step that only decodes is
+//! recorded once per bucket and then repeated. The first step of a bucket runs unrecorded, so that everything that
+//! libraries prepare lazily is ready before the recording.
 
 use super::device::{Array, Bf16, Device, Fault, Fp8, Operands, Output, Part, Product};
 use super::kernels::{
