@@ -8,6 +8,9 @@
 //! XQuAD's 240 paragraphs stand among other vectors, in directions that no question has, so that a search takes as long
 //! as one of a corpus of that size.
 //!
+//! `FOREWORD_SERVED=FILE` writes, for a sample of the queries, the documents that they get with 300 and 1,000 entries: one
+//! line of JSON each, which `benches/peers/served_answers.py` has a model score.
+//!
 //! Recall is told in two ways: whether the paragraph that answers the question is among the documents, as a fresh search
 //! of that very variant has it, and how many of a fresh search's documents are the same.
 
@@ -15,6 +18,7 @@ use foreword_benches::{Arguments, embedded, xquad};
 use foreword_ordering::random::Random;
 use foreword_retrieval::Embedder;
 use foreword_similarity::{RawSimilarity, SimilarityCache, SimilarityConfig};
+use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -33,8 +37,14 @@ const TOLERANCES: [f32; 8] = [0.0, 0.02, 0.03, 0.04, 0.05, 0.1, 0.2, 0.4];
 const CAPACITIES: [u32; 6] = [10, 50, 100, 300, 1_000, 2_000];
 const ORDERS: u64 = 3;
 
+/// Queries whose documents are written, and the settings with which they are served.
+const SERVED: usize = 300;
+const SERVED_TOLERANCES: [f32; 5] = [0.02, 0.05, 0.1, 0.2, 0.4];
+const SERVED_CAPACITIES: [u32; 2] = [300, 1_000];
+
 /// One variant of a question.
 struct Query {
+    text: String,
     embedding: Vec<f32>,
     /// The paragraph that answers it.
     answer: usize,
@@ -93,7 +103,7 @@ pub(crate) fn bench(_: &Arguments) {
         for capacity in CAPACITIES {
             let mut outcome = ProximityOutcome::default();
             for seed in 1..=ORDERS {
-                outcome.run(&queries, tolerance, capacity, seed);
+                outcome.run(&queries, tolerance, capacity, seed, &mut |_, _| {});
             }
             row.push(Cell {
                 hits: percent(outcome.hits, outcome.queries),
@@ -126,6 +136,11 @@ pub(crate) fn bench(_: &Arguments) {
     best(&grid, "documents that a fresh search has not", |cell| {
         100.0 - cell.recall
     });
+    if let Ok(path) = std::env::var("FOREWORD_SERVED") {
+        let written = std::fs::write(&path, served(&queries));
+        written.expect("FOREWORD_SERVED names a file that can be written");
+        println!("\ndocuments of {SERVED} queries: {path}");
+    }
     let path = std::env::var("FOREWORD_REPORT").unwrap_or_else(|_| {
         concat!(env!("CARGO_MANIFEST_DIR"), "/../target/proximity.html").to_owned()
     });
@@ -134,6 +149,29 @@ pub(crate) fn bench(_: &Arguments) {
         Ok(()) => println!("\nheat maps: {path}"),
         Err(error) => println!("\nno heat maps: {path}: {error}"),
     }
+}
+
+/// A sample of the queries as lines of JSON: the question, and the paragraphs that a fresh search and each setting give
+/// it, by number.
+fn served(queries: &[Query]) -> String {
+    let mut sample: Vec<usize> = (0..queries.len()).collect();
+    Random::new(7).shuffle(&mut sample);
+    sample.truncate(SERVED);
+    let mut lines: Vec<Value> = (sample.iter())
+        .map(|&at| json!({"query": queries[at].text, "fresh": queries[at].fresh, "served": {}}))
+        .collect();
+    for tolerance in SERVED_TOLERANCES {
+        for capacity in SERVED_CAPACITIES {
+            let mut all = vec![Vec::new(); queries.len()];
+            let mut keep = |query: usize, documents: &[String]| all[query] = documents.to_vec();
+            ProximityOutcome::default().run(queries, tolerance, capacity, 1, &mut keep);
+            for (line, &at) in lines.iter_mut().zip(&sample) {
+                line["served"][format!("tolerance {tolerance}, {capacity} entries")] =
+                    json!(all[at]);
+            }
+        }
+    }
+    lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
 /// What a setting comes to, for a cell of each heat map.
@@ -237,8 +275,16 @@ fn report(embedder: &str, grid: &[Vec<Cell>]) -> String {
 }
 
 impl ProximityOutcome {
-    /// Asks all `queries` in the order of `seed`, beginning with an empty cache.
-    fn run(&mut self, queries: &[Query], tolerance: f32, capacity: u32, seed: u64) {
+    /// Asks all `queries` in the order of `seed`, beginning with an empty cache. Tells `served` the number of each and
+    /// the documents that it gets.
+    fn run(
+        &mut self,
+        queries: &[Query],
+        tolerance: f32,
+        capacity: u32,
+        seed: u64,
+        served: &mut dyn FnMut(usize, &[String]),
+    ) {
         let config = RawSimilarity {
             dimensions: u32::try_from(queries[0].embedding.len()).expect("an embedding"),
             tolerance: tolerance.into(),
@@ -248,9 +294,10 @@ impl ProximityOutcome {
         };
         let config = SimilarityConfig::try_from(config).expect("the study's configuration");
         let mut cache = SimilarityCache::new(&config);
-        let mut order: Vec<&Query> = queries.iter().collect();
+        let mut order: Vec<usize> = (0..queries.len()).collect();
         Random::new(seed).shuffle(&mut order);
-        for query in order {
+        for at in order {
+            let query = &queries[at];
             self.queries += 1;
             let start = Instant::now();
             let hit = cache.lookup(&query.embedding, 0).expect("an embedding");
@@ -258,11 +305,13 @@ impl ProximityOutcome {
             self.latency += start.elapsed();
             if let Some(documents) = found {
                 self.hits += 1;
+                served(at, &documents);
                 self.answered += u32::from(query.holds_answer(&documents));
                 let fresh: HashSet<&str> = query.fresh.iter().map(String::as_str).collect();
                 self.recalled += documents.iter().filter(|id| fresh.contains(&***id)).count();
                 continue;
             }
+            served(at, &query.fresh);
             self.answered += u32::from(query.holds_answer(&query.fresh));
             let start = Instant::now();
             cache
@@ -307,11 +356,12 @@ fn queries(corpus: &xquad::Corpus, embedder: &dyn Embedder) -> Vec<Query> {
     });
     let (texts, answers): (Vec<String>, Vec<usize>) = variants.unzip();
     let embeddings = embedded::vectors(embedder, &texts);
-    (embeddings.into_iter().zip(answers))
-        .map(|(embedding, answer)| {
+    (embeddings.into_iter().zip(answers).zip(texts))
+        .map(|((embedding, answer), text)| {
             let start = Instant::now();
             let fresh = search(&vectors, &embedding);
             Query {
+                text,
                 search: start.elapsed(),
                 embedding,
                 answer,

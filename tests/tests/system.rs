@@ -6,6 +6,7 @@ mod batch;
 mod chart;
 mod clients;
 mod evaluate;
+mod features;
 mod feed;
 mod gateways;
 mod manifests;

@@ -14,7 +14,7 @@ use foreword_engine::TokenId;
 use foreword_engine::backend::{Backend, BackendShape};
 use foreword_engine::engine::{Engine, EngineConfig, Generation, Kind, Request};
 use foreword_engine::models::ModelConfig;
-use foreword_engine::sampling::Constraint;
+use foreword_engine::sampling::{Constraint, SamplingFields};
 use foreword_engine::text::{
     Cancel, ChatTemplate, Ending, Grammars, OPEN_TOOL_CALL, SchemaError, TextError, TokenCache,
     TokenCacheStats, Tokenizer,
@@ -35,6 +35,8 @@ pub struct Model {
     grammars: OnceLock<Result<Grammars, String>>,
     /// The tokens with which the model ends an answer.
     eos_tokens: Vec<TokenId>,
+    /// The checkpoint's sampling parameters, for requests that leave them out.
+    sampling: SamplingFields,
     shape: BackendShape,
     engine: Engine,
 }
@@ -110,7 +112,8 @@ impl Model {
         let context = || format!("cannot load the model in {}", folder.display());
         let tokenizer = Tokenizer::load(folder).with_context(context)?;
         let template = ChatTemplate::load(folder, template).with_context(context)?;
-        let mut eos_tokens = ModelConfig::load(folder).with_context(context)?.eos_tokens;
+        let config = ModelConfig::load(folder).with_context(context)?;
+        let mut eos_tokens = config.eos_tokens;
         // For a model fine-tuned for chat, often only the tokenizer's configuration names the end-of-turn token.
         let named = template.as_ref().and_then(ChatTemplate::eos_token);
         let named = named.and_then(|name| tokenizer.token(name));
@@ -139,6 +142,7 @@ impl Model {
             template,
             grammars: OnceLock::new(),
             eos_tokens,
+            sampling: config.sampling,
             shape,
             engine: start(backend),
         })
@@ -446,7 +450,8 @@ impl Model {
         let request = Request {
             prompt,
             max_tokens: asked,
-            sampling: options.sampling.clone(),
+            sampling: (options.sampling.or(self.sampling).sampling(options.seed))
+                .map_err(|error| Failure::invalid(error.name, error.to_string()))?,
             stop_tokens,
             top_logprobs: options.top_logprobs,
             prompt_logprobs: options.prompt_logprobs,

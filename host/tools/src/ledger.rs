@@ -178,7 +178,9 @@ fn read(options: &Options) -> Result<Ledger> {
     });
     let rows: Vec<Row> = rows.collect();
     if prices.is_some() && rows.iter().all(|row| row.saved_money.is_none()) {
-        eprintln!("no price: no group has one model, by --model-field, that the prices name");
+        eprintln!(
+            "no price: no group has one model, by --model-field, that the prices name and whose cache is written to without a surcharge"
+        );
     }
     Ok(Ledger {
         rows,
@@ -189,12 +191,14 @@ fn read(options: &Options) -> Result<Ledger> {
 
 /// Returns the price of a million computed prompt tokens of `model` minus that of a million cached ones, in the
 /// currency of `prices`. A price applies if its model's name in the file is contained in `model`; if several are, the
-/// longest name counts. `None` if none is.
+/// longest name counts. `None` if none is, or if writing to the cache costs more than computing: the log does not tell
+/// what was written.
 fn price(prices: &CachePrices, model: &str) -> Option<f64> {
     let listed = prices.models.iter();
     let listed = listed.filter(|(_, name, _)| model.contains(&**name));
     let (.., price) = listed.max_by_key(|(_, name, _)| name.len())?;
-    Some(price.input * (1.0 - price.rules.read))
+    let is_written_free = price.rules.write <= 1.0;
+    is_written_free.then_some(price.input * (1.0 - price.rules.read))
 }
 
 /// A line of a gateway's access log, as a JSON object.

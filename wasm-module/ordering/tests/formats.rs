@@ -843,18 +843,26 @@ fn no_hint_is_written_into_a_string_within_the_text() {
 /// A document rendered as text would lose the fields other than its id, title and text.
 #[test]
 fn an_array_with_fields_that_are_not_rendered_is_put_in_order_only() {
-    let mut orderer = Orderer::new(checked(&json!({})));
-    let document = |id: u32| json!({"id": id.to_string(), "data": {"snippet": words(id), "date": "2019-03-01"}});
-    let documents = |ids: [u32; 3]| json!(ids.map(document));
-    for ids in [[1, 2, 3], [3, 2, 1]] {
-        let body =
-            json!({"documents": documents(ids), "messages": [{"role": "user", "content": "Why?"}]});
-        let rewrite = orderer
-            .rewrite(Tenant::default(), body.to_string().as_bytes())
-            .unwrap();
-        let sent = rewrite
-            .body
-            .map_or(body, |sent| serde_json::from_slice(&sent).unwrap());
-        assert_eq!(sent["documents"], documents([1, 2, 3]));
+    let forms: [fn(u32) -> Value; 6] = [
+        |id| json!({"id": id.to_string(), "data": {"snippet": words(id), "date": "2019-03-01"}}),
+        |id| json!({"id": id.to_string(), "data": {"snippet": words(id), "text": "abstract"}}),
+        |id| json!({"id": id.to_string(), "data": {"snippet": words(id), "title": 2019}}),
+        |id| json!({"id": id.to_string(), "data": {"snippet": words(id), "id": "other"}}),
+        |id| json!({"id": id.to_string(), "title": "T", "data": {"snippet": words(id)}}),
+        |id| json!({"id": id.to_string(), "text": words(id), "content": "abstract"}),
+    ];
+    for document in forms {
+        let mut orderer = Orderer::new(checked(&json!({})));
+        let documents = |ids: [u32; 3]| json!(ids.map(document));
+        for ids in [[1, 2, 3], [3, 2, 1]] {
+            let body = json!({"documents": documents(ids), "messages": [{"role": "user", "content": "Why?"}]});
+            let rewrite = orderer
+                .rewrite(Tenant::default(), body.to_string().as_bytes())
+                .unwrap();
+            let sent = rewrite
+                .body
+                .map_or(body, |sent| serde_json::from_slice(&sent).unwrap());
+            assert_eq!(sent["documents"], documents([1, 2, 3]));
+        }
     }
 }

@@ -501,3 +501,38 @@ fn a_wrong_setting_is_named() {
     let config = json!({"head": {"volatile": {"add": [{"name": "user-line", "class": "move"}]}}});
     assert!(Config::from_json(config.to_string().as_bytes()).is_ok());
 }
+
+/// A value that stays with its first words is no longer one if the sentence around it moves.
+#[test]
+fn what_moves_takes_its_frozen_values_along() {
+    let mut orderer = orderer(json!({"mode": "apply", "volatile": {"learn": false,
+        "add": [{"name": "request-id", "class": "freeze", "pattern": "req-[0-9a-f]{8}"}]}}));
+    let system = |id: &str, time: &str| {
+        format!("You are helpful.\nRequest {id} - Current time is {time}.\nSee {id}.")
+    };
+    let chat = |system: &str, more: &[(&str, &str)]| {
+        let first = [("user", "Hello there")];
+        chat(system, &[&first[..], more].concat())
+    };
+    let first = contents(&sent(
+        &mut orderer,
+        &chat(&system("req-8842abcd", "12:03:11"), &[]),
+    ));
+    let more = [("assistant", "Hi."), ("user", "And now?")];
+    let second = sent(
+        &mut orderer,
+        &chat(&system("req-9951ffff", "12:03:20"), &more),
+    );
+    let second = contents(&second);
+    assert_eq!(first[0], "You are helpful.\nSee req-8842abcd.");
+    assert_eq!(second[0], first[0]);
+    assert!(
+        second
+            .join(" ")
+            .contains("Request req-9951ffff - Current time is 12:03:20.")
+    );
+    assert_eq!(
+        second.join(" ").matches("Current time is 12:03:20").count(),
+        1
+    );
+}

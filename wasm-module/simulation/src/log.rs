@@ -2,7 +2,7 @@
 //! value of the line. The caller reads the lines from a file or a page.
 
 use super::bad_line::BadLine;
-use super::logged::{LoggedKind, kind_of};
+use super::logged::{Logged, LoggedKind, kind_of};
 use super::{Request, Retrieved};
 use foreword_ordering::Config;
 use foreword_ordering::document::Fingerprint;
@@ -13,6 +13,7 @@ use foreword_ordering::tree::Scope;
 use foreword_ordering::{Skip, string};
 use fxhash::FxHashSet;
 use std::borrow::Cow;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Parses the lines of a log.
 #[derive(Clone)]
@@ -48,6 +49,27 @@ impl LogReader {
     /// Returns a [`BadLine`] if the line is not a request.
     pub fn requests(&self, line: &[u8]) -> Result<Vec<Request>, BadLine> {
         parse(line, &self.config, self.document_tokens)
+    }
+
+    /// Returns the parts of a logged request as [`Self::requests`] does. Those of different tenants, engines or client's
+    /// salts differ in [`Request::scope`], since they share no cached state.
+    ///
+    /// # Errors
+    /// Returns a [`BadLine`] if the body is not a request.
+    pub fn parts(&self, logged: &Logged<'_>) -> Result<Vec<Request>, BadLine> {
+        let mut parts = self.requests(logged.body.as_bytes())?;
+        let [salt] = scan::fields(&logged.body, ["cache_salt"]).unwrap_or_default();
+        let salt = salt.and_then(string).unwrap_or_default();
+        let realm = [&salt, &logged.tenant, &logged.engine];
+        if realm.iter().any(|part| !part.is_empty()) {
+            for part in &mut parts {
+                let scope = realm.iter().fold(part.scope.0, |seed, part| {
+                    xxh3_64_with_seed(part.as_bytes(), seed)
+                });
+                part.scope = Scope(scope);
+            }
+        }
+        Ok(parts)
     }
 }
 
@@ -145,6 +167,29 @@ mod tests {
         assert_eq!(documents(&line(r#","tokens":9"#)), weighed(9, 9));
         assert_eq!(documents(&line("")), weighed(256, 256));
         assert_eq!(documents(&line(r#","tokens":null"#)), weighed(256, 256));
+    }
+
+    #[test]
+    fn tenants_engines_and_salts_share_nothing() {
+        let scope = |line: &str| {
+            let logged = Logged::read(line.as_bytes()).unwrap();
+            LogReader::new(256).parts(&logged).unwrap()[0].scope
+        };
+        let chat = r#"{"messages":[{"role":"user","content":"Why?"}],"documents":[{"id":"a","text":"x"}]}"#;
+        let salted = chat.replacen('{', r#"{"cache_salt":"s","#, 1);
+        for (body, other) in [(chat, Some(&*salted)), (r#"{"docs":["a"]}"#, None)] {
+            let lines = [
+                body.to_owned(),
+                format!(r#"{{"request":{body},"tenant":"a"}}"#),
+                format!(r#"{{"request":{body},"tenant":"b"}}"#),
+                format!(r#"{{"request":{body},"engine":"a"}}"#),
+            ];
+            let lines = lines.iter().map(String::as_str).chain(other);
+            let scopes: Vec<Scope> = lines.map(scope).collect();
+            let distinct: FxHashSet<u64> = scopes.iter().map(|scope| scope.0).collect();
+            assert_eq!(distinct.len(), scopes.len());
+            assert_eq!(scope(&format!(r#"{{"request":{body}}}"#)), scopes[0]);
+        }
     }
 
     #[test]

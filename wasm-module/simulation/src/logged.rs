@@ -31,8 +31,11 @@ pub struct Logged<'a> {
     pub prompt_tokens: Option<u64>,
     /// Prompt tokens that the engine had cached; `None` if not stated.
     pub cached_tokens: Option<u64>,
-    /// Milliseconds since 1970, from the line's `time` or `timestamp`; `None` if there is none.
+    /// Milliseconds since 1970, from the line's `time` or `timestamp`; `None` if there is none, or none that is
+    /// understood.
     pub at_ms: Option<u64>,
+    /// True if the line has a time that is not understood.
+    pub has_unread_time: bool,
 }
 
 /// The kind of a logged body.
@@ -92,8 +95,15 @@ impl<'a> Logged<'a> {
         let inner = request
             .or(body)
             .filter(|_| messages.is_none() && docs.is_none() && message.is_none());
+        let time = time.or(timestamp).filter(|time| *time != "null");
+        let at_ms = time.and_then(time::milliseconds);
+        let has_unread_time = time.is_some() && at_ms.is_none();
         let Some(inner) = inner else {
-            return Ok(Self::bare(text));
+            return Ok(Self {
+                at_ms,
+                has_unread_time,
+                ..Self::bare(text)
+            });
         };
         let body = match inner.as_bytes().first() {
             Some(b'{') => Cow::Borrowed(inner),
@@ -114,7 +124,8 @@ impl<'a> Logged<'a> {
             path: words(path),
             prompt_tokens: used_prompt.or(prompt.and_then(number)),
             cached_tokens: used_cached.or(cached.and_then(number)),
-            at_ms: (time.or(timestamp)).and_then(time::milliseconds),
+            at_ms,
+            has_unread_time,
         })
     }
 
@@ -127,6 +138,7 @@ impl<'a> Logged<'a> {
             prompt_tokens: None,
             cached_tokens: None,
             at_ms: None,
+            has_unread_time: false,
         }
     }
 

@@ -53,6 +53,9 @@ impl PromptReuse {
 /// A replay of whole prompts, request by request.
 pub struct PromptReplay {
     orderer: Orderer,
+    /// The configuration by which forwarded bodies are read: with as many documents as can be ordered, since engines
+    /// compute those that the gateway does not order as well.
+    reading: Config,
     /// The orderer for rankings, which have no body.
     rankings: Replay,
     cache: EngineCache,
@@ -84,6 +87,7 @@ impl PromptReplay {
         let config = Config::try_from(raw)?;
         Ok(Self {
             rankings: Replay::of(config.policy(), capacity),
+            reading: config.clone().with_most_documents(),
             orderer: Orderer::new(config),
             cache: EngineCache::new(capacity),
             reuse: PromptReuse::default(),
@@ -140,7 +144,7 @@ impl PromptReplay {
     /// Returns the reason why the body cannot be read.
     pub fn serve(&mut self, logged: &Logged<'_>, sent: Option<&[u8]>) -> Result<(), Skip> {
         let sent = sent.unwrap_or(logged.body.as_bytes());
-        let config = self.orderer.config();
+        let config = &self.reading;
         let parsed = match foreword_ordering::parse(sent, config) {
             Err(Skip::NoUserMessage) => return Ok(()),
             parsed => parsed?,

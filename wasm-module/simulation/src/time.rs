@@ -2,20 +2,25 @@
 
 /// Returns milliseconds since 1970 of a JSON value; `None` if it is not a supported time.
 ///
-/// A number below 100,000,000,000 is in seconds, a greater one in milliseconds. A string has either a number or an RFC
-/// 3339 date, such as `2026-11-23T09:30:00.250Z`, possibly with an offset.
+/// A number below 10¹¹ is in seconds, one below 10¹⁴ in milliseconds, one below 10¹⁷ in microseconds, and a greater one
+/// in nanoseconds. A string has either a number or an RFC 3339 date, such as `2026-11-23T09:30:00.250Z`, possibly with an
+/// offset; Python's `2026-11-23 09:30:00,250` and `+0100` are read as well.
 pub(crate) fn milliseconds(value: &str) -> Option<u64> {
     let text = value.trim_matches('"');
     if let Ok(number) = text.parse::<f64>() {
-        let is_seconds = number < 1e11;
-        let milliseconds = if is_seconds { number * 1e3 } else { number };
+        let milliseconds = match number {
+            ..1e11 => number * 1e3,
+            1e11..1e14 => number,
+            1e14..1e17 => number / 1e3,
+            _ => number / 1e6,
+        };
         return (milliseconds.is_finite() && milliseconds >= 0.0).then_some(milliseconds as u64);
     }
     let (date, rest) = text.split_once(['T', 't', ' '])?;
     let [year, month, day] = numbers(date.split('-'))?;
     let end = rest.find(['Z', 'z', '+', '-']).unwrap_or(rest.len());
     let (clock, zone) = rest.split_at_checked(end)?;
-    let (clock, fraction) = clock.split_once('.').unwrap_or((clock, "0"));
+    let (clock, fraction) = clock.split_once(['.', ',']).unwrap_or((clock, "0"));
     let [hour, minute, second] = numbers(clock.split(':'))?;
     let is_date = (1..=12).contains(&month) && (1..=31).contains(&day);
     let is_clock = hour < 24 && minute < 60 && second <= 60;
@@ -27,7 +32,12 @@ pub(crate) fn milliseconds(value: &str) -> Option<u64> {
     let offset = match zone.get(1..) {
         None | Some("") => 0,
         Some(offset) => {
-            let [hours, minutes] = numbers(offset.split(':'))?;
+            let (hours, minutes) = match offset.split_once(':') {
+                Some(parts) => parts,
+                None => offset.split_at_checked(2)?,
+            };
+            let minutes = if minutes.is_empty() { "0" } else { minutes };
+            let [hours, minutes] = numbers([hours, minutes].into_iter())?;
             let minutes = hours * 60 + minutes;
             if zone.starts_with('-') {
                 -minutes
@@ -74,6 +84,11 @@ mod tests {
             "\"2026-11-23T12:00:00Z\"",
             "\"2026-11-23 13:00:00+01:00\"",
             "\"2026-11-23T09:30:00.000-02:30\"",
+            "1795435200000000",
+            "1795435200000000000",
+            "\"2026-11-23T13:00:00+0100\"",
+            "\"2026-11-23T13:00:00+01\"",
+            "\"2026-11-23 12:00:00,000\"",
         ] {
             assert_eq!(milliseconds(value), noon, "{value}");
         }

@@ -363,8 +363,9 @@ async fn bad_parameters_are_named_with_value_and_limit() {
             "16 hexadecimal digits, got \"ab\"",
         ),
         ("epoch=00000000000000ab&since=x", "since", "got \"x\""),
-        ("wait_ms=60001", "wait_ms", "up to 60000, got \"60001\""),
-        ("limit=-1", "limit", "up to 4096"),
+        ("wait_ms=60001", "wait_ms", "from 0 to 60000, got \"60001\""),
+        ("limit=-1", "limit", "from 1 to 4096"),
+        ("limit=0", "limit", "from 1 to 4096"),
         ("tenant=bob", "tenant", "32 hexadecimal digits, got \"bob\""),
     ] {
         let response = get(house.internal(), &format!("{EVENTS}?{query}")).await;

@@ -337,6 +337,7 @@ impl PrefixCache {
         if let Some(disk) = &self.disk {
             disk.clear();
         }
+        self.fetching.clear();
         self.forget_disk_replicas();
         self.history.clear();
         let removals = std::mem::replace(&mut self.events, told);

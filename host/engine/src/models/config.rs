@@ -24,9 +24,9 @@ use super::gguf::{Gguf, is_gguf};
 use super::raw_config::{MAX_POSITIONS, Raw, size};
 use super::rope::Rope;
 use super::tensor::Element;
+use crate::sampling::SamplingFields;
 use half::{bf16, f16};
-use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::path::Path;
 
 /// A model's architecture. The Llama, Mistral, Qwen2, Qwen3 and Gemma 3 families differ only in these values.
@@ -34,6 +34,8 @@ use std::path::Path;
 pub struct ModelConfig {
     /// Tokens that end an answer (`eos_token_id` of `generation_config.json`, else of `config.json`).
     pub eos_tokens: Vec<u32>,
+    /// Sampling parameters for requests that leave them out, from `generation_config.json`.
+    pub sampling: SamplingFields,
     /// Number of positions that the model supports.
     pub max_positions: u32,
     /// True if the checkpoint has a vision tower, which is ignored: only its text model is loaded.
@@ -114,12 +116,15 @@ impl ModelConfig {
         let path = folder.join("generation_config.json");
         match std::fs::read_to_string(&path) {
             Ok(text) => {
-                let raw: RawGeneration = serde_json::from_str(&text)
+                let raw: Map<String, Value> = serde_json::from_str(&text)
                     .map_err(|error| CheckpointError::new(&path, error))?;
-                if let Some(value) = raw.eos_token_id {
+                if let Some(value) = raw.get("eos_token_id").filter(|value| !value.is_null()) {
                     config.eos_tokens =
-                        eos_tokens(&value).map_err(|reason| CheckpointError::new(&path, reason))?;
+                        eos_tokens(value).map_err(|reason| CheckpointError::new(&path, reason))?;
                 }
+                config.sampling = sampling(&raw);
+                let valid = config.sampling.sampling(0);
+                valid.map_err(|error| CheckpointError::new(&path, error))?;
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => return Err(CheckpointError::new(&path, error)),
@@ -237,10 +242,18 @@ impl ModelConfig {
     }
 }
 
-/// The part of `generation_config.json` that is read.
-#[derive(Deserialize)]
-struct RawGeneration {
-    eos_token_id: Option<Value>,
+/// Returns the sampling parameters in `generation_config.json` that vLLM takes as defaults too.
+fn sampling(generation: &Map<String, Value>) -> SamplingFields {
+    let number = |name: &str| generation.get(name)?.as_f64().map(|value| value as f32);
+    let top_k = generation.get("top_k").and_then(Value::as_u64);
+    SamplingFields {
+        temperature: number("temperature"),
+        top_p: number("top_p"),
+        top_k: top_k.map(|top_k| top_k.try_into().unwrap_or(0)),
+        min_p: number("min_p"),
+        repetition_penalty: number("repetition_penalty"),
+        ..SamplingFields::default()
+    }
 }
 
 /// Properties of a family of models that follow from the `model_type` of its `config.json`.
@@ -412,8 +425,10 @@ impl Raw {
             let [full, local] = self.rope.resolve_by_layer(head_dim, positions as u64)?;
             (full, Some(Sliding::resolve(&self, layers, local)?))
         } else {
-            self.check_window(family, positions as u64)?;
-            (self.rope.resolve(head_dim, positions as u64)?, None)
+            let rope = self.rope.resolve(head_dim, positions as u64)?;
+            // YaRN may extend the positions beyond the window.
+            self.check_window(family, rope.max_positions(positions as u64))?;
+            (rope, None)
         };
         let query_scalar = match self.query_pre_attn_scalar {
             Some(scalar) if family.is_gemma => scalar,
@@ -432,6 +447,7 @@ impl Raw {
                 .eos_token_id
                 .as_ref()
                 .map_or(Ok(Vec::new()), eos_tokens)?,
+            sampling: SamplingFields::default(),
             max_positions: max_positions as u32,
             ignores_vision: false,
             hidden,
@@ -495,7 +511,7 @@ impl Raw {
             .is_some_and(|types| types.iter().any(|name| name != "full_attention"));
         if !covers && (used || layers_slide) {
             return Err(format!(
-                "sliding_window is {}, supported: null, at least max_position_embeddings ({positions}), or \
+                "sliding_window is {}, supported: null, at least the model's {positions} positions, or \
                  use_sliding_window false",
                 self.sliding_window.unwrap_or_default()
             ));
@@ -605,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn generation_config_has_the_last_word_on_eos() {
+    fn generation_config_has_the_last_word_on_eos_and_sampling() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("config.json"), base().to_string()).unwrap();
         assert_eq!(ModelConfig::load(folder.path()).unwrap().eos_tokens, [2]);
@@ -615,6 +631,26 @@ mod tests {
         )
         .unwrap();
         assert_eq!(ModelConfig::load(folder.path()).unwrap().eos_tokens, [3, 2]);
+        std::fs::write(
+            folder.path().join("generation_config.json"),
+            r#"{"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": null}"#,
+        )
+        .unwrap();
+        let sampling = ModelConfig::load(folder.path()).unwrap().sampling;
+        let own = SamplingFields {
+            temperature: Some(0.6),
+            top_p: Some(0.95),
+            top_k: Some(20),
+            ..SamplingFields::default()
+        };
+        assert_eq!(sampling, own);
+        std::fs::write(
+            folder.path().join("generation_config.json"),
+            r#"{"top_p": 0}"#,
+        )
+        .unwrap();
+        let error = ModelConfig::load(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("top_p is 0"), "{error}");
         std::fs::write(folder.path().join("generation_config.json"), "{").unwrap();
         let error = ModelConfig::load(folder.path()).unwrap_err().to_string();
         assert!(error.contains("generation_config.json"), "{error}");

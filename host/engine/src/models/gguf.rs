@@ -53,12 +53,38 @@ struct Info {
     bytes: Range<usize>,
 }
 
+/// Returns the post-processor of a `tokenizer.json` that adds a token at the beginning and at the end of each text; both are
+/// ids with their names.
+pub(crate) fn around(first: Option<(u64, &str)>, last: Option<(u64, &str)>) -> Json {
+    let special = |(_, name): (u64, &str)| json!({"SpecialToken": {"id": name, "type_id": 0}});
+    let text = |name: &str, kind: u8| json!({"Sequence": {"id": name, "type_id": kind}});
+    let (before, behind) = (first.map(special), last.map(special));
+    let with = |texts: Vec<Json>| -> Vec<Json> {
+        (before.iter().cloned().chain(texts))
+            .chain(behind.clone())
+            .collect()
+    };
+    let tokens: serde_json::Map<String, Json> = (first.into_iter().chain(last))
+        .map(|(id, name)| {
+            (
+                name.to_owned(),
+                json!({"id": name, "ids": [id], "tokens": [name]}),
+            )
+        })
+        .collect();
+    json!({"type": "TemplateProcessing", "single": with(vec![text("A", 0)]),
+        "pair": with(vec![text("A", 0), text("B", 1)]), "special_tokens": tokens})
+}
+
 /// Returns whether `path`, a model's path, names a GGUF file: a file with the extension `gguf`.
 pub(crate) fn is_gguf(path: &Path) -> bool {
     path.extension()
         .is_some_and(|extension| extension == "gguf")
         && path.is_file()
 }
+
+/// The field of the constant that is added to the mean square of the values in every norm.
+const EPSILON: &str = "attention.layer_norm_rms_epsilon";
 
 impl Gguf {
     /// Maps a GGUF file into memory and reads its metadata and the places of its tensors.
@@ -78,12 +104,15 @@ impl Gguf {
         let architecture = self.architecture()?;
         let field = |name: &str| format!("{architecture}.{name}");
         let number = |name: &str| self.number(&field(name));
-        let scaling = match self.text(&field("rope.scaling.type")) {
-            None | Some("none") => Json::Null,
-            Some("linear") => {
-                json!({"rope_type": "linear", "factor": number("rope.scaling.factor")})
+        // As in llama.cpp, a factor without a type is linear, it had another key in 2023, and 0 stands for none.
+        let factor = number("rope.scaling.factor").or_else(|| number("rope.scale_linear"));
+        let factor = factor.filter(|factor| *factor != 0.0);
+        let scaling = match (self.text(&field("rope.scaling.type")), factor) {
+            (Some("none"), _) | (None | Some("linear"), None) => Json::Null,
+            (None | Some("linear"), Some(factor)) => {
+                json!({"rope_type": "linear", "factor": factor})
             }
-            Some(other) => {
+            (Some(other), _) => {
                 return Err(self.wrong(format!("rope scaling `{other}` is not supported")));
             }
         };
@@ -105,7 +134,7 @@ impl Gguf {
             "num_key_value_heads": whole(number("attention.head_count_kv")),
             "head_dim": whole(number("attention.key_length")),
             "max_position_embeddings": whole(number("context_length")),
-            "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
+            "rms_norm_eps": number(EPSILON),
             "rope_theta": number("rope.freq_base").unwrap_or(10_000.0),
             "rope_scaling": scaling,
             "vocab_size": vocabulary,
@@ -132,8 +161,8 @@ impl Gguf {
     /// slightly wrong. `is_loaded` returns whether a tensor is used, given its name without `blk.N.`.
     ///
     /// # Errors
-    /// Returns an error if rotary embedding covers only a part of each head, if a tensor of a layer (a bias, say) is
-    /// not used, or if there is one beyond the first `layers` layers.
+    /// Returns an error if the constant of the norms is missing, if rotary embedding covers only a part of each head, if
+    /// a tensor of a layer (a bias, say) is not used, or if there is one beyond the first `layers` layers.
     pub(super) fn check(
         &self,
         layers: usize,
@@ -141,6 +170,11 @@ impl Gguf {
         is_loaded: impl Fn(&str) -> bool,
     ) -> Result<(), CheckpointError> {
         let architecture = self.architecture()?;
+        // llama.cpp refuses such files as well: Ollama's of Gemma 3, for example, also lack the scaling of their rope.
+        let epsilon = format!("{architecture}.{EPSILON}");
+        if self.number(&epsilon).is_none() {
+            return Err(self.wrong(format!("{epsilon} is missing")));
+        }
         let rotated = self.number(&format!("{architecture}.rope.dimension_count"));
         if let Some(rotated) = rotated.filter(|rotated| *rotated != head_dim as f64) {
             return Err(self.wrong(format!(
@@ -251,14 +285,7 @@ impl Gguf {
         let begins = self.number("tokenizer.ggml.add_bos_token");
         let begins = begins.map_or(has_scores || self.is_llama_3(), |begins| begins == 1.0);
         let processor = match self.special("bos") {
-            Some((id, name)) if begins => {
-                let bos = json!({"SpecialToken": {"id": name, "type_id": 0}});
-                let text =
-                    |name: &str, kind: u8| json!({"Sequence": {"id": name, "type_id": kind}});
-                json!({"type": "TemplateProcessing", "single": [bos, text("A", 0)],
-                    "pair": [bos, text("A", 0), text("B", 1)],
-                    "special_tokens": {name: {"id": name, "ids": [id], "tokens": [name]}}})
-            }
+            Some(bos) if begins => around(Some(bos), None),
             _ => Json::Null,
         };
         let mut file = match has_scores {
@@ -1524,6 +1551,21 @@ mod tests {
             scaled.contains("rope scaling `yarn` is not supported"),
             "{scaled}"
         );
+        for (fields, factor) in [
+            (&[("rope.scaling.factor", 4.0)][..], Some(4.0)),
+            (&[("rope.scale_linear", 2.0)], Some(2.0)),
+            (&[("rope.scaling.factor", 0.0)], None),
+            (&[], None),
+        ] {
+            let mut file = writer("llama", "llama");
+            for (name, value) in fields {
+                let value: f32 = *value;
+                file.field(&format!("llama.{name}"), 6, &value.to_le_bytes());
+            }
+            std::fs::write(&path, file.write()).unwrap();
+            let scaling = Gguf::open(&path).unwrap().config().unwrap()["rope_scaling"].take();
+            assert_eq!(scaling["factor"].as_f64(), factor);
+        }
         let experts = refused("qwen3", &|file| file.number("qwen3.expert_count", 8));
         assert!(experts.contains("mixture of experts"), "{experts}");
         let packed = refused("llama", &|file| {

@@ -39,6 +39,62 @@ pub struct Sampling {
     seed: u64,
 }
 
+/// The parameters of sampling that a request or a checkpoint's `generation_config.json` states; `None` for those that it
+/// leaves out.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SamplingFields {
+    /// Temperature, 0 to 2.
+    pub temperature: Option<f32>,
+    /// Top-p, above 0 to 1.
+    pub top_p: Option<f32>,
+    /// Top-k; 0 for no limit.
+    pub top_k: Option<u32>,
+    /// Min-p, 0 to 1.
+    pub min_p: Option<f32>,
+    /// OpenAI's frequency penalty, -2 to 2.
+    pub frequency_penalty: Option<f32>,
+    /// OpenAI's presence penalty, -2 to 2.
+    pub presence_penalty: Option<f32>,
+    /// Hugging Face's repetition penalty, above 0 to 2.
+    pub repetition_penalty: Option<f32>,
+}
+
+impl SamplingFields {
+    /// Returns these parameters, completed by those of `defaults`.
+    #[must_use]
+    pub fn or(self, defaults: Self) -> Self {
+        Self {
+            temperature: self.temperature.or(defaults.temperature),
+            top_p: self.top_p.or(defaults.top_p),
+            top_k: self.top_k.or(defaults.top_k),
+            min_p: self.min_p.or(defaults.min_p),
+            frequency_penalty: self.frequency_penalty.or(defaults.frequency_penalty),
+            presence_penalty: self.presence_penalty.or(defaults.presence_penalty),
+            repetition_penalty: self.repetition_penalty.or(defaults.repetition_penalty),
+        }
+    }
+
+    /// Returns sampling with these parameters, and for the others OpenAI's defaults: temperature 1, no limits and no
+    /// penalties. Equal seeds give equal choices.
+    ///
+    /// # Errors
+    /// Returns [`OutOfRange`] for the first parameter out of its range.
+    pub fn sampling(self, seed: u64) -> Result<Sampling, OutOfRange> {
+        Sampling::new(
+            self.temperature.unwrap_or(1.0),
+            self.top_p.unwrap_or(1.0),
+            self.top_k.unwrap_or(0),
+            seed,
+        )?
+        .with_min_p(self.min_p.unwrap_or(0.0))?
+        .with_penalties(
+            self.frequency_penalty.unwrap_or(0.0),
+            self.presence_penalty.unwrap_or(0.0),
+            self.repetition_penalty.unwrap_or(1.0),
+        )
+    }
+}
+
 /// The error for a sampling parameter that is out of its range.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("{name} is {value}, not {range}")]

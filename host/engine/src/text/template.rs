@@ -6,7 +6,7 @@
 //! not in the machine's time zone.
 //!
 //! A template comes with the checkpoint and is not trusted. It can read only its variables, takes a bounded number of
-//! steps and yields a bounded number of bytes. Depth is bounded as well: minijinja drops, prints and compares nested
+//! steps and yields a bounded number of bytes; the memory of strings that it joins meanwhile is not bounded. Depth is bounded as well: minijinja drops, prints and compares nested
 //! values by recursion, with some 400 bytes of stack a level, and a step nests by at most one level. So templates are
 //! compiled and run on a thread whose stack has room for as many levels as there are steps. A printed value may be at
 //! most [`MAX_NESTING`] levels deep, which no real value is.

@@ -4,10 +4,11 @@ use super::TextError;
 use super::pieces::Cuts;
 use super::spelling::Spelling;
 use crate::TokenId;
-use crate::models::gguf::{Gguf, is_gguf};
+use crate::models::gguf::{Gguf, around, is_gguf};
+use serde_json::Value;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use tokenizers::Model;
+use tokenizers::{Model, PostProcessorWrapper};
 
 /// The tokenizer of a checkpoint, read from its `tokenizer.json`.
 pub struct Tokenizer {
@@ -31,7 +32,37 @@ impl Tokenizer {
         }
         let file = folder.join("tokenizer.json");
         let bytes = std::fs::read(&file).map_err(|error| TextError::checkpoint(&file, error))?;
-        Self::parse(&bytes).map_err(|reason| TextError::checkpoint(&file, reason))
+        let mut tokenizer =
+            Self::parse(&bytes).map_err(|reason| TextError::checkpoint(&file, reason))?;
+        // Without a valid file, the chat template's reader says so.
+        let config = std::fs::read(folder.join("tokenizer_config.json")).unwrap_or_default();
+        tokenizer.surround(&serde_json::from_slice(&config).unwrap_or_default());
+        Ok(tokenizer)
+    }
+
+    /// Makes the tokenizer add the special tokens that `config`, a `tokenizer_config.json`, asks for by `add_bos_token` and
+    /// `add_eos_token`: `transformers`' classes for Llama and Gemma then ignore what `tokenizer.json` adds.
+    fn surround(&mut self, config: &Value) {
+        let class = config["tokenizer_class"].as_str().unwrap_or_default();
+        let class = class.strip_suffix("Fast").unwrap_or(class);
+        let adds = |field: &str| config[field].as_bool();
+        let (begins, ends) = (adds("add_bos_token"), adds("add_eos_token"));
+        if !["LlamaTokenizer", "GemmaTokenizer"].contains(&class) || begins.or(ends).is_none() {
+            return;
+        }
+        let token = |field: &str| {
+            let name = config[field]
+                .as_str()
+                .or(config[field]["content"].as_str())?;
+            Some((u64::from(self.token(name)?), name))
+        };
+        let first = token("bos_token").filter(|_| begins.unwrap_or(true));
+        let last = token("eos_token").filter(|_| ends.unwrap_or(false));
+        let processor = serde_json::from_value(around(first, last));
+        if let Ok(processor) = processor {
+            let processor: PostProcessorWrapper = processor;
+            self.inner.with_post_processor(Some(processor));
+        }
     }
 
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
@@ -199,6 +230,59 @@ mod tests {
                     .find(|&count| ends[count].is_some_and(|end| end <= at));
                 assert_eq!(Some(count as usize), expected, "at byte {at}");
             }
+        }
+    }
+
+    #[test]
+    fn special_tokens_of_raw_prompts_are_those_of_the_configuration() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen2/tokenizer.json");
+        std::fs::copy(file, folder.path().join("tokenizer.json")).unwrap();
+        let added = |config: &str| {
+            std::fs::write(folder.path().join("tokenizer_config.json"), config).unwrap();
+            let tokenizer = Tokenizer::load(folder.path()).unwrap();
+            let plain = tokenizer.encode("Hello", false).unwrap();
+            let special = tokenizer.encode("Hello", true).unwrap();
+            let start = special.windows(plain.len()).position(|part| part == plain);
+            let name = |token: &TokenId| tokenizer.special_name(*token).unwrap();
+            let (before, rest) = special.split_at(start.unwrap());
+            let after = &rest[plain.len()..];
+            (
+                before.iter().map(name).collect::<Vec<_>>(),
+                after.iter().map(name).collect::<Vec<_>>(),
+            )
+        };
+        let tokens = r#""bos_token": {"content": "<|im_start|>"}, "eos_token": "<|im_end|>""#;
+        let config = |class: &str, adds: &str| {
+            added(&format!(
+                r#"{{"tokenizer_class": "{class}", {adds} {tokens}}}"#
+            ))
+        };
+        let (bos, eos) = (
+            vec!["<|im_start|>".to_owned()],
+            vec!["<|im_end|>".to_owned()],
+        );
+        let unchanged = added("{}");
+        for (class, adds, expected) in [
+            (
+                "LlamaTokenizerFast",
+                r#""add_bos_token": true,"#,
+                (bos.clone(), vec![]),
+            ),
+            ("GemmaTokenizer", r#""add_eos_token": true,"#, (bos, eos)),
+            (
+                "LlamaTokenizer",
+                r#""add_bos_token": false,"#,
+                (vec![], vec![]),
+            ),
+            ("LlamaTokenizer", "", unchanged.clone()),
+            (
+                "PreTrainedTokenizerFast",
+                r#""add_bos_token": true,"#,
+                unchanged,
+            ),
+        ] {
+            assert_eq!(config(class, adds), expected, "{class} {adds}");
         }
     }
 

@@ -1,7 +1,8 @@
 //! Cuts texts into passages: short enough for an embedder to read whole, and long enough to be meaningful alone.
 //!
-//! Paragraphs are joined while they fit. A paragraph that is too long is cut at sentences, and a sentence at words. A
-//! Markdown heading begins a passage and becomes the title of the text below it. Passages do not overlap.
+//! Paragraphs are joined while they fit. A paragraph that is too long is cut at sentences, and a sentence at words. Scripts
+//! without spaces, such as Chinese and Thai, count a word for each character, and very long words one for each
+//! [`LONG_WORD`] characters, since an embedder reads about so many tokens. A Markdown heading begins a passage and becomes the title of the text below it. Passages do not overlap.
 
 /// The length of passages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +57,7 @@ impl Passages {
         let most = self.words.max(1);
         let (mut open, mut words) = (String::new(), 0);
         for (piece, separator) in pieces(text, most) {
-            let count = piece.split_whitespace().count();
+            let count = word_starts(piece).count();
             if words > 0 && words + count > most {
                 passage(std::mem::take(&mut open));
                 words = 0;
@@ -77,21 +78,22 @@ impl Passages {
 fn pieces(text: &str, most: usize) -> Vec<(&str, &'static str)> {
     let mut pieces = Vec::new();
     for paragraph in paragraphs(text) {
-        if paragraph.split_whitespace().count() <= most {
+        if word_starts(paragraph).nth(most).is_none() {
             pieces.push((paragraph, "\n\n"));
             continue;
         }
         let mut separator = "\n\n";
         for sentence in sentences(paragraph) {
             let mut rest = sentence;
-            while let Some((head, tail)) = split_words(rest, most) {
-                pieces.push((head, separator));
-                (rest, separator) = (tail, " ");
+            while let Some(at) = word_starts(rest).nth(most) {
+                let (head, tail) = rest.split_at(at);
+                pieces.push((head.trim_end(), separator));
+                (rest, separator) = (tail, space_after(head));
             }
             if !rest.is_empty() {
-                pieces.push((rest, separator));
+                pieces.push((rest.trim_end(), separator));
             }
-            separator = " ";
+            separator = space_after(sentence);
         }
     }
     pieces
@@ -118,7 +120,17 @@ fn paragraphs(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Iterates over sentences, cut after a full stop, question mark or exclamation mark before white space.
+/// Returns the separator between a text and what follows it: a space if white space ends the text.
+fn space_after(text: &str) -> &'static str {
+    if text.ends_with(char::is_whitespace) {
+        " "
+    } else {
+        ""
+    }
+}
+
+/// Iterates over sentences with the white space behind them, cut after a full stop, question mark or exclamation mark
+/// before white space, or after one of the Chinese ones.
 fn sentences(paragraph: &str) -> impl Iterator<Item = &str> {
     let mut rest = paragraph;
     std::iter::from_fn(move || {
@@ -126,31 +138,44 @@ fn sentences(paragraph: &str) -> impl Iterator<Item = &str> {
         if rest.is_empty() {
             return None;
         }
-        let end = (rest.match_indices(['.', '?', '!']))
+        let end = (rest.match_indices(['.', '?', '!', '。', '？', '！']))
             .map(|(at, mark)| at + mark.len())
-            .find(|&end| rest[end..].starts_with(char::is_whitespace));
-        let (sentence, others) = rest.split_at(end.unwrap_or(rest.len()));
+            .find(|&end| {
+                rest[end..].starts_with(char::is_whitespace)
+                    || rest[..end].ends_with(['。', '？', '！'])
+            });
+        let end = end.unwrap_or(rest.len());
+        let space = rest[end..].len() - rest[end..].trim_start().len();
+        let (sentence, others) = rest.split_at(end + space);
         rest = others;
-        Some(sentence.trim_end())
+        Some(sentence)
     })
 }
 
-/// Returns the first `most` words and the rest; `None` if there are no more than `most`.
-fn split_words(text: &str, most: usize) -> Option<(&str, &str)> {
-    let mut words = 0;
-    let mut within = false;
-    for (at, c) in text.char_indices() {
-        if c.is_whitespace() {
-            within = false;
-        } else if !within {
-            if words == most {
-                return Some((text[..at].trim_end(), &text[at..]));
-            }
-            within = true;
-            words += 1;
+/// Number of characters of a long word that count as one word.
+const LONG_WORD: usize = 24;
+
+/// Iterates over the offsets at which words begin: after white space, at each character of a script without spaces, and
+/// after each [`LONG_WORD`] characters of a word.
+fn word_starts(text: &str) -> impl Iterator<Item = usize> {
+    // Characters of the word so far; 0 between words.
+    let mut length = 0;
+    text.char_indices().filter_map(move |(at, character)| {
+        if character.is_whitespace() {
+            length = 0;
+            return None;
         }
-    }
-    None
+        let begins = length == 0 || length == LONG_WORD || has_no_spaces(character);
+        length = if begins { 1 } else { length + 1 };
+        begins.then_some(at)
+    })
+}
+
+/// Returns whether a character is of a script that has no spaces between words: Thai, Lao, Burmese, Khmer, Japanese or
+/// Chinese.
+fn has_no_spaces(character: char) -> bool {
+    matches!(character, '\u{e00}'..='\u{eff}' | '\u{1000}'..='\u{109f}' | '\u{1780}'..='\u{17ff}'
+        | '\u{3040}'..='\u{30ff}' | '\u{3400}'..='\u{9fff}' | '\u{f900}'..='\u{faff}' | '\u{20000}'..='\u{3ffff}')
 }
 
 #[cfg(test)]
@@ -174,6 +199,26 @@ mod tests {
             passages.of_text("A b c. D e? F g h i j k l m n. O."),
             ["A b c.", "D e?", "F g h i", "j k l m", "n. O."]
         );
+    }
+
+    #[test]
+    fn texts_without_spaces_are_cut_at_sentences_and_characters() {
+        let passages = Passages { words: 6 };
+        assert_eq!(
+            passages.of_text("猫在睡觉。狗在跑步吗？鸟飞过一座很高的山。"),
+            ["猫在睡觉。", "狗在跑步吗？", "鸟飞过一座很", "高的山。"]
+        );
+        assert_eq!(passages.of_text("ซิซิซิซิ"), ["ซิซิซิ", "ซิ"]);
+        let long = Passages { words: 2 }.of_text(&"x".repeat(100));
+        assert_eq!(
+            long.iter().map(String::len).collect::<Vec<_>>(),
+            [48, 48, 4]
+        );
+        assert_eq!(long.concat().len(), 100);
+        let text = "字".repeat(2_000);
+        let many = Passages::default().of_text(&format!("{text}\n\n{text}"));
+        assert!(many.iter().all(|passage| passage.chars().count() <= 162));
+        assert_eq!(many.concat().replace('\n', ""), text.repeat(2));
     }
 
     #[test]

@@ -112,7 +112,8 @@ impl Store for Pgvector {
         let vector = literal(&ask.vector);
         let mut parameters: Vec<String> = vec![vector];
         // Rows whose embedding is still to come have no distance.
-        let mut conditions = String::from("embedding IS NOT NULL AND text IS NOT NULL");
+        let mut conditions =
+            String::from("embedding IS NOT NULL AND text IS NOT NULL AND id IS NOT NULL");
         for (field, wanted) in &ask.filters {
             let any = match wanted {
                 Value::Array(any) => any.as_slice(),

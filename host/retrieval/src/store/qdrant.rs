@@ -8,7 +8,7 @@ use crate::Document;
 use crate::collection::ScoredDocument;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use ureq::Agent;
 
@@ -18,6 +18,9 @@ pub struct Qdrant {
     /// URL of the collection, without a trailing slash.
     url: String,
     api_key: Option<String>,
+    /// True if the collection's scores are distances (Euclid, Manhattan), of which the smallest is the best. Unknown
+    /// before the first search.
+    is_distance: OnceLock<bool>,
 }
 
 /// Time limit of a request, connecting included.
@@ -62,7 +65,18 @@ impl Qdrant {
             agent: config.into(),
             url: url.to_owned(),
             api_key,
+            is_distance: OnceLock::new(),
         })
+    }
+
+    fn is_distance(&self) -> Result<bool, StoreError> {
+        if let Some(known) = self.is_distance.get() {
+            return Ok(*known);
+        }
+        let about: Value = self.call("", None)?;
+        let distance = &about["config"]["params"]["vectors"]["distance"];
+        let is_distance = distance == "Euclid" || distance == "Manhattan";
+        Ok(*self.is_distance.get_or_init(|| is_distance))
     }
 
     /// Posts `body` to the collection's `path`, or sends a GET request if there is no body.
@@ -128,7 +142,13 @@ impl Store for Qdrant {
             body["filter"] = json!({"must": conditions.collect::<Vec<_>>()});
         }
         let Points { points } = self.call("/points/query", Some(&body))?;
-        let found: Vec<ScoredDocument> = points.into_iter().map(Point::found).collect();
+        let sign = if self.is_distance()? { -1.0 } else { 1.0 };
+        let found = points.into_iter().map(Point::found);
+        let found = found.map(|found| ScoredDocument {
+            score: sign * found.score,
+            ..found
+        });
+        let found: Vec<ScoredDocument> = found.collect();
         // The search is complete, so the result of `stage` does not matter.
         let _ = stage(&found);
         Ok(found)

@@ -116,12 +116,12 @@ impl Query {
         };
         for (name, value) in query::pairs(request.uri().query()) {
             match name {
-                "since" => since = Some(number(name, value, u64::MAX)?),
+                "since" => since = Some(number(name, value, 0..=u64::MAX)?),
                 "epoch" => epoch = Some(read(name, value)?),
                 "wait_ms" => parsed.wait = wait(name, value)?,
                 "limit" => {
                     // Fits, since `MAX_LIMIT` does.
-                    parsed.limit = number(name, value, MAX_LIMIT)?.max(1) as usize;
+                    parsed.limit = number(name, value, 1..=MAX_LIMIT)? as usize;
                 }
                 "tenant" => {
                     parsed.tenant = Some(match &access.seal {

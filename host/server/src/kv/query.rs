@@ -3,6 +3,7 @@
 use crate::failure::{Failure, clip};
 use foreword_ordering::feed::Epoch;
 use std::fmt::Display;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -31,15 +32,17 @@ pub(super) fn position(
 /// Parses a time to wait, in milliseconds, up to [`MAX_WAIT`]. `name` is the parameter's name, for an error.
 pub(super) fn wait(name: &str, value: &str) -> Result<Duration, Failure> {
     let limit = u64::try_from(MAX_WAIT.as_millis()).unwrap_or(u64::MAX);
-    Ok(Duration::from_millis(number(name, value, limit)?))
+    Ok(Duration::from_millis(number(name, value, 0..=limit)?))
 }
 
-pub(super) fn number(name: &str, value: &str, limit: u64) -> Result<u64, Failure> {
+pub(super) fn number(name: &str, value: &str, range: RangeInclusive<u64>) -> Result<u64, Failure> {
     match value.parse() {
-        Ok(number) if number <= limit => Ok(number),
+        Ok(number) if range.contains(&number) => Ok(number),
         _ => {
             let got = clip(value);
-            let message = format!("{name} must be a whole number up to {limit}, got {got:?}");
+            let (least, most) = range.into_inner();
+            let message =
+                format!("{name} must be a whole number from {least} to {most}, got {got:?}");
             Err(Failure::invalid(name, message))
         }
     }

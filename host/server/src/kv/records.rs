@@ -130,11 +130,11 @@ impl Query {
             match name {
                 "gateway" => gateway = Some(read(name, value)?),
                 "epoch" => epoch = Some(read(name, value)?),
-                "since" => since = Some(number(name, value, u64::MAX)?),
+                "since" => since = Some(number(name, value, 0..=u64::MAX)?),
                 "wait_ms" => waits = wait(name, value)?,
                 // Fits, since the limit does.
                 "others" => {
-                    others = Some(number(name, value, u32::MAX.into())? as u32);
+                    others = Some(number(name, value, 0..=u32::MAX.into())? as u32);
                 }
                 _ => {
                     return Err(Failure::invalid(

@@ -5,9 +5,10 @@ use super::fields::{Fields, check_tokens, show, wrong_type};
 use crate::failure::Failure;
 use foreword_engine::TokenId;
 use foreword_engine::engine::PrefixCaching;
-use foreword_engine::sampling::Sampling;
+use foreword_engine::sampling::SamplingFields;
 use serde_json::Value;
 use std::hash::{BuildHasher, RandomState};
+use std::ops::RangeInclusive;
 
 /// The validated options of a chat or text completion.
 #[derive(Debug)]
@@ -17,8 +18,10 @@ pub struct Options {
     /// Maximum number of tokens of the answer. 0 is allowed only if the response reports the prompt or its
     /// log-probabilities. `None`: as many as fit for a chat, 16 for a text completion.
     pub max_tokens: Option<u32>,
-    /// The parameters by which tokens are sampled.
-    pub sampling: Sampling,
+    /// The parameters by which tokens are sampled, as far as the request states them.
+    pub sampling: SamplingFields,
+    /// The seed of the answer's choices; a random one if the request states none.
+    pub seed: u64,
     /// Number of alternative answers to generate (`n`), 1 to 16. The prompt is computed once for all of them.
     pub choices: u32,
     /// Number of alternatives reported besides each answer token; `None` if log-probabilities are not requested.
@@ -80,6 +83,9 @@ impl Options {
             // `max_tokens` is the older of the two names.
             max_tokens: max_completion_tokens.or(max_tokens),
             sampling: take_sampling(fields)?,
+            seed: fields
+                .integer("seed", i64::MIN..=i64::MAX)?
+                .map_or_else(random_seed, i64::cast_unsigned),
             choices: fields.count("n", 1..=MAX_CHOICES)?.unwrap_or(1),
             top_logprobs,
             prompt_logprobs,
@@ -107,36 +113,31 @@ impl Options {
     }
 }
 
-/// Removes the parameters of sampling: OpenAI's temperature, top_p, seed and two penalties, and vLLM's min_p,
-/// repetition_penalty and top_k. For top_k, 0 and -1 mean no limit. Without a seed, each request gets a random one.
-fn take_sampling(fields: &mut Fields) -> Result<Sampling, Failure> {
-    let temperature = fields.number("temperature", 0.0..=2.0)?.unwrap_or(1.0);
-    let top_p = fields.number("top_p", 0.0..=1.0)?.unwrap_or(1.0);
-    let min_p = fields.number("min_p", 0.0..=1.0)?.unwrap_or(0.0);
-    // -1 is the only value in range that does not convert.
-    let top_k = fields
-        .count("top_k", -1..=i64::from(u32::MAX))?
-        .unwrap_or(0);
-    let seed = fields
-        .integer("seed", i64::MIN..=i64::MAX)?
-        .map_or_else(random_seed, i64::cast_unsigned);
-    let frequency = fields
-        .number("frequency_penalty", -2.0..=2.0)?
-        .unwrap_or(0.0);
-    let presence = fields
-        .number("presence_penalty", -2.0..=2.0)?
-        .unwrap_or(0.0);
-    let repetition = fields
-        .number("repetition_penalty", 0.0..=2.0)?
-        .unwrap_or(1.0);
-    #[expect(clippy::cast_possible_truncation, reason = "all lie within -2 to 2")]
-    let [temperature, top_p, min_p, frequency, presence, repetition] =
-        [temperature, top_p, min_p, frequency, presence, repetition].map(|value| value as f32);
+/// Removes the parameters of sampling, except the seed: OpenAI's temperature, top_p and two penalties, and vLLM's min_p,
+/// repetition_penalty and top_k. For top_k, 0 and -1 mean no limit.
+fn take_sampling(fields: &mut Fields) -> Result<SamplingFields, Failure> {
+    let mut number = |name: &'static str, range: RangeInclusive<f64>| {
+        let value = fields.number(name, range)?;
+        #[expect(clippy::cast_possible_truncation, reason = "all lie within -2 to 2")]
+        Ok::<_, Failure>(value.map(|value| value as f32))
+    };
+    let sampling = SamplingFields {
+        temperature: number("temperature", 0.0..=2.0)?,
+        top_p: number("top_p", 0.0..=1.0)?,
+        min_p: number("min_p", 0.0..=1.0)?,
+        frequency_penalty: number("frequency_penalty", -2.0..=2.0)?,
+        presence_penalty: number("presence_penalty", -2.0..=2.0)?,
+        repetition_penalty: number("repetition_penalty", 0.0..=2.0)?,
+        top_k: match fields.integer("top_k", -1..=i64::from(u32::MAX))? {
+            Some(top_k) => Some(top_k.try_into().unwrap_or(0)),
+            None => None,
+        },
+    };
     // Among values in range, only 0 is refused, for top_p and repetition_penalty.
-    Sampling::new(temperature, top_p, top_k, seed)
-        .and_then(|sampling| sampling.with_min_p(min_p))
-        .and_then(|sampling| sampling.with_penalties(frequency, presence, repetition))
-        .map_err(|error| Failure::invalid(error.name, error.to_string()))
+    match sampling.sampling(0) {
+        Ok(_) => Ok(sampling),
+        Err(error) => Err(Failure::invalid(error.name, error.to_string())),
+    }
 }
 
 /// Returns a different number on every call, from std's randomly seeded hasher.

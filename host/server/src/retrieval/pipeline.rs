@@ -44,7 +44,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 use tokio::sync::{Semaphore, watch};
 
-/// The changes of the documents found so far that end a guess (a speculative prefill with them).
+/// The changes of the documents found so far that end a guess.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compared {
     /// A guess ends if a document changes, or the rank of a document whose position in the prompt depends on its rank
@@ -55,8 +55,7 @@ pub enum Compared {
     Ranks,
 }
 
-/// Runs the search for the documents of one chat, and submits guesses (speculative prefills with the documents found so
-/// far).
+/// Runs the search for the documents of one chat, and submits guesses.
 pub struct Pipeline {
     /// Searches for the documents.
     pub retriever: Arc<Retriever>,
@@ -66,9 +65,9 @@ pub struct Pipeline {
     pub locator: Locator,
     /// Permits to parse, render and tokenise on a blocking thread, shared with all requests.
     pub preparing: Arc<Semaphore>,
-    /// True if guesses (speculative prefills) are made. False if the chat could not use the KV state that they compute.
+    /// True if guesses are made. False if the chat could not use the KV state that they compute.
     pub speculates: bool,
-    /// The chat's deadline, at which its guesses (speculative prefills) end too.
+    /// The chat's deadline, at which its guesses end too.
     pub deadline: Instant,
 }
 
@@ -78,10 +77,10 @@ pub struct Prepared {
     pub written: Written,
     /// Number of documents found.
     pub documents: usize,
-    /// The id under which all guesses (speculative prefills) of this chat are submitted. The chat itself, submitted
-    /// under the same id, uses what they have computed.
+    /// The id under which all guesses of this chat are submitted. The chat itself, submitted under the same id, uses
+    /// what they have computed.
     pub id: SpeculationId,
-    /// The guess (speculative prefill) with the final documents; `None` if there is none.
+    /// The guess with the final documents; `None` if there is none.
     pub guess: Option<Speculation>,
 }
 
@@ -112,7 +111,7 @@ impl Speculation {
 
 impl Pipeline {
     /// Searches for the documents of a chat with this `body` (without the field `retrieval`) and writes them into it,
-    /// for the tenant of `salt`. Meanwhile submits guesses (speculative prefills with the documents found so far).
+    /// for the tenant of `salt`. Meanwhile submits guesses.
     ///
     /// # Errors
     /// Returns the search's errors, and [`Failure::Invalid`] if the core does not accept the chat. A failed guess is
@@ -173,9 +172,9 @@ impl Pipeline {
         })
     }
 
-    /// Submits a guess (a speculative prefill) with the documents `found` so far. Returns `None` if the engine is busy,
-    /// the documents in `latest` have changed by the time the prompt is ready, or the guess fails. `before` has the
-    /// fingerprints of the documents of the previous guess, in order.
+    /// Submits a guess with the documents `found` so far. Returns `None` if the engine is busy, the documents in
+    /// `latest` have changed by the time the prompt is ready, or the guess fails. `before` has the fingerprints of the
+    /// documents of the previous guess, in order.
     async fn guess(
         self: &Arc<Self>,
         chat: &Arc<Unanswered>,

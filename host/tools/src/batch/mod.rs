@@ -17,8 +17,9 @@ mod pace;
 
 use crate::client::{self, Access, Client};
 use crate::options::{api_key, backoff, batch_order, concurrency, ordering, seconds};
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use ask::{Batch, Progress};
+use foreword_ordering::RawConfig;
 use foreword_report::files;
 use foreword_report::log::BadInput;
 use foreword_report::progress;
@@ -33,9 +34,10 @@ use serde_json::json;
 use std::collections::hash_map::RandomState;
 use std::fs::File;
 use std::hash::BuildHasher;
-use std::io::BufReader;
+use std::io::{BufRead, BufReader, Seek};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 const HELP: &str = "Lines of FILE, in OpenAI's batch format, each custom_id once:
   {\"custom_id\": \"1\", \"method\": \"POST\", \"url\": \"/v1/chat/completions\", \"body\": {…}}
@@ -160,6 +162,7 @@ pub fn run(options: &Options) -> Result<Summary> {
         return Ok(summary);
     }
     let out = options.out.as_deref().unwrap_or(Path::new(""));
+    check_run(out, options, &ordering, &input)?;
     let (output, answers) = Output::open(out, &input, &index, options.retry_failed)?;
     let answered_before = answers.served + answers.failed;
     let schedule = BatchSchedule::new(&index, options.order, options.concurrency, |line| {
@@ -212,6 +215,42 @@ pub fn run(options: &Options) -> Result<Summary> {
     };
     show(&summary, options)?;
     Ok(summary)
+}
+
+/// Returns an error if `out` has answers of a run with another file of requests, another `--order` or another
+/// configuration: they would be taken for this run's. `OUT.run` identifies the run.
+fn check_run(out: &Path, options: &Options, ordering: &RawConfig, mut input: &File) -> Result<()> {
+    let mut path = out.to_owned().into_os_string();
+    path.push(".run");
+    let mut hash = Xxh3::new();
+    let failed = || format!("cannot read {}", options.file.display());
+    input.rewind().with_context(failed)?;
+    let mut reader = BufReader::with_capacity(1 << 20, input);
+    loop {
+        let bytes = reader.fill_buf().with_context(failed)?;
+        if bytes.is_empty() {
+            break;
+        }
+        hash.update(bytes);
+        let count = bytes.len();
+        reader.consume(count);
+    }
+    input.rewind().with_context(failed)?;
+    let terms = format!("{:?} {ordering:?}", options.order);
+    let terms = xxh3_64(terms.as_bytes());
+    let run = format!("{:016x} {terms:016x}\n", hash.digest());
+    let has_answers = out.metadata().is_ok_and(|out| out.len() > 0);
+    let known = std::fs::read_to_string(&path).ok().filter(|_| has_answers);
+    if let Some(known) = known {
+        ensure!(
+            known == run,
+            "{} has answers to other requests, or in another order: give another --out",
+            out.display()
+        );
+        return Ok(());
+    }
+    let failed = || format!("cannot write {}", path.display());
+    std::fs::write(&path, run).with_context(failed)
 }
 
 /// Reads and indexes the file of requests. Prints the errors of at most [`NAMED`] bad lines, and returns [`BadInput`]

@@ -186,7 +186,8 @@ fn in_words(schema: &Value, error: &ValidationError<'_>) -> String {
         path => path,
     };
     // These fields contain keys and tokens, and so may a misspelt field within them.
-    let is_secret = path.split('.').any(|part| part == "salt" || part == "feed");
+    let is_secret =
+        (path.split('.')).any(|part| ["salt", "feed", "retrieval", "engines"].contains(&part));
     let keyword = error.schema_path().as_str();
     let (part, _) = keyword.rsplit_once('/').unwrap_or_default();
     let part = schema.pointer(part).unwrap_or(&Value::Null);

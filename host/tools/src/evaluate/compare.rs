@@ -349,7 +349,7 @@ fn less(own: &[&Sums], other: &[&Sums], value: Part, seed: u64) -> Option<(Estim
 fn difference(own: &[&Sums], baseline: &[&Sums], seed: u64) -> Difference {
     let every: Vec<usize> = (0..own.len()).collect();
     let estimate = |statistic: &dyn Fn(&[usize]) -> f64| Estimate::of(own.len(), seed, statistic);
-    let compared = |of: Part, all: Part| {
+    let between = |own: &[&Sums], baseline: &[&Sums], of: Part, all: Part| {
         let less =
             |drawn: &[usize]| percent(own, drawn, of, all) - percent(baseline, drawn, of, all);
         let estimate = Estimate::of(own.len(), seed, less);
@@ -363,6 +363,13 @@ fn difference(own: &[&Sums], baseline: &[&Sums], seed: u64) -> Difference {
         };
         (estimate, verdict)
     };
+    let compared = |of: Part, all: Part| between(own, baseline, of, all);
+    // A judge may be unclear about an answer: both arms must cover the same questions.
+    let judged = || -> (Vec<&Sums>, Vec<&Sums>) {
+        let pairs = own.iter().zip(baseline);
+        let pairs = pairs.filter(|(own, other)| own.judged == other.judged);
+        pairs.map(|(own, other)| (*own, *other)).unzip()
+    };
     let both_told = reused(own, &every).is_some() && reused(baseline, &every).is_some();
     let share = |sums: &[&Sums], drawn: &[usize]| reused(sums, drawn).unwrap_or_default();
     Difference {
@@ -371,7 +378,8 @@ fn difference(own: &[&Sums], baseline: &[&Sums], seed: u64) -> Difference {
         f1: compared(|sums| sums.f1, SCORED),
         judged: (own.iter().chain(baseline))
             .any(|sums| sums.judged > 0.0)
-            .then(|| compared(RIGHT, JUDGED)),
+            .then(judged)
+            .map(|(own, baseline)| between(&own, &baseline, RIGHT, JUDGED)),
         reused: both_told.then(|| estimate(&|drawn| share(own, drawn) - share(baseline, drawn))),
         ttft: estimate(&|drawn| ttft(own, drawn, 0.5) - ttft(baseline, drawn, 0.5)),
     }

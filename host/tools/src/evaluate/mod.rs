@@ -292,6 +292,11 @@ pub fn run(options: &Options) -> Result<()> {
         }
     }
     outcome.records.retain(|record| !record.is_failed);
+    ensure!(
+        outcome.left_out.len() < data.cases.len(),
+        "no question was answered under every arm: all {} were refused or failed",
+        data.cases.len()
+    );
     if let Some((endpoint, model)) = options.judge.as_ref().zip(options.judge_model.as_ref()) {
         let judge_url = chat_url(endpoint).map_err(|wrong| anyhow!("--judge: {wrong}"))?;
         let client = client_with(judge_key);

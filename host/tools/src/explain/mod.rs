@@ -107,8 +107,20 @@ struct Gain {
 }
 
 impl Gain {
-    fn saved(self) -> u64 {
-        self.without.saturating_sub(self.with)
+    /// Returns the tokens that the remedy would have saved; below 0 if it would have cost some.
+    fn saved(self) -> i64 {
+        let signed = |tokens| i64::try_from(tokens).unwrap_or(i64::MAX);
+        signed(self.without) - signed(self.with)
+    }
+
+    /// Returns the gain in words that follow `it would`.
+    fn in_words(self) -> String {
+        let (saved, all) = (self.saved(), grouped(self.without));
+        let tokens = grouped(saved.unsigned_abs());
+        match saved {
+            0.. => format!("save {tokens} of {all} tokens computed"),
+            _ => format!("cost {tokens} tokens more than the {all} computed"),
+        }
     }
 }
 
@@ -264,7 +276,10 @@ fn gains(
         }
         let ordered = ordered.unwrap_or_default();
         let (without, with) = match part {
-            Part::Policy => (computed(PolicyKind::Retrieval, &plain, false)?, ordered),
+            Part::Policy => (
+                computed(PolicyKind::Retrieval, &plain, false)?,
+                computed(PolicyKind::Foresight, &plain, true)?,
+            ),
             part => (ordered, computed(policy, &part.alone(), true)?),
         };
         gains.insert(part, Gain { without, with });
@@ -325,8 +340,7 @@ impl Findings {
                 let _ = writeln!(table, "  {}", part.configuration());
             }
             if let Some(gain) = self.gain_of(remedy) {
-                let (saved, all) = (grouped(gain.saved()), grouped(gain.without));
-                let _ = writeln!(table, "  it would save {saved} of {all} tokens computed");
+                let _ = writeln!(table, "  it would {}", gain.in_words());
             }
         }
         table

@@ -36,7 +36,7 @@ pub(crate) enum Part {
 
 impl Part {
     /// Returns the fields of the gateway's `ordering` configuration, as JSON, that enable this part and disable the
-    /// others. The configured ordering policy stays as it is, for [`Part::Policy`] too.
+    /// others. The ordering policy stays as it is.
     pub(crate) fn alone(self) -> Value {
         let off = json!({
             "mode": "apply",
@@ -61,23 +61,23 @@ impl Part {
         }
     }
 
-    /// Returns the line of the plugin's configuration that enables this part.
+    /// Returns the line of the plugin's configuration that enables this part and no other one.
     pub(crate) fn configuration(self) -> &'static str {
         match self {
             Self::Tools => {
-                r#""ordering": {"head": {"mode": "apply", "tools": {"order": true, "schemas": true}}}"#
+                r#""ordering": {"head": {"mode": "apply", "tools": {"order": true, "schemas": true}, "volatile": {"patterns": false, "learn": false}, "documents": {"numbers": false, "scores": false}}}"#
             }
             Self::Patterns => {
-                r#""ordering": {"head": {"mode": "apply", "volatile": {"patterns": true}}}"#
+                r#""ordering": {"head": {"mode": "apply", "tools": {"order": false, "schemas": false}, "volatile": {"patterns": true, "learn": false}, "documents": {"numbers": false, "scores": false}}}"#
             }
             Self::Learned => {
-                r#""ordering": {"head": {"mode": "apply", "volatile": {"patterns": true, "learn": true}}}"#
+                r#""ordering": {"head": {"mode": "apply", "tools": {"order": false, "schemas": false}, "volatile": {"patterns": true, "learn": true}, "documents": {"numbers": false, "scores": false}}}"#
             }
             Self::Documents => {
-                r#""ordering": {"head": {"mode": "apply", "documents": {"numbers": true, "scores": true}}}"#
+                r#""ordering": {"head": {"mode": "apply", "tools": {"order": false, "schemas": false}, "volatile": {"patterns": false, "learn": false}, "documents": {"numbers": true, "scores": true}}}"#
             }
             Self::Pin => {
-                r#""ordering": {"conversation": {"pin": true}, "head": {"mode": "apply"}}"#
+                r#""ordering": {"conversation": {"pin": true}, "head": {"mode": "apply", "tools": {"order": false, "schemas": false}, "volatile": {"patterns": false, "learn": false}, "documents": {"numbers": false, "scores": false}}}"#
             }
             Self::Policy => r#""ordering": {"policy": "foresight"}"#,
         }
@@ -177,8 +177,15 @@ mod tests {
             if let Some(part) = remedy.part {
                 let line = format!("{{{}}}", part.configuration());
                 let value: Value = serde_json::from_str(&line).unwrap();
-                assert!(value["ordering"].is_object());
-                assert!(part.alone().is_object());
+                // The gain beside the line was measured with the same configuration.
+                let (line, measured) = (&value["ordering"], part.alone());
+                if part == Part::Policy {
+                    assert_eq!(line["policy"], "foresight");
+                } else {
+                    assert_eq!(line["head"], measured["head"]);
+                    let pins = line["conversation"]["pin"] == true;
+                    assert_eq!(measured["conversation"]["pin"], pins);
+                }
             }
         }
     }

@@ -70,11 +70,7 @@ fn remedies(findings: &Findings) -> String {
             let _ = write!(list, "<br><code>{}</code>", escaped(line));
         }
         if let Some(gain) = findings.gain_of(remedy) {
-            let (saved, all) = (grouped(gain.saved()), grouped(gain.without));
-            let _ = write!(
-                list,
-                "<br>It would save <b>{saved}</b> of {all} tokens computed."
-            );
+            let _ = write!(list, "<br>It would {}.", gain.in_words());
         }
         list.push_str("</dd>\n");
     }

@@ -7,7 +7,7 @@
 use super::Options;
 use super::prices;
 use super::whole::{self, Input, Ordered};
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use foreword_ordering::Skip;
 use foreword_ordering::cuts::CacheKind;
 use foreword_ordering::policy::PolicyKind;
@@ -78,20 +78,40 @@ fn marked(
     let mut replay = BoundaryReplay::new(ordering.as_came()?, policy, kind, prices, model)?;
     let step = 60_000 / u64::from(options.cache_rate.max(1));
     let mut now_ms = 0_u64;
+    let (mut unread_times, mut unread) = (0_u64, 0_u64);
     log::read(&options.files, "boundaries", OnBad::Count, |_, line| {
         let logged = Logged::read(line)?;
         if logged.kind()? == LoggedKind::Ranking {
             found.rankings += 1;
             return Ok(());
         }
+        unread_times += u64::from(logged.has_unread_time);
         now_ms = logged.at_ms.unwrap_or(now_ms + step);
         match replay.serve(&logged, now_ms) {
             Ok(()) => found.requests += 1,
             Err(Skip::NoUserMessage) => {}
+            Err(Skip::TooManyDocuments { .. }) => unread += 1,
             Err(skip) => return Err(BadLine::Body(skip).into()),
         }
         Ok(())
     })?;
+    if unread_times > 0 {
+        eprintln!(
+            "{unread_times} lines have a time that is not understood; they count as sent at an even rate"
+        );
+    }
+    if unread > 0 {
+        eprintln!(
+            "{unread} requests have more than documents.max documents; their cost is left out"
+        );
+    }
+    if replay.unpriced() > 0 {
+        eprintln!(
+            "{} requests are for models that --prices does not name: they cost 1 {} a million tokens here",
+            replay.unpriced(),
+            found.currency
+        );
+    }
     found.outcomes = replay.outcomes();
     Ok(found)
 }
@@ -106,7 +126,13 @@ fn stored(
     prices: &CachePrices,
     mut found: Boundary,
 ) -> Result<Boundary> {
-    let price = prices.of(kind, options.cache_model.as_deref().unwrap_or_default());
+    let model = options.cache_model.as_deref().unwrap_or_default();
+    ensure!(
+        options.prices.is_none() || prices.listed(kind, model).is_some(),
+        "--prices: with --cache-kind {}, --cache-model must be a model of that kind in the file, got {model:?}",
+        kind.name()
+    );
+    let price = prices.of(kind, model);
     let page_tokens = match kind {
         CacheKind::Units => options.page_tokens,
         _ => 1,

@@ -27,7 +27,7 @@ pub(super) fn read(options: &Options, config: Config) -> Result<Log> {
     let mut without_documents = 0;
     let on_bad = OnBad::when(options.strict);
     let counts = log::read(&options.files, "reading", on_bad, |_, line| {
-        let parts = reader.requests(Logged::read(line)?.body.as_bytes())?;
+        let parts = reader.parts(&Logged::read(line)?)?;
         if parts.is_empty() {
             without_documents += 1;
         } else {

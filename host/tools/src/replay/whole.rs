@@ -124,7 +124,7 @@ fn served(
 ) -> Result<(), BadLine> {
     let logged = Logged::read(line)?;
     if logged.kind()? == LoggedKind::Ranking {
-        for part in reader.requests(logged.body.as_bytes())? {
+        for part in reader.parts(&logged)? {
             let began = Instant::now();
             let order = replay.decide_ranking(&part);
             pace.add(began.elapsed());
@@ -133,7 +133,11 @@ fn served(
         return Ok(());
     }
     let began = Instant::now();
-    let sent = replay.decide(&logged).map_err(BadLine::Body)?;
+    let sent = match replay.decide(&logged) {
+        // The gateway forwards such a body as it came.
+        Err(Skip::TooManyDocuments { .. }) => None,
+        sent => sent.map_err(BadLine::Body)?,
+    };
     pace.add(began.elapsed());
     (replay.serve(&logged, sent.as_deref())).map_err(BadLine::Body)
 }
@@ -146,7 +150,7 @@ fn causes(options: &Options, came: &RawConfig) -> Result<Causes> {
         Limits::LOG.requests,
         options.page_tokens,
         options.document_tokens,
-        Config::try_from(came.clone())?,
+        Config::try_from(came.clone())?.with_most_documents(),
     );
     let mut causes = Causes::default();
     log::read(&options.files, "causes", OnBad::Count, |_, line| {

@@ -44,6 +44,8 @@ struct RawDocument<'a> {
     text: Option<&'a str>,
     /// The object in which Cohere's API puts the document's fields.
     data: Option<&'a str>,
+    /// True if further texts or a title that is no string would be lost if the gateway rendered the document.
+    has_more: bool,
 }
 
 /// The strings of an element of the `documents` array, without quotes; empty if absent.
@@ -53,8 +55,8 @@ struct Parts<'a> {
     text: &'a str,
     /// True if the fields of the element are in an object `data` (Cohere).
     in_data: bool,
-    /// True if the object `data` also has fields other than [`RawDocument::NAMES`]. The document then stays in the
-    /// array, since these fields would be lost if the gateway rendered it.
+    /// True if the element has texts that would be lost if the gateway rendered it: a second text, or, in an object
+    /// `data`, fields other than [`RawDocument::NAMES`]. The document then stays in the array.
     has_more: bool,
 }
 
@@ -63,11 +65,16 @@ impl<'a> RawDocument<'a> {
 
     fn new(fields: [Option<&'a str>; 6]) -> Self {
         let [id, title, text, content, snippet, data] = fields;
+        let texts = [text, content, snippet];
+        let read = text.or(content).or(snippet);
+        let is_other = |text: &Option<&str>| text.is_some() && *text != read;
         Self {
             id,
             title,
-            text: text.or(content).or(snippet).and_then(inner),
+            text: read.and_then(inner),
             data: data.filter(|data| data.starts_with('{')),
+            has_more: texts.iter().any(is_other)
+                || title.is_some_and(|title| inner(title).is_none()),
         }
     }
 }
@@ -196,10 +203,17 @@ impl<'a> Finder<'a, '_> {
         };
         let raw = read(element)?;
         let (id, data) = (raw.id, raw.data);
-        let fields = match data {
-            Some(data) => read(data)?,
-            None => raw,
+        let (fields, has_more) = match data {
+            Some(data) => {
+                let fields = read(data)?;
+                let is_outside = raw.text.is_some() || raw.title.is_some();
+                let has_ids = id.is_some() && fields.id.is_some_and(|inner| Some(inner) != id);
+                let is_more = is_outside || has_ids || fields.data.is_some() || has_more(data);
+                (fields, is_more)
+            }
+            None => (raw, false),
         };
+        let has_more = has_more || fields.has_more;
         let id = (id.or(fields.id)).map_or("", |id| match id.as_bytes().first() {
             Some(b'"') => inner(id).unwrap_or_default(),
             Some(b'-' | b'0'..=b'9') => id,
@@ -211,7 +225,7 @@ impl<'a> Finder<'a, '_> {
             title,
             text: (fields.text).ok_or(Skip::MalformedDocument { index })?,
             in_data: data.is_some(),
-            has_more: data.is_some_and(has_more),
+            has_more,
         })
     }
 }

@@ -94,6 +94,10 @@ pub(crate) const PARAMETERS: [&str; 6] = [
     "chat_template_kwargs",
 ];
 
+/// The indexes of those [`PARAMETERS`] that change a prompt before its messages: the template, and the effort of
+/// reasoning, which gpt-oss has in its system text. Other parameters stand behind the messages, or nowhere.
+const HEADING: [usize; 2] = [2, 4];
+
 const FIELDS: [&str; 15] = [
     "model",
     "message",
@@ -327,12 +331,14 @@ impl<'a> Chat<'a> {
             true => chain.then("may_be_cut", 0),
             false => chain,
         };
+        let heading = HEADING.map(|at| parameters.get(at).copied().flatten());
         let start = Start {
             chain,
-            before: behind(before, &preceding),
+            before: behind(before, preceding.iter().chain(&heading)),
             field: field.filter(|_| !listed.is_empty()),
             is_functions: tools.is_none(),
             preceding,
+            heading,
         };
         let mut place = MessageReader {
             chain: start.chain,
@@ -408,9 +414,10 @@ fn parts_of<'a>(body: &str, system: &'a str) -> Result<&'a str, Skip> {
     Ok(parts.unwrap_or(system))
 }
 
-/// Returns the hash `before`, extended by the values of those fields of [`PRECEDING`] that are present.
-fn behind(before: u64, preceding: &[Option<&str>]) -> u64 {
-    let named = (1_u8..).zip(preceding);
+/// Returns the hash `before`, extended by the values of those of `fields` that are present: [`PRECEDING`] and then
+/// [`HEADING`].
+fn behind<'a>(before: u64, fields: impl Iterator<Item = &'a Option<&'a str>>) -> u64 {
+    let named = (1_u8..).zip(fields);
     named.fold(before, |before, (at, value)| match value {
         Some(value) => folded(&[&[at], value.as_bytes()], before),
         None => before,
@@ -515,14 +522,16 @@ pub(crate) fn around<'a>(raw: &'a str, content: &str) -> (&'a str, &'a str) {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Start<'a> {
     pub(crate) chain: Chain,
-    /// Hash of the prompt before the first message: of the tools, and of context that is stored at the server and to
-    /// which the body only refers.
+    /// Hash of the prompt before the first message: of the tools, of context that is stored at the server and to which
+    /// the body only refers, and of [`HEADING`].
     pub(crate) before: u64,
     /// The JSON of the field with the tools; `None` if it is absent or empty.
     pub(crate) field: Option<&'a str>,
     pub(crate) is_functions: bool,
     /// The JSON of the fields [`PRECEDING`], which refer to context stored at the server; `None` if absent or `null`.
     pub(super) preceding: [Option<&'a str>; PRECEDING.len()],
+    /// The JSON of the parameters [`HEADING`]; `None` if absent or `null`.
+    heading: [Option<&'a str>; HEADING.len()],
 }
 
 impl<'a> Start<'a> {
@@ -538,7 +547,8 @@ impl<'a> Start<'a> {
         } else {
             0
         };
-        behind(xxh3_64_with_seed(field.as_bytes(), before), &self.preceding)
+        let before = xxh3_64_with_seed(field.as_bytes(), before);
+        behind(before, self.preceding.iter().chain(&self.heading))
     }
 }
 

@@ -44,14 +44,17 @@ pub(super) fn groups(text: &str, spans: &[Span]) -> Vec<usize> {
 }
 
 /// Returns the label (text that may say which document is which) that a range of `text` before a document gives it: the
-/// words, names of opening tags, symbols and numbers in that range. Two numbers are left out because they only count:
-/// `place`, the document's index among those of the text, and `place + 1`. In the result, a line break precedes a word
+/// words, names of opening tags, symbols and numbers in that range. Two numbers are left out where they only count:
+/// `place`, the document's index among those of the text, and `place + 1`, behind no other words than [`COUNTED`] in
+/// their line, clause or element: `Version 1` is a name. In the result, a line break precedes a word
 /// that begins a line, a clause or an element, and a space any other word: a label that ends with `signed` is not the
 /// same as one that ends with `not signed` or `unsigned`.
 fn label(text: &str, range: Range<usize>, place: usize) -> String {
     let part = text.get(range).unwrap_or_default();
     looked(part.len());
     let mut label = String::new();
+    // Where the last word of `label` begins, and whether the words before it in its clause are all counted ones.
+    let (mut word, mut only_counted) = (0, true);
     // The mark before the next word; `None` within a word.
     let mut mark = Some('\n');
     let mut at = 0;
@@ -62,17 +65,19 @@ fn label(text: &str, range: Range<usize>, place: usize) -> String {
             let digits = part.bytes().skip(at).take_while(u8::is_ascii_digit);
             at += digits.count();
             let number = part.get(start..at).unwrap_or_default();
-            if [Ok(place), Ok(place + 1)].contains(&number.parse()) {
+            let begins_clause = mark == Some('\n');
+            let counts = begins_clause || only_counted && is_counted(label.get(word..));
+            if counts && [Ok(place), Ok(place + 1)].contains(&number.parse()) {
                 mark = mark.or(Some(' '));
-            } else {
-                label.extend(mark.take());
-                label.push_str(number);
+                continue;
             }
+            begin_word(&mut label, &mut mark, &mut word, &mut only_counted);
+            label.push_str(number);
         } else if character.is_alphabetic()
             || is_symbol(character)
             || mark.is_none() && matches!(character, '#' | '+')
         {
-            label.extend(mark.take());
+            begin_word(&mut label, &mut mark, &mut word, &mut only_counted);
             label.push(character);
         } else if matches!(character, '\n' | '.' | ':' | ';' | '!' | '?' | '<' | '>') {
             mark = Some('\n');
@@ -85,6 +90,67 @@ fn label(text: &str, range: Range<usize>, place: usize) -> String {
     }
     label
 }
+
+/// Appends `mark`, the mark before the next word, to `label`; no effect within a word. `word` becomes the offset at
+/// which the next word begins. `only_counted` becomes whether the words before it in its clause are all among
+/// [`COUNTED`].
+fn begin_word(
+    label: &mut String,
+    mark: &mut Option<char>,
+    word: &mut usize,
+    only_counted: &mut bool,
+) {
+    let Some(mark) = mark.take() else {
+        return;
+    };
+    *only_counted = mark == '\n' || *only_counted && is_counted(label.get(*word..));
+    label.push(mark);
+    *word = label.len();
+}
+
+fn is_counted(word: Option<&str>) -> bool {
+    let word = word.unwrap_or_default();
+    word.is_empty() || COUNTED.iter().any(|known| known.eq_ignore_ascii_case(word))
+}
+
+/// Words behind which a number only counts documents. Other things that are numbered, such as versions, drafts and
+/// quarters, differ in what their number means.
+const COUNTED: [&str; 34] = [
+    "document",
+    "documents",
+    "doc",
+    "docs",
+    "source",
+    "passage",
+    "context",
+    "result",
+    "search",
+    "retrieved",
+    "relevant",
+    "item",
+    "items",
+    "chunk",
+    "snippet",
+    "excerpt",
+    "fragment",
+    "entry",
+    "record",
+    "reference",
+    "ref",
+    "citation",
+    "text",
+    "content",
+    "hit",
+    "match",
+    "number",
+    "no",
+    "nr",
+    "index",
+    "rank",
+    "id",
+    "i",
+    "n",
+];
 
 /// Returns whether a character that is neither letter nor digit may tell documents apart, as `✅` may and a dash, a
 /// bullet or a full-width colon may not.
@@ -143,6 +209,19 @@ mod tests {
                 "Report 2022:\n<doc>a</doc>\nReport 2023:\n<doc>b</doc>",
                 &[1, 1],
             ),
+            (
+                "Version 1:\n<doc>a</doc>\nVersion 2:\n<doc>b</doc>",
+                &[1, 1],
+            ),
+            ("Q1: <doc>a</doc>\nQ2: <doc>b</doc>", &[1, 1]),
+            (
+                "The player document 1:\n<doc>a</doc>\nThe player document 2:\n<doc>b</doc>",
+                &[1, 1],
+            ),
+            (
+                "<draft n='1'><doc>a</doc></draft>\n<draft n='2'><doc>b</doc></draft>",
+                &[1, 1],
+            ),
             ("C++: <doc>a</doc>\nC#: <doc>b</doc>", &[1, 1]),
             ("✅ <doc>a</doc>\n❌ <doc>b</doc>", &[1, 1]),
             (
@@ -177,6 +256,11 @@ mod tests {
                 "<items><item>1. <doc>a</doc></item> --- <item>2. <doc>b</doc></item></items>",
                 2,
             ),
+            (
+                "Search result 1:\n<doc>a</doc>\nSearch result 2:\n<doc>b</doc>",
+                2,
+            ),
+            ("doc1: <doc>a</doc>\ndoc2: <doc>b</doc>", 2),
             ("<doc>a</doc>\n###\n<doc>b</doc>\n—\n<doc>c</doc>", 3),
             ("Words <doc>a</doc>", 1),
         ] {

@@ -51,6 +51,8 @@ struct Item {
     blank: Option<usize>,
     /// True if more text of the list item follows its first blank line.
     is_parted: bool,
+    /// True if the list item's part before its first blank line has several lines.
+    is_long: bool,
 }
 
 /// The maximum number of items that are read of one numbered list; the text of later items becomes part of the last
@@ -119,6 +121,7 @@ impl Lines {
                             digits,
                             blank: None,
                             is_parted: false,
+                            is_long: false,
                         });
                         return true;
                     }
@@ -137,6 +140,7 @@ impl Lines {
         };
         if !is_blank {
             item.is_parted |= item.blank.is_some();
+            item.is_long |= item.blank.is_none();
         } else if is_ended && item.blank.is_none() {
             item.blank = start.checked_sub(1);
         }
@@ -147,13 +151,15 @@ impl Lines {
     /// if the end of the last one is unknown.
     ///
     /// Items are moved with their numbers, so that an answer's `[3]` keeps its meaning. Outside a tool's result, the
-    /// last item ends at a blank line, and then no other item may contain one.
+    /// last item ends at a blank line, or with its only line if no blank line follows: further lines might be a
+    /// question. No other item may contain a blank line.
     pub(super) fn numbered(&self, text: &str) -> Vec<Span> {
         let is_tool = self.author == Some(Author::Tool);
         let Some((last, others)) = self.items.split_last() else {
             return Vec::new();
         };
-        if !is_tool && others.iter().any(|item| item.is_parted) {
+        let is_endless = last.blank.is_none() && last.is_long;
+        if !is_tool && (is_endless || others.iter().any(|item| item.is_parted)) {
             return Vec::new();
         }
         let end = last.blank.filter(|_| !is_tool).unwrap_or(self.end);
@@ -283,6 +289,10 @@ mod tests {
             found(numbered, "[17] a\n[17] cited\n[4] b", Author::Other),
             [("[17] a\n[17] cited", "17"), ("[4] b", "4")]
         );
+        // The last line may be a question.
+        let text = "[1] a\n[2] b\n[3] c\nHow?";
+        assert_eq!(found(numbered, text, Author::Other), []);
+        assert_eq!(found(numbered, text, Author::Tool).len(), 3);
     }
 
     #[test]
@@ -339,7 +349,7 @@ mod tests {
         /// brackets, and the number, different for each, is the document's id.
         ///
         /// Items move with their numbers, so that an answer's `[3]` keeps its meaning. Outside a tool's result the last
-        /// item ends at a blank line, and then no other item may contain one.
+        /// item ends at a blank line or has one line, and then no other item may contain a blank line.
         pub(super) fn numbered(text: &str, author: Author) -> Vec<Span> {
             let mut seen: FxHashSet<u32> = FxHashSet::default();
             let starts: Vec<(usize, Range<usize>)> = lines(text)
@@ -353,9 +363,14 @@ mod tests {
             let Some((last, _)) = starts.last() else {
                 return Vec::new();
             };
+            let blank = blank_line(text, *last);
+            let lines_of_last = text[*last..].lines().filter(|line| !line.trim().is_empty());
+            if author == Author::Other && blank.is_none() && lines_of_last.count() > 1 {
+                return Vec::new();
+            }
             let end = match author {
                 Author::Tool => text.len(),
-                Author::Other => blank_line(text, *last).unwrap_or(text.len()),
+                Author::Other => blank.unwrap_or(text.len()),
             };
             ends.push(end);
             let items: Vec<Span> = starts

@@ -8,7 +8,7 @@
 //!       [          ]           [       ]     [    ]   [       ]     [    ]          marks, by name
 //! ```
 
-use super::search::{begins_line, find, pass, pass_space, trimmed_start};
+use super::search::{begins_line, find, find_last, pass, pass_space, trimmed_start};
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -184,7 +184,10 @@ impl<'t> Tags<'t> {
             let Some(end) = self.mark(*closing).map(Mark::end) else {
                 continue;
             };
-            let (open, id) = match self.innermost(place, opening.end, *closing as usize) {
+            let is_mention = !begins_element(self.text, at, mark.at());
+            let inner = (is_mention || opening.id.is_none())
+                .then(|| self.inner(place, opening.end, *closing as usize, is_mention));
+            let (open, id) = match inner.flatten() {
                 Some((inner, opening)) => (inner.at(), opening.id),
                 None => (mark.at(), opening.id),
             };
@@ -212,18 +215,25 @@ impl<'t> Tags<'t> {
     }
 
     /// Returns the opening tag that really begins a document, if the tag at index `place` of `marks` is only mentioned
-    /// in a sentence before it, as by Open WebUI: "(e.g., <source id="1">)". The result is the last tag (1) of the same
-    /// name, (2) before the closing tag at index `closing` of `marks`, (3) that is the first text on its line. Line and
-    /// tag must begin at or after the offset `from` of the text. `None` if there is no such tag.
-    fn innermost(&self, place: usize, from: usize, closing: usize) -> Option<(&Mark, Opening)> {
+    /// in a sentence before it, as by Open WebUI: "(e.g., <source id="1">)". The result is the first tag (1) of the
+    /// same name, (2) before the closing tag at index `closing` of `marks`, (3) that is the first text on its line, (4)
+    /// with an id, unless `is_mention` says that the first tag is certainly a mention. Line and tag must begin at or
+    /// after the offset `from` of the text. `None` if there is no such tag.
+    fn inner(
+        &self,
+        place: usize,
+        from: usize,
+        closing: usize,
+        is_mention: bool,
+    ) -> Option<(&Mark, Opening)> {
         let name = self.marks.get(place)?.name;
         let between = self.marks.get(place + 1..closing)?.iter().enumerate();
-        let mut candidates = between.rev().take_while(|(_, mark)| mark.at() >= from);
+        let mut candidates = between.filter(|(_, mark)| mark.at() >= from);
         candidates.find_map(|(nth, mark)| {
             let begins =
                 !mark.is_closing && mark.name == name && begins_line(self.text, from, mark.at());
-            let opening = begins.then(|| self.opening(place + 1 + nth))?;
-            Some((mark, opening?))
+            let opening = begins.then(|| self.opening(place + 1 + nth)).flatten()?;
+            (is_mention || opening.id.is_some()).then_some((mark, opening))
         })
     }
 
@@ -235,6 +245,25 @@ impl<'t> Tags<'t> {
         let text = self.text.get(..limit.map_or(self.text.len(), Mark::at))?;
         read_attributes(text, self.marks.get(place)?.end())
     }
+}
+
+/// Returns whether the tag at offset `at` of a text follows only white space and other tags, such as a wrapper's, since
+/// the last line break or since the offset `from`, where the document before it ends. Otherwise it is mentioned in a
+/// sentence.
+fn begins_element(text: &str, from: usize, at: usize) -> bool {
+    let before = text.get(from..at).unwrap_or_default();
+    let start = find_last(before, b'\n').map_or(0, |at| at + 1);
+    let line = before.get(start..).unwrap_or_default();
+    let mut is_tag = false;
+    line.chars().all(|character| {
+        let is_between = !is_tag && character.is_whitespace();
+        is_tag = match character {
+            '<' => true,
+            '>' if is_tag => false,
+            _ => is_tag,
+        };
+        is_tag || is_between || character == '>'
+    }) && !is_tag
 }
 
 /// Returns the range of the tag name that begins at offset `at`, cut one byte after the longest name allowed; empty if
@@ -378,8 +407,36 @@ mod tests {
                 ("<doc id=3>y <doc> z</doc>", Some("3")),
             ]
         );
-        let many = "\n<doc id=a>".repeat(200_000) + "</doc>";
-        assert_eq!(found(&many), [("<doc id=a></doc>", Some("a"))]);
+        let many =
+            "See <doc>.\n".to_owned() + &"see <doc id=a>\n".repeat(200_000) + "<doc id=b></doc>";
+        assert_eq!(found(&many), [("<doc id=b></doc>", Some("b"))]);
+    }
+
+    #[test]
+    fn a_document_that_holds_a_tag_of_its_own_name_begins_with_the_outer_one() {
+        fn source(text: &str) -> Vec<&str> {
+            let spans = spans(text, &["source".to_owned()], &[]);
+            spans.into_iter().map(|span| &text[span.whole]).collect()
+        }
+        let video = "<source id=\"1\" name=\"video.md\">Use:\n<video controls>\n  <source src=\"movie.mp4\">\n</video></source>";
+        let basel = "<source id=\"2\">Basel.</source>";
+        for before in ["", "<context>\n", "<context>", "Cite (e.g., [1]).\n \n"] {
+            let text = format!("{before}{video}\n{basel}\n</context>\nHow?");
+            assert_eq!(source(&text), [video, basel], "{before}");
+        }
+        let text = "<doc id=1>\nquote:\n<doc id=9>inner</doc>\n</doc>\n<doc id=2>x</doc>";
+        assert_eq!(
+            found(text),
+            [
+                ("<doc id=1>\nquote:\n<doc id=9>inner</doc>", Some("1")),
+                ("<doc id=2>x</doc>", Some("2")),
+            ]
+        );
+        // A tag without an id that begins a line may be a mention.
+        assert_eq!(
+            found("<doc> tags hold documents.\n<doc id=1>x</doc>"),
+            [("<doc id=1>x</doc>", Some("1"))]
+        );
     }
 
     #[test]
@@ -418,6 +475,8 @@ mod tests {
             let mut at = 0;
             // Names whose closing tag cannot follow any more: without this, many unclosed tags cost O(n²).
             let mut unclosed: Vec<&str> = Vec::new();
+            // The end of the last document.
+            let mut at_before = 0;
             while let Some(open) = text[at..].find('<').map(|found| at + found) {
                 at = open + 1;
                 let Some(opening) = opening_tag(text, open, names) else {
@@ -432,13 +491,14 @@ mod tests {
                         let (open, opening) = if closing.is_first {
                             (open, opening)
                         } else {
-                            innermost(text, open, opening, end, names)
+                            inner(text, at_before, open, opening, end, names)
                         };
                         found.push(Span {
                             whole: open..end,
                             id: opening.id,
                         });
                         at = end;
+                        at_before = end;
                     }
                     None => unclosed.push(opening.name),
                 }
@@ -453,19 +513,31 @@ mod tests {
             kinds.find(|spans| spans.len() > 1).unwrap_or_default()
         }
 
-        /// Returns the opening tag that belongs to the closing tag before `end`: the tag at `open`, or the last one of
+        /// Returns the opening tag that belongs to the closing tag before `end`: the tag at `open`, or the first one of
         /// its name after it that begins a line. The tag at `open` is then only mentioned, as in Open WebUI's prompt:
-        /// "(e.g., <source id="1">)".
-        fn innermost<'n>(
+        /// "(e.g., <source id="1">)". It is no mention if only tags precede it on its line, or, without an id, if the
+        /// other has none either.
+        fn inner<'n>(
             text: &str,
+            before: usize,
             open: usize,
             opening: Opening<'n>,
             end: usize,
             names: &'n [String],
         ) -> (usize, Opening<'n>) {
+            let own = text[before..open].rsplit('\n').next().unwrap();
+            let mut own = own.trim();
+            while let Some((tag, rest)) = own.strip_prefix('<').and_then(|own| own.split_once('>'))
+            {
+                let _ = tag;
+                own = rest.trim_start();
+            }
+            let is_mention = !own.is_empty();
+            if !is_mention && opening.id.is_some() {
+                return (open, opening);
+            }
             let inside = text.get(opening.end..end).unwrap_or_default();
             let mut line = opening.end;
-            let mut last = (open, opening);
             for (nth, piece) in inside.split_inclusive('\n').enumerate() {
                 let indent = piece.len() - piece.trim_start().len();
                 if nth > 0
@@ -473,13 +545,14 @@ mod tests {
                         .get(indent..)
                         .is_some_and(|rest| rest.starts_with('<'))
                     && let Some(other) = opening_tag(text, line + indent, names)
-                    && other.name == last.1.name
+                    && other.name == opening.name
+                    && (is_mention || other.id.is_some())
                 {
-                    last = (line + indent, other);
+                    return (line + indent, other);
                 }
                 line += piece.len();
             }
-            last
+            (open, opening)
         }
 
         struct Opening<'n> {

@@ -30,8 +30,9 @@ use crate::engines::EngineId;
 use crate::recency::Recency;
 use crate::slots::Slots;
 use crate::work::looked;
-use fxhash::FxHashMap;
+use fxhash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
+use std::cmp::Ordering;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Identifies a recorded message in one [`Memory`]. Valid until the next [`Memory::record`], which may evict messages.
@@ -192,7 +193,7 @@ impl Memory {
                     break;
                 }
                 _ => {
-                    known = self.most_similar(&fitting, moving);
+                    known = self.most_similar(&fitting, moving, &mut steps);
                     if known.is_some() {
                         break;
                     }
@@ -350,21 +351,36 @@ impl Memory {
     }
 
     /// Returns the one of `turns` (recorded messages) whose chat shares the most volatile spans (texts that change
-    /// between requests) with the request's system text; `None` if two share equally many, or if none shares any.
-    fn most_similar(&self, turns: &[MessageId], moving: Moving<'_>) -> Option<MessageId> {
-        if moving.spans.is_empty() {
+    /// between requests) with the request's system text; `None` if two share equally many, or if none shares any. Each
+    /// recorded message passed on the way back through a chat, and each of its spans, subtracts 1 from `steps`; if they
+    /// run out, the result is `None`.
+    fn most_similar(
+        &self,
+        turns: &[MessageId],
+        moving: Moving<'_>,
+        steps: &mut usize,
+    ) -> Option<MessageId> {
+        let wanted: FxHashSet<u64> = moving.spans.iter().copied().collect();
+        if wanted.is_empty() {
             return None;
         }
-        let shared = |id: MessageId| {
-            let kept = self.ancestors(Some(id));
-            let kept = kept.filter_map(|(_, node)| node.sent.kept.as_ref());
-            let spans = kept.flat_map(|kept| kept.spans.iter());
-            spans.filter(|span| moving.spans.contains(span)).count()
-        };
-        let counts = || turns.iter().map(|&id| (shared(id), id));
-        let (most, id) = counts().max_by_key(|(shared, _)| *shared)?;
-        let rivals = counts().filter(|(shared, _)| *shared == most).count();
-        (most > 0 && rivals == 1).then_some(id)
+        let mut best = (0, None);
+        for &id in turns {
+            let mut shared = 0;
+            for (_, node) in self.ancestors(Some(id)) {
+                let kept = node.sent.kept.as_deref();
+                let spans = kept.map(|kept| &*kept.spans).unwrap_or_default();
+                looked(1 + spans.len());
+                *steps = steps.checked_sub(1 + spans.len())?;
+                shared += spans.iter().filter(|span| wanted.contains(span)).count();
+            }
+            best = match shared.cmp(&best.0) {
+                Ordering::Less => best,
+                Ordering::Equal => (shared, None),
+                Ordering::Greater => (shared, Some(id)),
+            };
+        }
+        best.1
     }
 
     /// Returns whether the gateway made the same changes to two chats up to and including these two messages: the
@@ -608,6 +624,38 @@ mod tests {
             crate::work::counted(|| memory.find(chains(&all), written, Moving::default()));
         assert_eq!(path.len(), 0);
         // A message takes 30 bytes or more.
+        assert_eq!(work.within(30 * MESSAGES as usize), Ok(()));
+    }
+
+    /// Two chats of the same words, whose system texts share no span, and a request that shares half of its spans with
+    /// each, so that all messages of both are compared.
+    #[test]
+    fn chats_with_many_spans_are_compared_within_bounds() {
+        const MESSAGES: u32 = 1_000;
+        const SPANS: u64 = 200;
+        let mut memory = memory(10_000, 100_000_000);
+        for first in [0, SPANS] {
+            let kept = Kept {
+                moved: format!("words {first}").into(),
+                spans: (first..first + SPANS).collect(),
+                frozen: Box::new([]),
+            };
+            let sent = || SentMessage {
+                kept: Some(Box::new(kept.clone())),
+                ..SentMessage::default()
+            };
+            let messages = (0..MESSAGES).map(|at| added(at, at.into(), sent()));
+            memory.record(&Path::new(), messages.collect(), EngineId::default());
+        }
+        let all: Vec<u128> = (0..=MESSAGES.into()).collect();
+        let spans: Vec<u64> = (SPANS / 2..SPANS + SPANS / 2).collect();
+        let moving = Moving {
+            hash: 1,
+            spans: &spans,
+            target: None,
+        };
+        let (path, work) = crate::work::counted(|| memory.find(chains(&all), None, moving));
+        assert_eq!(path.len(), 0, "neither is more similar");
         assert_eq!(work.within(30 * MESSAGES as usize), Ok(()));
     }
 

@@ -24,8 +24,8 @@ pub(crate) struct Outputs<'a> {
     /// For each line, by its hash, the newest result that contains the line in full: the index of the result, and the
     /// line's index in it. A line that this result contains more than once is absent.
     places: FxHashMap<u64, (usize, usize)>,
-    /// The words that a location hint (a reference to an earlier copy) may quote in the first `counted` results, each
-    /// with the number of lines that have them. Words are counted when first needed.
+    /// The words that a location hint may quote in the first `counted` results, each with the number of lines that have
+    /// them. Words are counted when first needed.
     quoted: FxHashMap<&'a str, u32>,
     counted: usize,
 }
@@ -33,13 +33,11 @@ pub(crate) struct Outputs<'a> {
 #[derive(Debug)]
 struct OutputText<'a> {
     turn: u32,
-    /// The lines of the result as forwarded; `None` for those that a location hint (a reference to an earlier copy)
-    /// replaced.
+    /// The lines of the result as forwarded; `None` for those that a location hint replaced.
     lines: Vec<Option<&'a str>>,
 }
 
-/// Adjacent lines of a tool's result, and the location hint (a reference to an earlier copy) that is written instead of
-/// them.
+/// Adjacent lines of a tool's result, and the location hint that is written instead of them.
 struct Run {
     start: usize,
     count: usize,
@@ -50,8 +48,7 @@ struct Run {
 /// lines that one location hint (a reference to their earlier copy) replaces. A hint has about 150 bytes.
 pub(crate) const MIN_OUTPUT_BYTES: usize = 480;
 
-/// The maximum number of location hints (references to earlier copies of lines) written into one tool's result; further
-/// repeated lines stay.
+/// The maximum number of location hints written into one tool's result; further repeated lines stay.
 const MAX_HINTS: usize = 64;
 
 impl<'a> Outputs<'a> {
@@ -76,9 +73,9 @@ impl<'a> Outputs<'a> {
         (!runs.is_empty()).then(|| replaced(&all, &runs))
     }
 
-    /// Returns the runs of adjacent lines that results of turns before `turn` have too, each with the location hint (a
-    /// reference to that copy) to replace it. `all` are the lines of a result, `hashes` their hashes, and `bytes` is
-    /// the result's length. `refer` makes a hint from words of the run's first and last line.
+    /// Returns the runs of adjacent lines that results of turns before `turn` have too, each with the location hint to
+    /// replace it. `all` are the lines of a result, `hashes` their hashes, and `bytes` is the result's length. `refer`
+    /// makes a hint from words of the run's first and last line.
     fn runs(
         &mut self,
         turn: u32,
@@ -145,7 +142,7 @@ impl<'a> Outputs<'a> {
     }
 
     /// Adds a tool's result of the chat's turn `turn` as forwarded, and indexes its lines; those that a location hint
-    /// (a reference to an earlier copy) replaced are `None` in `lines`.
+    /// replaced are `None` in `lines`.
     fn index(&mut self, turn: u32, hashes: &[u64], lines: Vec<Option<&'a str>>) {
         let at = self.texts.len();
         let mut here: FxHashMap<u64, Option<usize>> = FxHashMap::default();
@@ -164,8 +161,7 @@ impl<'a> Outputs<'a> {
         self.texts.push(OutputText { turn, lines });
     }
 
-    /// Counts the words that a location hint (a reference to an earlier copy) may quote in results that were added
-    /// since the last call of this method.
+    /// Counts the words that a location hint may quote in results that were added since the last call of this method.
     fn count(&mut self) {
         for text in self.texts.iter().skip(self.counted) {
             for words in text.lines.iter().flatten().filter_map(|line| words(line)) {
@@ -176,16 +172,16 @@ impl<'a> Outputs<'a> {
     }
 }
 
-/// The lines near both ends of a run of repeated lines whose words a location hint (a reference to an earlier copy)
-/// quotes, because no other line of the results has these words. Each is given by its index in the run and its words.
+/// The lines near both ends of a run of repeated lines whose words a location hint quotes, because no other line of the
+/// results has these words. Each is given by its index in the run and its words.
 struct Named<'t> {
     first: (usize, &'t str),
     last: (usize, &'t str),
 }
 
-/// Returns the first and the last of `lines` that a location hint (a reference to an earlier copy) can name, since
-/// their quotable words occur in no other line of the results; `None` unless there is one near each end. `quoted` has,
-/// for each such sequence of words, the number of lines in which it occurs.
+/// Returns the first and the last of `lines` that a location hint can name, since their quotable words occur in no
+/// other line of the results; `None` unless there is one near each end. `quoted` has, for each such sequence of words,
+/// the number of lines in which it occurs.
 fn named<'t>(lines: &[&'t str], quoted: &FxHashMap<&str, u32>) -> Option<Named<'t>> {
     let own = |(at, line): (usize, &&'t str)| {
         let words = words(line)?;
@@ -228,11 +224,11 @@ impl Named<'_> {
 }
 
 /// The maximum number of lines at each end of a run of repeated lines that are searched for words by which a location
-/// hint (a reference to an earlier copy) can name them.
+/// hint can name them.
 const MAX_LINES_SEARCHED_FOR_NAME: usize = 16;
 
-/// Returns the text of a tool's result, made of its lines `all`, in which a location hint (a reference to an earlier
-/// copy) stands instead of each of `runs`, adjacent lines.
+/// Returns the text of a tool's result, made of its lines `all`, in which a location hint stands instead of each of
+/// `runs`, adjacent lines.
 fn replaced(all: &[&str], runs: &[Run]) -> String {
     let mut pieces: Vec<&str> = Vec::with_capacity(all.len());
     let mut done = 0;
@@ -245,13 +241,12 @@ fn replaced(all: &[&str], runs: &[Run]) -> String {
     pieces.join(BREAK)
 }
 
-/// The minimum and maximum length, in bytes, of the words of a line that a location hint (a reference to an earlier
-/// copy) quotes.
+/// The minimum and maximum length, in bytes, of the words of a line that a location hint quotes.
 const WORDS: std::ops::RangeInclusive<usize> = 10..=56;
 
-/// Returns the words of a line that a location hint (a reference to an earlier copy) may quote: its longest sequence of
-/// letters, digits, spaces and harmless punctuation, cut after a whole word if it is too long for [`WORDS`]; `None` if
-/// it is too short. The line may have JSON escapes; the words have none.
+/// Returns the words of a line that a location hint may quote: its longest sequence of letters, digits, spaces and
+/// harmless punctuation, cut after a whole word if it is too long for [`WORDS`]; `None` if it is too short. The line
+/// may have JSON escapes; the words have none.
 fn words(line: &str) -> Option<&str> {
     looked(line.len());
     let mut longest = "";
@@ -304,7 +299,7 @@ mod tests {
     }
 
     /// Returns line `name` of an example file. Only lines whose number is a multiple of 3 have words of their own,
-    /// which a location hint (a reference to an earlier copy) can quote; all others have the same quotable words.
+    /// which a location hint can quote; all others have the same quotable words.
     fn line(name: usize) -> String {
         match name % 3 {
             0 => format!("line number {name} of the file, with some words"),

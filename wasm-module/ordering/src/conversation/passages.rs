@@ -17,12 +17,16 @@
 use crate::body::unescaped;
 use crate::work::{hashed, looked};
 use fxhash::FxHashMap;
+use std::cell::Cell;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// The passages in a request's prompt so far, indexed by the hashes of their lines.
 #[derive(Debug, Default)]
 pub(crate) struct Passages<'a> {
+    /// Bytes of all texts, and bytes searched for names so far.
+    bytes: usize,
+    searched: Cell<usize>,
     texts: Vec<PassageText<'a>>,
     /// The first occurrence of each line in the prompt, by the line's hash: the index of the text, and of the line in
     /// that text.
@@ -50,6 +54,7 @@ impl<'a> Passages<'a> {
                 self.first.entry(hash(line)).or_insert((at, nth));
             }
         }
+        self.bytes += text.len();
         self.texts.push(PassageText {
             turn,
             question,
@@ -59,9 +64,9 @@ impl<'a> Passages<'a> {
     }
 
     /// Returns `text`, sent in `turn`, with each run of adjacent lines that a text of an earlier turn has too replaced
-    /// by a location hint (a reference to that copy). `refer` makes the hint from a name for these lines (their opening
-    /// words and the question's number); lines for which there is no name stay. `None` if no replacement would be
-    /// shorter. O(bytes), for a bounded number of runs.
+    /// by a location hint. `refer` makes the hint from a name for these lines (their opening words and the question's
+    /// number); lines for which there is no name stay. `None` if no replacement would be shorter. O(bytes), since names
+    /// are searched for in [`MAX_SEARCHES`] times the bytes of all texts at most.
     pub(crate) fn without_known(
         &self,
         turn: u32,
@@ -82,10 +87,11 @@ impl<'a> Passages<'a> {
                 .flatten();
             let count = run.as_ref().map_or(1, |(_, count)| *count);
             let lines = rest.get(..count)?;
-            let words = run.and_then(|(known, _)| refer(&known.name(lines)?));
             let bytes = (lines.iter())
                 .map(|line| line.len() + BREAK.len())
                 .sum::<usize>();
+            let run = run.filter(|_| bytes > MIN_OPENING_CHARACTERS);
+            let words = run.and_then(|(known, _)| refer(&self.name(known, lines)?));
             match words.filter(|words| words.len() + BREAK.len() < bytes) {
                 Some(words) => {
                     references.push((out.len(), words));
@@ -121,27 +127,29 @@ impl<'a> Passages<'a> {
         let end = lines.get(..count)?.iter().rposition(|line| !is_blank(line));
         end.map(|end| (known, end + 1))
     }
-}
 
-impl PassageText<'_> {
-    /// Returns a name by which a location hint (a reference to an earlier copy) denotes `lines`, adjacent lines of this
-    /// text: the opening words of the first of them whose opening words occur exactly once in the text, and the
-    /// question's number; `None` if there is no such line near their beginning.
-    fn name(&self, lines: &[&str]) -> Option<String> {
+    /// Returns a name by which a location hint denotes `lines`, adjacent lines of the text `known`: the opening words
+    /// of the first of them whose opening words occur exactly once in the text, and the question's number; `None` if
+    /// there is no such line near their beginning, or if too much has been searched.
+    fn name(&self, known: &PassageText<'_>, lines: &[&str]) -> Option<String> {
         lines.iter().take(MAX_OPENINGS).find_map(|line| {
             let line = unescaped(line);
             let opening = line.get(opening(&line))?;
-            looked(self.plain.len());
-            let is_name =
-                is_long_enough(opening) && self.plain.matches(opening).take(2).count() == 1;
-            is_name.then(|| format!("{opening}… of question {}", self.question))
+            let searched = self.searched.get() + known.plain.len();
+            if !is_long_enough(opening) || searched > self.bytes.saturating_mul(MAX_SEARCHES) {
+                return None;
+            }
+            self.searched.set(searched);
+            looked(known.plain.len());
+            let is_name = known.plain.matches(opening).take(2).count() == 1;
+            is_name.then(|| format!("{opening}… of question {}", known.question))
         })
     }
 }
 
-/// Returns the words by which a location hint (a reference to an earlier copy) denotes a text, which is escaped as in a
-/// JSON string: the opening words of the first of its lines that has enough of them; `None` if none of its first
-/// [`MAX_OPENINGS`] lines has. O(opening lines).
+/// Returns the words by which a location hint denotes a text, which is escaped as in a JSON string: the opening words
+/// of the first of its lines that has enough of them; `None` if none of its first [`MAX_OPENINGS`] lines has. O(opening
+/// lines).
 pub(super) fn opening_words(text: &str) -> Option<String> {
     lines(text).take(MAX_OPENINGS).find_map(|line| {
         let line = unescaped(line);
@@ -154,8 +162,8 @@ fn is_long_enough(opening: &str) -> bool {
     opening.chars().count() >= MIN_OPENING_CHARACTERS
 }
 
-/// Returns the range in `line` of the opening words that a location hint (a reference to an earlier copy) may quote;
-/// empty if the line has no letter or digit.
+/// Returns the range in `line` of the opening words that a location hint may quote; empty if the line has no letter or
+/// digit.
 fn opening(line: &str) -> Range<usize> {
     let start = line.find(char::is_alphanumeric).unwrap_or(line.len());
     let rest = line.get(start..).unwrap_or_default();
@@ -215,16 +223,17 @@ pub(super) fn hash(line: &str) -> u64 {
 /// The escape sequence of a line break in a JSON string.
 pub(super) const BREAK: &str = r"\n";
 
-/// The maximum number of location hints (references to earlier copies of lines) written into one text of joined
-/// passages.
+/// The maximum number of location hints written into one text of joined passages.
 const MAX_REFERENCES: usize = 32;
 
-/// The maximum length, in bytes, of the opening words by which a location hint (a reference to an earlier copy) names a
-/// passage.
+/// The bytes in which names for runs of lines are searched for, at most, as a multiple of the bytes of all texts: more
+/// than a text has references.
+const MAX_SEARCHES: usize = 2 * MAX_REFERENCES;
+
+/// The maximum length, in bytes, of the opening words by which a location hint names a passage.
 const MAX_OPENING_BYTES: usize = 40;
 
-/// The minimum length, in characters, of the opening words by which a location hint (a reference to an earlier copy)
-/// names a passage.
+/// The minimum length, in characters, of the opening words by which a location hint names a passage.
 const MIN_OPENING_CHARACTERS: usize = 6;
 
 /// The maximum number of lines, from a passage's first one on, whose opening words are tried as its name.
@@ -311,8 +320,8 @@ mod tests {
         assert_eq!(all, [r"a\\nb", r#"c\"\\"#, ""]);
     }
 
-    /// Returns whether `pieces`, the lines of a text as sent, stand for `all`, its original lines. A location hint (a
-    /// reference to an earlier copy) may stand for consecutive lines that the text it names, one of `shown`, contains.
+    /// Returns whether `pieces`, the lines of a text as sent, stand for `all`, its original lines. A location hint may
+    /// stand for consecutive lines that the text it names, one of `shown`, contains.
     fn is_all(pieces: &[&str], all: &[&str], shown: &[String]) -> bool {
         let Some((piece, pieces)) = pieces.split_first() else {
             return all.is_empty();
@@ -334,9 +343,26 @@ mod tests {
         })
     }
 
+    #[test]
+    fn names_are_searched_for_in_a_bounded_part_of_the_text() {
+        let line = |at: usize| format!("line {at:05} of a text with many lines");
+        let count = 2_000;
+        let text = |order: &mut dyn Iterator<Item = usize>| -> String {
+            order.map(line).collect::<Vec<_>>().join(r"\n")
+        };
+        let (forwards, backwards) = (text(&mut (0..count)), text(&mut (0..count).rev()));
+        let mut passages = Passages::default();
+        passages.add(0, 1, &forwards);
+        let (sent, work) = crate::work::counted(|| passages.without_known(1, &backwards, refer));
+        // A hint is longer than a line.
+        assert_eq!(sent, None);
+        let bytes = (forwards.len() + backwards.len()) as u64;
+        assert!(work.looked < (MAX_SEARCHES as u64 + 12) * bytes, "{work:?}");
+    }
+
     proptest! {
-        /// Checks every text with a slow search: lines that a location hint (a reference to an earlier copy) replaced
-        /// follow one another in the earlier text that the hint names, and all other lines are sent, in their order.
+        /// Checks every text with a slow search: lines that a location hint replaced follow one another in the earlier
+        /// text that the hint names, and all other lines are sent, in their order.
         #[test]
         fn what_is_left_out_stands_earlier(
             texts in prop::collection::vec(prop::collection::vec(0_u8..9, 1..14), 2..6),

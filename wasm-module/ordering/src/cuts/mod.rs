@@ -41,7 +41,7 @@ use ledger::Ledger;
 /// tracks which positions of prompts (ends of blocks) recur in later prompts.
 ///
 /// A tenant's markers depend only on its own requests while at most `tree.max_trees` pairs of tenant and model are in
-/// use. Memory is bounded by that number times [`MAX_POSITIONS`] positions of about 60 bytes each.
+/// use. Memory is bounded by that number times [`MAX_POSITIONS`] positions of 120 to 180 bytes each.
 #[derive(Debug, Default)]
 pub struct Cutter {
     ledgers: Lru<String, Ledger>,

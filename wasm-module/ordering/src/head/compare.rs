@@ -451,13 +451,7 @@ fn differs_in_contexts(
         (&new_words, &old_words)
     };
     let plain = plain.iter().copied().fold(Solid::default(), Solid::then);
-    (0..rich.len()).any(|start| {
-        let mut sum = Solid::default();
-        rich.iter().skip(start).any(|solid| {
-            sum = sum.then(*solid);
-            sum == plain
-        })
-    })
+    plain.joins_some(rich)
 }
 
 /// Returns the difference between the last messages of both requests, which may hold documents and a question; `None`

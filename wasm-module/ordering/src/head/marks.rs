@@ -145,6 +145,27 @@ impl Solid {
         }
     }
 
+    /// Returns whether this is the hash of a text that some adjacent ones of `texts` make when joined; false for an empty
+    /// text. O(texts).
+    pub(super) fn joins_some(self, texts: &[Self]) -> bool {
+        let mut sums = vec![Self::default()];
+        sums.extend(texts.iter().scan(Self::default(), |sum, text| {
+            *sum = sum.then(*text);
+            Some(*sum)
+        }));
+        let shift = Self::BASE.wrapping_pow(self.bytes);
+        let mut starts = sums.iter().peekable();
+        let joined = sums.iter().any(|end| {
+            let bytes = |start: &Self| end.bytes.saturating_sub(start.bytes);
+            while starts.next_if(|start| bytes(start) > self.bytes).is_some() {}
+            starts.peek().is_some_and(|start| {
+                let whole = start.hash.wrapping_mul(shift).wrapping_add(self.hash);
+                bytes(start) == self.bytes && whole == end.hash
+            })
+        });
+        joined && !self.is_empty()
+    }
+
     /// Returns whether the hashed text has nothing but white space.
     pub(super) fn is_empty(self) -> bool {
         self.bytes == 0
@@ -669,6 +690,26 @@ mod tests {
 
     fn differ(one: &str, other: &str) -> Option<Volatile> {
         Marks::of(one).differ_by(&Marks::of(other))
+    }
+
+    #[test]
+    fn adjacent_texts_that_make_another_are_found() {
+        let of = |text: &str| Solid::of(text);
+        let texts = ["abc", "de", "f", "ghij"].map(of);
+        for (joined, is_there) in [
+            ("abc", true),
+            ("def", true),
+            ("de f g h i j", true),
+            ("abcdefghij", true),
+            ("bc", false),
+            ("abcf", false),
+            ("ed", false),
+            ("abcdefghijk", false),
+            ("", false),
+        ] {
+            assert_eq!(of(joined).joins_some(&texts), is_there, "{joined}");
+        }
+        assert!(!of("a").joins_some(&[]));
     }
 
     #[test]

@@ -131,6 +131,7 @@ impl Heads {
             let mut cut: Vec<Range<usize>> = Vec::new();
             // For each unit, the name of the pattern by which it moves.
             let mut names: Vec<Option<&str>> = vec![None; text.units.len()];
+            let mut frozen: Vec<(&str, Range<usize>)> = Vec::new();
             for found in found {
                 let Some(pattern) = config.patterns.get(found.pattern) else {
                     continue;
@@ -147,19 +148,7 @@ impl Heads {
                         cut.push(found.range.clone());
                     }
                     Class::Freeze | Class::Move if text.is_marked => report.left += 1,
-                    Class::Freeze => {
-                        let range = text.in_body(&found.range);
-                        report.frozen += 1;
-                        report.changes.push(Change::new(
-                            ChangeKind::Frozen,
-                            &pattern.name,
-                            range.clone(),
-                        ));
-                        decision.frozen.push(Frozen {
-                            range,
-                            words: text.raw(&found.range),
-                        });
-                    }
+                    Class::Freeze => frozen.push((&pattern.name, found.range.clone())),
                     Class::Move => {
                         let units = overlapping(&text.units, &found.range);
                         for name in names.get_mut(units).unwrap_or_default() {
@@ -216,6 +205,19 @@ impl Heads {
                     *gone = true;
                 }
                 moved.push((words, unit.hash));
+            }
+            // What moves takes its values along.
+            frozen.retain(|(_, range)| {
+                let units = gone.get(overlapping(&text.units, range));
+                !units.unwrap_or_default().contains(&true)
+            });
+            for (name, range) in frozen {
+                let words = text.raw(&range);
+                let range = text.in_body(&range);
+                report.frozen += 1;
+                let change = Change::new(ChangeKind::Frozen, name, range.clone());
+                report.changes.push(change);
+                decision.frozen.push(Frozen { range, words });
             }
             // A line that is removed completely loses its line break too.
             for range in &mut cut {

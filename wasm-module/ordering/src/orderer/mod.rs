@@ -37,8 +37,9 @@ use crate::tree::ViewedNode;
 ///
 /// A tenant's decisions depend only on its own requests while at most `tree.max_trees` pairs of tenant and model are in
 /// use. Beyond that, states are evicted, so decisions also depend on how many other tenants there are. Memory is
-/// bounded by the configuration: at most `tree.max_trees` times `conversation.max_bytes`, and `tree.max_nodes` for each
-/// engine.
+/// bounded by the configuration: for each of `tree.max_trees` pairs, twice `conversation.max_bytes` (the chats, and the
+/// contexts that clients leave out), up to three times `tree.max_nodes` for each engine (its tree, and what it would
+/// hold in the client's order), and what the heads of prompts have taught.
 pub struct Orderer {
     config: Config,
     tenants: TenantStore,

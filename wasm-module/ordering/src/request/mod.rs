@@ -396,22 +396,24 @@ impl<'a> Request<'_, 'a> {
         );
         self.then(arrangement.digest(&listed));
         if self.last_turn > 0 {
-            // The place at which each document is sent, from 1.
-            let mut places = vec![0; group.found.len()];
+            // The place at which each document is sent, from 1, and whether a location hint stands there.
+            let mut places = vec![(0, false); group.found.len()];
             for (slot, place) in arrangement.slots.iter().zip(1..) {
                 if let Some(at) = places.get_mut(usize::from(slot.index())) {
-                    *at = place;
+                    *at = (place, slot.is_reference());
                 }
             }
             for &(index, fingerprint) in &listed.distinct {
                 if let Some(found) = group.found.get(usize::from(index)) {
-                    let block = found.block_in_message().filter(|_| !keeps_repeats(group));
+                    let place = places.get(usize::from(index)).copied();
+                    let (place, is_reference) = place.unwrap_or_default();
+                    let block = found.block_in_message();
+                    let block = block.filter(|_| !is_reference && !keeps_repeats(group));
                     self.shown.add(turn, fingerprint, found.label, block);
                     let numbered = found.numbered_block();
                     let numbered =
                         numbered.filter(|_| self.config.keeps_contexts() && !keeps_repeats(group));
                     if let Some(block) = numbered {
-                        let place = places.get(usize::from(index)).copied().unwrap_or_default();
                         self.shown.add_numbered(turn, self.question, place, block);
                     }
                 }

@@ -130,9 +130,15 @@ impl BoundaryCache {
                 until_ms: 0,
                 lifetime_ms,
             });
-            if entry.until_ms <= now_ms {
-                entry.from_ms = now_ms + self.first_token_ms;
-                entry.lifetime_ms = lifetime_ms;
+            let from_ms = now_ms + self.first_token_ms;
+            // Logs of several gateways, one after the other, go back in time.
+            let is_earlier = from_ms < entry.from_ms;
+            if entry.until_ms <= now_ms || is_earlier {
+                *entry = Entry {
+                    from_ms,
+                    until_ms: now_ms,
+                    lifetime_ms,
+                };
             }
             entry.until_ms = entry.until_ms.max(now_ms + lifetime_ms);
         }

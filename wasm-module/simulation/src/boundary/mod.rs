@@ -76,6 +76,7 @@ pub struct BoundaryReplay {
     cutters: [Cutter; 2],
     arms: Vec<(BoundaryOutcome, BoundaryCache)>,
     flights: Flights,
+    unpriced: u64,
 }
 
 impl BoundaryReplay {
@@ -113,7 +114,15 @@ impl BoundaryReplay {
             cutters: [Cutter::new(), Cutter::new()],
             arms: arms.collect(),
             flights: Flights::new(),
+            unpriced: 0,
         })
+    }
+
+    /// Returns the number of requests whose models have no price, although others have: they are counted at 1 per
+    /// million tokens.
+    #[must_use]
+    pub fn unpriced(&self) -> u64 {
+        self.unpriced
     }
 
     /// Serves a logged body that arrives at `now_ms`, in every arm.
@@ -126,6 +135,9 @@ impl BoundaryReplay {
         let parsed = foreword_ordering::parse(came, &config)?;
         let model = self.model.as_deref().unwrap_or(parsed.model());
         let price = self.prices.of(self.kind, model);
+        if !self.prices.models.is_empty() && self.prices.listed(self.kind, model).is_none() {
+            self.unpriced += 1;
+        }
         let realm = [&*logged.tenant, &*logged.engine];
         let realm = (realm.iter()).fold(0, |seed, part| xxh3_64_with_seed(part.as_bytes(), seed));
         let as_came = Layout::of(&parsed, self.kind, Blocks::AsWritten, realm)?;

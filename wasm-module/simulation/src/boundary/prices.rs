@@ -34,16 +34,19 @@ impl CachePrices {
     /// 1 per million tokens.
     #[must_use]
     pub fn of(&self, kind: CacheKind, model: &str) -> CachePrice {
+        self.listed(kind, model).unwrap_or_else(|| CachePrice {
+            rules: kind.rules(model),
+            input: 1.0,
+        })
+    }
+
+    /// Returns the listed price of a model with that kind of cache; `None` if there is none.
+    #[must_use]
+    pub fn listed(&self, kind: CacheKind, model: &str) -> Option<CachePrice> {
         let listed = self.models.iter();
         let listed = listed.filter(|(of, name, _)| *of == kind && model.contains(&**name));
-        let listed = listed.max_by_key(|(_, name, _)| name.len());
-        listed.map_or_else(
-            || CachePrice {
-                rules: kind.rules(model),
-                input: 1.0,
-            },
-            |(_, _, price)| *price,
-        )
+        let (.., price) = listed.max_by_key(|(_, name, _)| name.len())?;
+        Some(*price)
     }
 }
 

@@ -23,6 +23,13 @@ pub(in crate::cache) struct Fetching {
     pages: FxHashMap<PageHash, Wanted>,
 }
 
+impl Fetching {
+    /// Forgets all requested pages: they are dropped when they arrive.
+    pub(in crate::cache) fn clear(&mut self) {
+        self.pages.clear();
+    }
+}
+
 struct Wanted {
     salt: Arc<str>,
     parent: Option<PageHash>,

@@ -270,9 +270,9 @@ impl<'a> Plan<'a> {
             if message.role != Role::User || message.ordered().next().is_some() {
                 continue;
             }
-            let behind = parsed.messages.iter().zip(1..).skip(at + 1);
-            let mut behind = behind.filter(|(message, _)| message.role != Role::System);
-            let next = behind.next().and_then(|(_, end)| chains.get(end));
+            let behind = parsed.messages.iter().enumerate().skip(at + 1);
+            let mut behind = behind.filter(|(_, message)| message.role != Role::System);
+            let next = behind.next().and_then(|(at, _)| chains.get(at + 1));
             let text = last_text(parsed.text, message.content);
             let (Some(text), Some(&next), Some(&prior)) = (text, next, chains.get(at)) else {
                 continue;
