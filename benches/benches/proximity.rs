@@ -163,7 +163,7 @@ fn served(queries: &[Query]) -> String {
     for tolerance in SERVED_TOLERANCES {
         for capacity in SERVED_CAPACITIES {
             let mut all = vec![Vec::new(); queries.len()];
-            let mut keep = |query: usize, documents: &[String]| all[query] = documents.to_vec();
+            let mut keep = |query: usize, documents: Vec<String>| all[query] = documents;
             ProximityOutcome::default().run(queries, tolerance, capacity, 1, &mut keep);
             for (line, &at) in lines.iter_mut().zip(&sample) {
                 line["served"][format!("tolerance {tolerance}, {capacity} entries")] =
@@ -283,7 +283,7 @@ impl ProximityOutcome {
         tolerance: f32,
         capacity: u32,
         seed: u64,
-        served: &mut dyn FnMut(usize, &[String]),
+        served: &mut dyn FnMut(usize, Vec<String>),
     ) {
         let config = RawSimilarity {
             dimensions: u32::try_from(queries[0].embedding.len()).expect("an embedding"),
@@ -305,13 +305,13 @@ impl ProximityOutcome {
             self.latency += start.elapsed();
             if let Some(documents) = found {
                 self.hits += 1;
-                served(at, &documents);
+                served(at, documents.iter().map(ToString::to_string).collect());
                 self.answered += u32::from(query.holds_answer(&documents));
                 let fresh: HashSet<&str> = query.fresh.iter().map(String::as_str).collect();
                 self.recalled += documents.iter().filter(|id| fresh.contains(&***id)).count();
                 continue;
             }
-            served(at, &query.fresh);
+            served(at, query.fresh.clone());
             self.answered += u32::from(query.holds_answer(&query.fresh));
             let start = Instant::now();
             cache

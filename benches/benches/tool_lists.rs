@@ -111,6 +111,7 @@ fn replayed(
             prompt_tokens: None,
             cached_tokens: None,
             at_ms: None,
+            has_unread_time: false,
         };
         let sent = replay.decide(&logged)?;
         if let (Some(api), Some(sent)) = (compared, &sent) {

@@ -128,10 +128,8 @@ fn take_sampling(fields: &mut Fields) -> Result<SamplingFields, Failure> {
         frequency_penalty: number("frequency_penalty", -2.0..=2.0)?,
         presence_penalty: number("presence_penalty", -2.0..=2.0)?,
         repetition_penalty: number("repetition_penalty", 0.0..=2.0)?,
-        top_k: match fields.integer("top_k", -1..=i64::from(u32::MAX))? {
-            Some(top_k) => Some(top_k.try_into().unwrap_or(0)),
-            None => None,
-        },
+        top_k: (fields.integer("top_k", -1..=i64::from(u32::MAX))?)
+            .map(|top_k| top_k.try_into().unwrap_or(0)),
     };
     // Among values in range, only 0 is refused, for top_p and repetition_penalty.
     match sampling.sampling(0) {

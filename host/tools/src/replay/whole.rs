@@ -14,9 +14,10 @@ use crate::explain::causes::Causes;
 use crate::explain::lines::Explaining;
 use crate::options::gateway_configuration;
 use anyhow::{Context, Result};
+
 use foreword_ordering::head::Limits;
 use foreword_ordering::policy::{Placement, PolicyKind};
-use foreword_ordering::{Config, RawConfig};
+use foreword_ordering::{Config, RawConfig, Skip};
 use foreword_report::log::{self, OnBad};
 use foreword_simulation::{
     BadLine, Capacity, LogReader, Logged, LoggedKind, PromptReplay, PromptReuse,
