@@ -242,10 +242,36 @@ mod tests {
         }
     }
 
-    fn search(address: SocketAddr) -> Result<Vec<ScoredDocument>, StoreError> {
+    fn qdrant(address: SocketAddr) -> Qdrant {
         let url = format!("http://{address}/collections/c/");
-        let qdrant = Qdrant::new(&url, Some("secret".to_owned())).unwrap();
+        Qdrant::new(&url, Some("secret".to_owned())).unwrap()
+    }
+
+    fn search(address: SocketAddr) -> Result<Vec<ScoredDocument>, StoreError> {
+        let qdrant = qdrant(address);
+        qdrant.is_distance.set(false).unwrap();
         qdrant.search(&ask(), &mut |_| ControlFlow::Continue(()))
+    }
+
+    #[test]
+    fn the_largest_score_is_the_best_whatever_the_collections_distance() {
+        for (distance, sign) in [("Cosine", 1.0), ("Euclid", -1.0), ("Manhattan", -1.0)] {
+            let about = json!({"result": {"config": {"params": {"vectors": {"size": 2, "distance": distance}}}}});
+            let (address, asked) = server("200 OK", about);
+            let is_distance = qdrant(address).is_distance().unwrap();
+            let (head, _) = asked.join().unwrap();
+            assert!(
+                head.starts_with("GET /collections/c HTTP/1.1\r\n"),
+                "{head}"
+            );
+            let points = json!({"result": {"points": [{"id": 7, "score": 0.75, "payload": {"text": "body"}}]}});
+            let (address, asked) = server("200 OK", points);
+            let qdrant = qdrant(address);
+            qdrant.is_distance.set(is_distance).unwrap();
+            let found = qdrant.search(&ask(), &mut |_| ControlFlow::Continue(()));
+            assert_eq!(found.unwrap()[0].score, sign * 0.75, "{distance}");
+            asked.join().unwrap();
+        }
     }
 
     #[test]

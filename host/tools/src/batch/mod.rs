@@ -45,7 +45,8 @@ const HELP: &str = "Lines of FILE, in OpenAI's batch format, each custom_id once
 Lines of OUT, in the order of their answers, readable by its owner alone:
   {\"id\": …, \"custom_id\": \"1\", \"response\": {\"status_code\": 200, \"request_id\": …, \"body\": {…}}, \"error\": null}
 
-A run that was stopped goes on with the same command: what OUT answers is not asked again.
+A run that was stopped goes on with the same command: what OUT answers is not asked again. OUT.run identifies FILE and the
+order; others are refused.
 To compare: --order input with the policy \"retrieval\" in --ordering leaves requests and documents as they stand.
 An endpoint behind Foreword's filter orders documents again: name the engine itself.
 
