@@ -162,6 +162,11 @@ impl Model {
         &self.name
     }
 
+    /// Returns the checkpoint's sampling parameters, which requests may leave out.
+    pub fn sampling(&self) -> SamplingFields {
+        self.sampling
+    }
+
     /// Returns the time of loading, in seconds since 1970.
     pub fn created_s(&self) -> u64 {
         self.created_s

@@ -5,6 +5,7 @@
 
 use super::{Request, Retrieved, Trace};
 use foreword_ordering::random::Random;
+use foreword_ordering::sort::sort_by_key;
 use foreword_ordering::tree::Scope;
 
 /// Tokens of every generated document (RAGCache++ section 4.1).
@@ -124,7 +125,10 @@ pub fn geospatial(seed: u64, requests: usize, k: usize, ranking: Ranks) -> Trace
                 .map(|place| (place.0 - here.0).powi(2) + (place.1 - here.1).powi(2))
                 .zip(0..)
                 .collect();
-            near.sort_by(|a, b| a.0.total_cmp(&b.0));
+            // Distances are not negative, so their bits have the same order.
+            sort_by_key(&mut near, |(distance, document)| {
+                (distance.to_bits(), *document)
+            });
             let mut nearest: Vec<u64> =
                 near.iter().take(k).map(|&(_, document)| document).collect();
             if ranking == Ranks::Shuffled {

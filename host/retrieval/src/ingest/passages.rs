@@ -86,6 +86,11 @@ fn pieces(text: &str, most: usize) -> Vec<(&str, &'static str)> {
         for sentence in sentences(paragraph) {
             let mut rest = sentence;
             while let Some(at) = word_starts(rest).nth(most) {
+                // A long word stays whole where white space precedes it.
+                let head = rest[..at].trim_end();
+                let is_within = head.len() == at && !rest[at..].starts_with(has_no_spaces);
+                let space = head.rfind(char::is_whitespace).filter(|_| is_within);
+                let at = space.map_or(at, |space| at - rest[space..at].trim_start().len());
                 let (head, tail) = rest.split_at(at);
                 pieces.push((head.trim_end(), separator));
                 (rest, separator) = (tail, space_after(head));
@@ -165,10 +170,19 @@ fn word_starts(text: &str) -> impl Iterator<Item = usize> {
             length = 0;
             return None;
         }
-        let begins = length == 0 || length == LONG_WORD || has_no_spaces(character);
+        let begins = length == 0
+            || length >= LONG_WORD && !is_mark(character)
+            || has_no_spaces(character) && !is_mark(character);
         length = if begins { 1 } else { length + 1 };
         begins.then_some(at)
     })
+}
+
+/// Returns whether a character is a mark on the one before it, such as a vowel of Thai, Lao, Burmese or Khmer.
+fn is_mark(character: char) -> bool {
+    matches!(character, '\u{300}'..='\u{36f}' | '\u{e31}' | '\u{e34}'..='\u{e3a}' | '\u{e47}'..='\u{e4e}'
+        | '\u{eb1}' | '\u{eb4}'..='\u{ebc}' | '\u{ec8}'..='\u{ece}' | '\u{102b}'..='\u{103e}'
+        | '\u{17b4}'..='\u{17d3}' | '\u{3099}' | '\u{309a}')
 }
 
 /// Returns whether a character is of a script that has no spaces between words: Thai, Lao, Burmese, Khmer, Japanese or
@@ -208,7 +222,15 @@ mod tests {
             passages.of_text("猫在睡觉。狗在跑步吗？鸟飞过一座很高的山。"),
             ["猫在睡觉。", "狗在跑步吗？", "鸟飞过一座很", "高的山。"]
         );
-        assert_eq!(passages.of_text("ซิซิซิซิ"), ["ซิซิซิ", "ซิ"]);
+        assert_eq!(passages.of_text("ซิซิซิซิซิซิซิซิ"), ["ซิซิซิซิซิซิ", "ซิซิ"]);
+        let german = "Der Vertrag der Rechtsschutzversicherungsgesellschaften gilt";
+        assert_eq!(
+            Passages { words: 4 }.of_text(german),
+            [
+                "Der Vertrag der",
+                "Rechtsschutzversicherungsgesellschaften gilt"
+            ]
+        );
         let long = Passages { words: 2 }.of_text(&"x".repeat(100));
         assert_eq!(
             long.iter().map(String::len).collect::<Vec<_>>(),

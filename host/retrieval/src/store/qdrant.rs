@@ -142,7 +142,12 @@ impl Store for Qdrant {
             body["filter"] = json!({"must": conditions.collect::<Vec<_>>()});
         }
         let Points { points } = self.call("/points/query", Some(&body))?;
-        let sign = if self.is_distance()? { -1.0 } else { 1.0 };
+        // A key or a proxy may allow queries alone.
+        let sign = if self.is_distance().unwrap_or(false) {
+            -1.0
+        } else {
+            1.0
+        };
         let found = points.into_iter().map(Point::found);
         let found = found.map(|found| ScoredDocument {
             score: sign * found.score,

@@ -433,7 +433,7 @@ fn prepare_response(app: &App, model: &Model, asked: &Asked) -> Result<Prepared,
         owner,
         input,
     });
-    let shape = ResponsesShape::new(model.name(), response.echoed, keep);
+    let shape = ResponsesShape::new(model, response.echoed, keep);
     let shape = Shape::Responses(Box::new(shape));
     prepare_chat(app, model, asked, chat, |_| shape)
 }

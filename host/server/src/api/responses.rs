@@ -19,6 +19,7 @@ use super::files::Page;
 use crate::answer::{End, Piece, Usage};
 use crate::failure::{Failure, clip};
 use crate::ids::{now, random_id};
+use crate::model::Model;
 use crate::transcripts::{Owner, Transcript, Transcripts};
 use axum::Json;
 use axum::extract::{Path, RawQuery, State};
@@ -55,9 +56,19 @@ pub(super) struct Keep {
 impl ResponsesShape {
     /// Returns the format of a new response. `echoed` are the request's fields that the response repeats, and `keep`
     /// says where to store the response (`None`: not stored).
-    pub(super) fn new(model: &str, mut echoed: Map<String, Value>, keep: Option<Keep>) -> Self {
+    pub(super) fn new(model: &Model, mut echoed: Map<String, Value>, keep: Option<Keep>) -> Self {
+        let defaults = model.sampling();
+        for (name, default) in [
+            ("temperature", defaults.temperature),
+            ("top_p", defaults.top_p),
+        ] {
+            // As the shortest number: 0.6 and not 0.6000000238.
+            let default = format!("{:?}", default.unwrap_or(1.0));
+            let default = || serde_json::from_str(&default).unwrap_or(Value::Null);
+            echoed.entry(name).or_insert_with(default);
+        }
         echoed.insert("created_at".to_owned(), now().into());
-        echoed.insert("model".to_owned(), model.into());
+        echoed.insert("model".to_owned(), model.name().into());
         echoed.insert("store".to_owned(), keep.is_some().into());
         Self {
             id: format!("resp_{}", random_id()),

@@ -163,7 +163,7 @@ fn refuse(fields: &mut Fields) -> Result<(), Failure> {
 }
 
 /// Removes the fields that the response object repeats and returns them, with OpenAI's defaults for absent ones.
-/// `temperature` and `top_p`, which also affect the answer, are only copied.
+/// `temperature` and `top_p`, which also affect the answer, are only copied; where absent, the model has defaults.
 fn echoed(fields: &mut Fields) -> Result<Map<String, Value>, Failure> {
     let mut echoed = Map::new();
     for (field, default) in [
@@ -176,8 +176,9 @@ fn echoed(fields: &mut Fields) -> Result<Map<String, Value>, Failure> {
         echoed.insert(field.to_owned(), fields.take(field).unwrap_or(default));
     }
     for field in ["temperature", "top_p"] {
-        let value = fields.get(field).cloned().unwrap_or(json!(1.0));
-        echoed.insert(field.to_owned(), value);
+        if let Some(value) = fields.get(field).filter(|value| !value.is_null()) {
+            echoed.insert(field.to_owned(), value.clone());
+        }
     }
     object("metadata", &echoed["metadata"])?;
     // These are accepted without effect, so the response must not report their values as in force. An input that is too

@@ -163,8 +163,10 @@ pub fn run(options: &Options) -> Result<Summary> {
         return Ok(summary);
     }
     let out = options.out.as_deref().unwrap_or(Path::new(""));
-    check_run(out, options, &ordering, &input)?;
+    let run = BatchRun::of(out, options, &ordering, &input)?;
+    run.check(out, options.retry_failed)?;
     let (output, answers) = Output::open(out, &input, &index, options.retry_failed)?;
+    run.write()?;
     let answered_before = answers.served + answers.failed;
     let schedule = BatchSchedule::new(&index, options.order, options.concurrency, |line| {
         !answers.is_answered(line)
@@ -218,40 +220,63 @@ pub fn run(options: &Options) -> Result<Summary> {
     Ok(summary)
 }
 
-/// Returns an error if `out` has answers of a run with another file of requests, another `--order` or another
-/// configuration: they would be taken for this run's. `OUT.run` identifies the run.
-fn check_run(out: &Path, options: &Options, ordering: &RawConfig, mut input: &File) -> Result<()> {
-    let mut path = out.to_owned().into_os_string();
-    path.push(".run");
-    let mut hash = Xxh3::new();
-    let failed = || format!("cannot read {}", options.file.display());
-    input.rewind().with_context(failed)?;
-    let mut reader = BufReader::with_capacity(1 << 20, input);
-    loop {
-        let bytes = reader.fill_buf().with_context(failed)?;
-        if bytes.is_empty() {
-            break;
+/// What identifies a run, as written into `OUT.run`.
+struct BatchRun {
+    path: PathBuf,
+    /// Hash of the file of requests.
+    file: String,
+    /// Hash of `--order` and the configuration.
+    terms: String,
+}
+
+impl BatchRun {
+    fn of(out: &Path, options: &Options, ordering: &RawConfig, input: &File) -> Result<Self> {
+        let failed = || format!("cannot read {}", options.file.display());
+        let mut input = input;
+        input.rewind().with_context(failed)?;
+        let mut reader = BufReader::with_capacity(1 << 20, input);
+        let mut hash = Xxh3::new();
+        loop {
+            let bytes = reader.fill_buf().with_context(failed)?;
+            if bytes.is_empty() {
+                break;
+            }
+            hash.update(bytes);
+            let count = bytes.len();
+            reader.consume(count);
         }
-        hash.update(bytes);
-        let count = bytes.len();
-        reader.consume(count);
+        input.rewind().with_context(failed)?;
+        let terms = format!("{:?} {ordering:?}", options.order);
+        let mut path = out.to_owned().into_os_string();
+        path.push(".run");
+        Ok(Self {
+            path: path.into(),
+            file: format!("{:016x}", hash.digest()),
+            terms: format!("{:016x}", xxh3_64(terms.as_bytes())),
+        })
     }
-    input.rewind().with_context(failed)?;
-    let terms = format!("{:?} {ordering:?}", options.order);
-    let terms = xxh3_64(terms.as_bytes());
-    let run = format!("{:016x} {terms:016x}\n", hash.digest());
-    let has_answers = out.metadata().is_ok_and(|out| out.len() > 0);
-    let known = std::fs::read_to_string(&path).ok().filter(|_| has_answers);
-    if let Some(known) = known {
+
+    /// Returns an error if `out` has answers of a run with another file of requests, another `--order` or another
+    /// configuration: they would be taken for this run's. A file may have been mended if failed requests are sent again
+    /// (`may_be_mended`).
+    fn check(&self, out: &Path, may_be_mended: bool) -> Result<()> {
+        let has_answers = out.metadata().is_ok_and(|out| out.len() > 0);
+        let known = std::fs::read_to_string(&self.path).unwrap_or_default();
+        let Some((file, terms)) = known.trim_end().split_once(' ').filter(|_| has_answers) else {
+            return Ok(());
+        };
         ensure!(
-            known == run,
+            terms == self.terms && (file == self.file || may_be_mended),
             "{} has answers to other requests, or in another order: give another --out",
             out.display()
         );
-        return Ok(());
+        Ok(())
     }
-    let failed = || format!("cannot write {}", path.display());
-    std::fs::write(&path, run).with_context(failed)
+
+    fn write(&self) -> Result<()> {
+        let written = std::fs::write(&self.path, format!("{} {}\n", self.file, self.terms));
+        written.with_context(|| format!("cannot write {}", self.path.display()))
+    }
 }
 
 /// Reads and indexes the file of requests. Prints the errors of at most [`NAMED`] bad lines, and returns [`BadInput`]

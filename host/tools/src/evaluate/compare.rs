@@ -367,7 +367,8 @@ fn difference(own: &[&Sums], baseline: &[&Sums], seed: u64) -> Difference {
     // A judge may be unclear about an answer: both arms must cover the same questions.
     let judged = || -> (Vec<&Sums>, Vec<&Sums>) {
         let pairs = own.iter().zip(baseline);
-        let pairs = pairs.filter(|(own, other)| own.judged == other.judged);
+        let is_whole = |sums: &&Sums| sums.judged == sums.scored;
+        let pairs = pairs.filter(|(own, other)| is_whole(own) && is_whole(other));
         pairs.map(|(own, other)| (*own, *other)).unzip()
     };
     let both_told = reused(own, &every).is_some() && reused(baseline, &every).is_some();

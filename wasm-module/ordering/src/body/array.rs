@@ -13,6 +13,7 @@ use super::escape::{attribute, enclosed};
 use super::found::{Entry, Finder, FoundDocument, Group, GroupLayout, HintSpot, Source, Wrap};
 use super::json::{elements, fields, inner, range_in};
 use super::scan::{self, Scan};
+use super::search::has;
 use super::text::unescaped;
 use crate::config::{DocumentFormat, DocumentsField};
 use crate::document::{Fingerprint, estimate_tokens};
@@ -55,7 +56,8 @@ struct Parts<'a> {
     text: &'a str,
     /// True if the fields of the element are in an object `data` (Cohere).
     in_data: bool,
-    /// True if the element has texts that would be lost if the gateway rendered it: a second text, or, in an object
+    /// True if the element has texts that would be lost if the gateway rendered it: a second text that the first does not
+    /// contain, or, in an object
     /// `data`, fields other than [`RawDocument::NAMES`]. The document then stays in the array.
     has_more: bool,
 }
@@ -67,7 +69,11 @@ impl<'a> RawDocument<'a> {
         let [id, title, text, content, snippet, data] = fields;
         let texts = [text, content, snippet];
         let read = text.or(content).or(snippet);
-        let is_other = |text: &Option<&str>| text.is_some() && *text != read;
+        let is_other = |text: &Option<&str>| {
+            // An excerpt of the text is no loss.
+            let excerpt = text.and_then(inner).unwrap_or_default();
+            text.is_some() && !read.and_then(inner).is_some_and(|read| has(read, excerpt))
+        };
         Self {
             id,
             title,

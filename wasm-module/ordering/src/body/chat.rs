@@ -94,10 +94,6 @@ pub(crate) const PARAMETERS: [&str; 6] = [
     "chat_template_kwargs",
 ];
 
-/// The indexes of those [`PARAMETERS`] that change a prompt before its messages: the template, and the effort of
-/// reasoning, which gpt-oss has in its system text. Other parameters stand behind the messages, or nowhere.
-const HEADING: [usize; 2] = [2, 4];
-
 const FIELDS: [&str; 15] = [
     "model",
     "message",
@@ -331,14 +327,15 @@ impl<'a> Chat<'a> {
             true => chain.then("may_be_cut", 0),
             false => chain,
         };
-        let heading = HEADING.map(|at| parameters.get(at).copied().flatten());
+        let [first, second, third] = preceding;
+        let [_, _, effort, _, template, _] = parameters;
+        let outside = [first, second, third, effort, template];
         let start = Start {
             chain,
-            before: behind(before, preceding.iter().chain(&heading)),
+            before: behind(before, &outside),
             field: field.filter(|_| !listed.is_empty()),
             is_functions: tools.is_none(),
-            preceding,
-            heading,
+            outside,
         };
         let mut place = MessageReader {
             chain: start.chain,
@@ -414,9 +411,8 @@ fn parts_of<'a>(body: &str, system: &'a str) -> Result<&'a str, Skip> {
     Ok(parts.unwrap_or(system))
 }
 
-/// Returns the hash `before`, extended by the values of those of `fields` that are present: [`PRECEDING`] and then
-/// [`HEADING`].
-fn behind<'a>(before: u64, fields: impl Iterator<Item = &'a Option<&'a str>>) -> u64 {
+/// Returns the hash `before`, extended by the values of those of `fields`, [`Start::outside`], that are present.
+fn behind(before: u64, fields: &[Option<&str>]) -> u64 {
     let named = (1_u8..).zip(fields);
     named.fold(before, |before, (at, value)| match value {
         Some(value) => folded(&[&[at], value.as_bytes()], before),
@@ -523,20 +519,21 @@ pub(crate) fn around<'a>(raw: &'a str, content: &str) -> (&'a str, &'a str) {
 pub(crate) struct Start<'a> {
     pub(crate) chain: Chain,
     /// Hash of the prompt before the first message: of the tools, of context that is stored at the server and to which
-    /// the body only refers, and of [`HEADING`].
+    /// the body only refers, and of two parameters.
     pub(crate) before: u64,
     /// The JSON of the field with the tools; `None` if it is absent or empty.
     pub(crate) field: Option<&'a str>,
     pub(crate) is_functions: bool,
-    /// The JSON of the fields [`PRECEDING`], which refer to context stored at the server; `None` if absent or `null`.
-    pub(super) preceding: [Option<&'a str>; PRECEDING.len()],
-    /// The JSON of the parameters [`HEADING`]; `None` if absent or `null`.
-    heading: [Option<&'a str>; HEADING.len()],
+    /// The JSON of the fields [`PRECEDING`], which refer to context stored at the server, and of those [`PARAMETERS`]
+    /// that change a prompt before its messages: the effort of reasoning, which gpt-oss has in its system text, and the
+    /// template. `None` if absent or `null`. Most other parameters are rendered behind the messages, or not at all;
+    /// where a template has `chat_template_kwargs` before them, a scope does not tell them apart.
+    outside: [Option<&'a str>; PRECEDING.len() + 2],
 }
 
 impl<'a> Start<'a> {
     pub(super) fn previous_response(&self) -> Option<Cow<'a, str>> {
-        let [id, ..] = self.preceding;
+        let [id, ..] = self.outside;
         super::string(id?)
     }
 
@@ -548,7 +545,7 @@ impl<'a> Start<'a> {
             0
         };
         let before = xxh3_64_with_seed(field.as_bytes(), before);
-        behind(before, self.preceding.iter().chain(&self.heading))
+        behind(before, &self.outside)
     }
 }
 

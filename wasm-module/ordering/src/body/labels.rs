@@ -55,6 +55,8 @@ fn label(text: &str, range: Range<usize>, place: usize) -> String {
     let mut label = String::new();
     // Where the last word of `label` begins, and whether the words before it in its clause are all counted ones.
     let (mut word, mut only_counted) = (0, true);
+    // True until the first word or number of a line or element.
+    let mut begins_line = true;
     // The mark before the next word; `None` within a word.
     let mut mark = Some('\n');
     let mut at = 0;
@@ -65,22 +67,33 @@ fn label(text: &str, range: Range<usize>, place: usize) -> String {
             let digits = part.bytes().skip(at).take_while(u8::is_ascii_digit);
             at += digits.count();
             let number = part.get(start..at).unwrap_or_default();
-            let begins_clause = mark == Some('\n');
-            let counts = begins_clause || only_counted && is_counted(label.get(word..));
+            // `1 January` is a name, and so is `Version 1.1`.
+            let rest = part.get(at..).unwrap_or_default();
+            let is_named = rest
+                .strip_prefix(' ')
+                .is_some_and(|rest| rest.chars().next().is_some_and(char::is_alphabetic));
+            let counts = if begins_line {
+                !is_named
+            } else {
+                only_counted && is_counted(label.get(word..).unwrap_or_default())
+            };
             if counts && [Ok(place), Ok(place + 1)].contains(&number.parse()) {
                 mark = mark.or(Some(' '));
                 continue;
             }
+            begins_line = false;
             begin_word(&mut label, &mut mark, &mut word, &mut only_counted);
             label.push_str(number);
         } else if character.is_alphabetic()
             || is_symbol(character)
             || mark.is_none() && matches!(character, '#' | '+')
         {
+            begins_line = false;
             begin_word(&mut label, &mut mark, &mut word, &mut only_counted);
             label.push(character);
         } else if matches!(character, '\n' | '.' | ':' | ';' | '!' | '?' | '<' | '>') {
             mark = Some('\n');
+            begins_line |= matches!(character, '\n' | '<');
             if character == '<' && part.as_bytes().get(at) == Some(&b'/') {
                 at = tag_end(part, at).unwrap_or(at);
             }
@@ -103,50 +116,42 @@ fn begin_word(
     let Some(mark) = mark.take() else {
         return;
     };
-    *only_counted = mark == '\n' || *only_counted && is_counted(label.get(*word..));
+    *only_counted =
+        mark == '\n' || *only_counted && is_counted(label.get(*word..).unwrap_or_default());
     label.push(mark);
     *word = label.len();
 }
 
-fn is_counted(word: Option<&str>) -> bool {
-    let word = word.unwrap_or_default();
+/// Returns whether `word` is one of [`COUNTED`], also in the plural, or empty.
+pub(super) fn is_counted(word: &str) -> bool {
+    let word = word.strip_suffix('s').unwrap_or(word);
     word.is_empty() || COUNTED.iter().any(|known| known.eq_ignore_ascii_case(word))
 }
 
 /// Words behind which a number only counts documents. Other things that are numbered, such as versions, drafts and
 /// quarters, differ in what their number means.
-const COUNTED: [&str; 34] = [
+const COUNTED: [&str; 24] = [
     "document",
-    "documents",
     "doc",
-    "docs",
     "source",
     "passage",
+    "paragraph",
     "context",
     "result",
     "search",
+    "web",
     "retrieved",
-    "relevant",
     "item",
-    "items",
     "chunk",
     "snippet",
     "excerpt",
-    "fragment",
-    "entry",
-    "record",
+    "evidence",
     "reference",
-    "ref",
-    "citation",
     "text",
-    "content",
-    "hit",
-    "match",
     "number",
-    "no",
-    "nr",
     "index",
     "rank",
+    "no",
     "id",
     "i",
     "n",
@@ -215,6 +220,18 @@ mod tests {
             ),
             ("Q1: <doc>a</doc>\nQ2: <doc>b</doc>", &[1, 1]),
             (
+                "Version 1.0:\n<doc>a</doc>\nVersion 1.1:\n<doc>b</doc>",
+                &[1, 1],
+            ),
+            ("Vol. 1 <doc>a</doc>\nVol. 2 <doc>b</doc>", &[1, 1]),
+            ("Version: 1 <doc>a</doc>\nVersion: 2 <doc>b</doc>", &[1, 1]),
+            (
+                "<version>1</version><doc>a</doc><version>2</version><doc>b</doc>",
+                &[1, 1],
+            ),
+            ("At 12:01 <doc>a</doc>\nAt 12:02 <doc>b</doc>", &[1, 1]),
+            ("1 January: <doc>a</doc>\n2 January: <doc>b</doc>", &[1, 1]),
+            (
                 "The player document 1:\n<doc>a</doc>\nThe player document 2:\n<doc>b</doc>",
                 &[1, 1],
             ),
@@ -261,6 +278,16 @@ mod tests {
                 2,
             ),
             ("doc1: <doc>a</doc>\ndoc2: <doc>b</doc>", 2),
+            ("Doc. 1: <doc>a</doc>\nDoc. 2: <doc>b</doc>", 2),
+            ("Sources:\n1) <doc>a</doc>\n2) <doc>b</doc>", 2),
+            (
+                "<item>1. <doc>a</doc></item><item>2. <doc>b</doc></item>",
+                2,
+            ),
+            (
+                "Context 1 of 2: <doc>a</doc>\nContext 2 of 2: <doc>b</doc>",
+                2,
+            ),
             ("<doc>a</doc>\n###\n<doc>b</doc>\n—\n<doc>c</doc>", 3),
             ("Words <doc>a</doc>", 1),
         ] {

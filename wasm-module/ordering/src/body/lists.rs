@@ -151,14 +151,14 @@ impl Lines {
     /// if the end of the last one is unknown.
     ///
     /// Items are moved with their numbers, so that an answer's `[3]` keeps its meaning. Outside a tool's result, the
-    /// last item ends at a blank line, or with its only line if no blank line follows: further lines might be a
+    /// last item ends at a blank line before further text, or with its only line: the last of several lines might be a
     /// question. No other item may contain a blank line.
     pub(super) fn numbered(&self, text: &str) -> Vec<Span> {
         let is_tool = self.author == Some(Author::Tool);
         let Some((last, others)) = self.items.split_last() else {
             return Vec::new();
         };
-        let is_endless = last.blank.is_none() && last.is_long;
+        let is_endless = last.is_long && !last.is_parted;
         if !is_tool && (is_endless || others.iter().any(|item| item.is_parted)) {
             return Vec::new();
         }
@@ -290,9 +290,10 @@ mod tests {
             [("[17] a\n[17] cited", "17"), ("[4] b", "4")]
         );
         // The last line may be a question.
-        let text = "[1] a\n[2] b\n[3] c\nHow?";
-        assert_eq!(found(numbered, text, Author::Other), []);
-        assert_eq!(found(numbered, text, Author::Tool).len(), 3);
+        for text in ["[1] a\n[2] b\n[3] c\nHow?", "[1] a\n[2] b\n[3] c\nHow?\n\n"] {
+            assert_eq!(found(numbered, text, Author::Other), []);
+            assert_eq!(found(numbered, text, Author::Tool).len(), 3);
+        }
     }
 
     #[test]
@@ -364,8 +365,10 @@ mod tests {
                 return Vec::new();
             };
             let blank = blank_line(text, *last);
-            let lines_of_last = text[*last..].lines().filter(|line| !line.trim().is_empty());
-            if author == Author::Other && blank.is_none() && lines_of_last.count() > 1 {
+            let head = &text[*last..blank.unwrap_or(text.len())];
+            let is_long = head.lines().filter(|line| !line.trim().is_empty()).count() > 1;
+            let is_parted = blank.is_some_and(|blank| !text[blank..].trim().is_empty());
+            if author == Author::Other && is_long && !is_parted {
                 return Vec::new();
             }
             let end = match author {

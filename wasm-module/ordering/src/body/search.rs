@@ -158,23 +158,6 @@ pub(super) fn trimmed(text: &str, range: Range<usize>) -> Range<usize> {
     trimmed_end(text, trimmed_start(text, range))
 }
 
-/// Returns whether only white space stands between the byte at offset `at` and the line break before it, and that line
-/// break is at or after `from`.
-pub(super) fn begins_line(text: &str, from: usize, at: usize) -> bool {
-    let before = text.get(from..at).unwrap_or_default();
-    let space = before.chars().rev();
-    let mut passed = 0;
-    for character in space {
-        passed += character.len_utf8();
-        if character == '\n' || !character.is_whitespace() {
-            looked(passed);
-            return character == '\n';
-        }
-    }
-    looked(passed);
-    false
-}
-
 /// Returns the position, at or after `from`, of the first byte that `marks` flags; the length of `bytes` if it flags
 /// none. `marks` gets eight bytes as a little-endian number, and the lowest bit set in its result determines the byte.
 fn position(bytes: &[u8], from: usize, marks: impl FnMut(u64) -> u64) -> usize {
@@ -260,11 +243,6 @@ mod tests {
             let range = trimmed(&text, 0..text.len());
             prop_assert_eq!(&text[range.clone()], text.trim());
             prop_assert!(text.trim().is_empty() || range.start == slow(text.trim()));
-            for (at, _) in text.match_indices('<') {
-                let line = text[..at].rfind('\n').map(|newline| newline + 1);
-                let expected = line.is_some_and(|line| text[line..at].trim().is_empty());
-                prop_assert_eq!(begins_line(&text, 0, at), expected);
-            }
         }
     }
 }

@@ -8,7 +8,8 @@
 //!       [          ]           [       ]     [    ]   [       ]     [    ]          marks, by name
 //! ```
 
-use super::search::{begins_line, find, find_last, pass, pass_space, trimmed_start};
+use super::labels::is_counted;
+use super::search::{find, find_last, pass, pass_space, trimmed_start};
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -184,10 +185,9 @@ impl<'t> Tags<'t> {
             let Some(end) = self.mark(*closing).map(Mark::end) else {
                 continue;
             };
-            let is_mention = !begins_element(self.text, at, mark.at());
-            let inner = (is_mention || opening.id.is_none())
-                .then(|| self.inner(place, opening.end, *closing as usize, is_mention));
-            let (open, id) = match inner.flatten() {
+            let is_mention = !line_before(self.text, at, mark.at()).is_plain;
+            let inner = self.inner(place, &opening, *closing as usize, is_mention);
+            let (open, id) = match inner {
                 Some((inner, opening)) => (inner.at(), opening.id),
                 None => (mark.at(), opening.id),
             };
@@ -216,24 +216,35 @@ impl<'t> Tags<'t> {
 
     /// Returns the opening tag that really begins a document, if the tag at index `place` of `marks` is only mentioned
     /// in a sentence before it, as by Open WebUI: "(e.g., <source id="1">)". The result is the first tag (1) of the
-    /// same name, (2) before the closing tag at index `closing` of `marks`, (3) that is the first text on its line, (4)
-    /// with an id, unless `is_mention` says that the first tag is certainly a mention. Line and tag must begin at or
-    /// after the offset `from` of the text. `None` if there is no such tag.
+    /// same name, (2) before the closing tag at index `closing` of `marks`, (3) that begins an element on a later line
+    /// than `outer`, the first tag as read, ends, (4) with an id where that has none, or with the same id; any one if
+    /// `is_mention` says that the first tag is certainly a mention. `None` if there is no such tag.
     fn inner(
         &self,
         place: usize,
-        from: usize,
+        outer: &Opening,
         closing: usize,
         is_mention: bool,
     ) -> Option<(&Mark, Opening)> {
         let name = self.marks.get(place)?.name;
+        let id = |opening: &Opening| self.text.get(opening.id.clone()?);
         let between = self.marks.get(place + 1..closing)?.iter().enumerate();
-        let mut candidates = between.filter(|(_, mark)| mark.at() >= from);
+        let mut candidates = between.filter(|(_, mark)| mark.at() >= outer.end);
+        let mut from = outer.end;
+        let mut begins = false;
         candidates.find_map(|(nth, mark)| {
-            let begins =
-                !mark.is_closing && mark.name == name && begins_line(self.text, from, mark.at());
-            let opening = begins.then(|| self.opening(place + 1 + nth)).flatten()?;
-            (is_mention || opening.id.is_some()).then_some((mark, opening))
+            let line = line_before(self.text, from, mark.at());
+            begins = line.is_plain && (begins || line.is_later);
+            from = mark.at();
+            if !begins || mark.is_closing || mark.name != name {
+                return None;
+            }
+            let opening = self.opening(place + 1 + nth)?;
+            let is_real = match outer.id {
+                None => opening.id.is_some(),
+                Some(_) => id(&opening) == id(outer),
+            };
+            (is_mention || is_real).then_some((mark, opening))
         })
     }
 
@@ -247,23 +258,40 @@ impl<'t> Tags<'t> {
     }
 }
 
-/// Returns whether the tag at offset `at` of a text follows only white space and other tags, such as a wrapper's, since
-/// the last line break or since the offset `from`, where the document before it ends. Otherwise it is mentioned in a
-/// sentence.
-fn begins_element(text: &str, from: usize, at: usize) -> bool {
+/// What precedes a tag on its line.
+struct LineBefore {
+    /// True if it consists of white space, punctuation, numbers, other tags, and words that only count documents: the tag
+    /// is not mentioned in a sentence.
+    is_plain: bool,
+    /// True if the line begins behind the offset from which it was read.
+    is_later: bool,
+}
+
+/// Reads what precedes the offset `at` of a text on its line, at most back to the offset `from`.
+fn line_before(text: &str, from: usize, at: usize) -> LineBefore {
     let before = text.get(from..at).unwrap_or_default();
-    let start = find_last(before, b'\n').map_or(0, |at| at + 1);
-    let line = before.get(start..).unwrap_or_default();
+    let line_break = find_last(before, b'\n');
+    let line = before.get(line_break.map_or(0, |at| at + 1)..);
+    let line = line.unwrap_or_default();
+    let mut word = 0;
     let mut is_tag = false;
-    line.chars().all(|character| {
-        let is_between = !is_tag && character.is_whitespace();
-        is_tag = match character {
-            '<' => true,
-            '>' if is_tag => false,
-            _ => is_tag,
+    let is_plain = line.bytes().enumerate().all(|(at, byte)| {
+        if byte.is_ascii_alphabetic() || !byte.is_ascii() {
+            return true;
+        }
+        let is_allowed = if is_tag {
+            byte != b'<'
+        } else {
+            is_counted(line.get(word..at).unwrap_or_default())
         };
-        is_tag || is_between || character == '>'
-    }) && !is_tag
+        is_tag = byte == b'<' || is_tag && byte != b'>';
+        word = at + 1;
+        is_allowed
+    });
+    LineBefore {
+        is_plain: is_plain && !is_tag && is_counted(line.get(word..).unwrap_or_default()),
+        is_later: line_break.is_some(),
+    }
 }
 
 /// Returns the range of the tag name that begins at offset `at`, cut one byte after the longest name allowed; empty if
@@ -420,7 +448,16 @@ mod tests {
         }
         let video = "<source id=\"1\" name=\"video.md\">Use:\n<video controls>\n  <source src=\"movie.mp4\">\n</video></source>";
         let basel = "<source id=\"2\">Basel.</source>";
-        for before in ["", "<context>\n", "<context>", "Cite (e.g., [1]).\n \n"] {
+        for before in [
+            "",
+            "<context>\n",
+            "<context>",
+            "Cite (e.g., [1]).\n \n",
+            "- ",
+            "1. ",
+            "Document 1: ",
+            "Cite (e.g., <source id=\"1\">).\n<context>",
+        ] {
             let text = format!("{before}{video}\n{basel}\n</context>\nHow?");
             assert_eq!(source(&text), [video, basel], "{before}");
         }
@@ -432,7 +469,9 @@ mod tests {
                 ("<doc id=2>x</doc>", Some("2")),
             ]
         );
-        // A tag without an id that begins a line may be a mention.
+        // A tag that begins a line may be a mention.
+        let text = "<source id=1> begins each.\nCite as [1].\n<context>\n<source id=1>A</source>";
+        assert_eq!(source(text), ["<source id=1>A</source>"]);
         assert_eq!(
             found("<doc> tags hold documents.\n<doc id=1>x</doc>"),
             [("<doc id=1>x</doc>", Some("1"))]
@@ -514,9 +553,9 @@ mod tests {
         }
 
         /// Returns the opening tag that belongs to the closing tag before `end`: the tag at `open`, or the first one of
-        /// its name after it that begins a line. The tag at `open` is then only mentioned, as in Open WebUI's prompt:
-        /// "(e.g., <source id="1">)". It is no mention if only tags precede it on its line, or, without an id, if the
-        /// other has none either.
+        /// its name after it that begins an element on a later line. The tag at `open` is then only mentioned, as in Open
+        /// WebUI's prompt: "(e.g., <source id="1">)". It is no mention if no words precede it on its line, unless the
+        /// other has its id, or it has none.
         fn inner<'n>(
             text: &str,
             before: usize,
@@ -525,34 +564,46 @@ mod tests {
             end: usize,
             names: &'n [String],
         ) -> (usize, Opening<'n>) {
-            let own = text[before..open].rsplit('\n').next().unwrap();
-            let mut own = own.trim();
-            while let Some((tag, rest)) = own.strip_prefix('<').and_then(|own| own.split_once('>'))
-            {
-                let _ = tag;
-                own = rest.trim_start();
-            }
-            let is_mention = !own.is_empty();
-            if !is_mention && opening.id.is_some() {
-                return (open, opening);
-            }
+            let is_mention = !is_plain(text[before..open].rsplit('\n').next().unwrap());
             let inside = text.get(opening.end..end).unwrap_or_default();
-            let mut line = opening.end;
-            for (nth, piece) in inside.split_inclusive('\n').enumerate() {
-                let indent = piece.len() - piece.trim_start().len();
-                if nth > 0
-                    && piece
-                        .get(indent..)
-                        .is_some_and(|rest| rest.starts_with('<'))
-                    && let Some(other) = opening_tag(text, line + indent, names)
+            for (at, _) in inside.match_indices('<') {
+                let Some((_, line)) = inside[..at].rsplit_once('\n') else {
+                    continue;
+                };
+                if let Some(other) = opening_tag(text, opening.end + at, names)
+                    && is_plain(line)
                     && other.name == opening.name
-                    && (is_mention || other.id.is_some())
                 {
-                    return (line + indent, other);
+                    let id = |opening: &Opening<'_>| opening.id.clone().map(|id| &text[id]);
+                    let is_real = match opening.id {
+                        None => other.id.is_some(),
+                        Some(_) => id(&other) == id(&opening),
+                    };
+                    if is_mention || is_real {
+                        return (opening.end + at, other);
+                    }
                 }
-                line += piece.len();
             }
             (open, opening)
+        }
+
+        /// Returns whether a text has no words outside tags, except those that count documents.
+        fn is_plain(line: &str) -> bool {
+            let mut outside = String::new();
+            let mut rest = line;
+            while let Some((before, tag)) = rest.split_once('<') {
+                let Some((tag, behind)) = tag.split_once('>') else {
+                    return false;
+                };
+                if tag.contains('<') {
+                    return false;
+                }
+                outside = outside + before + " ";
+                rest = behind;
+            }
+            outside += rest;
+            let is_of_word = |c: char| c.is_ascii_alphabetic() || !c.is_ascii();
+            outside.split(|c| !is_of_word(c)).all(super::is_counted)
         }
 
         struct Opening<'n> {

@@ -54,13 +54,13 @@ impl<'a> PromptDocuments<'a> {
 
     /// Adds a document that its client numbers. It is sent in the chat's turn `turn` with question number `question`,
     /// as that question's document number `place`, counted from 1. It is named by its own number or, if the block has
-    /// none, by `place`.
+    /// none, by `place`. If it is not `is_whole`, a location hint stands there instead, to which no hint of a later turn
+    /// refers.
     pub(crate) fn add_numbered(
         &mut self,
-        turn: u32,
-        question: u32,
-        place: usize,
+        (turn, question, place): (u32, u32, usize),
         block: NumberedBlock<'a>,
+        is_whole: bool,
     ) {
         if let Some(text) = block.passages() {
             self.passages.add(turn, question, text);
@@ -77,8 +77,10 @@ impl<'a> PromptDocuments<'a> {
                 *named = None;
             }
         }
-        let known = self.numbered.entry(block.identity());
-        known.or_insert((turn, question, number, block));
+        if is_whole {
+            let known = self.numbered.entry(block.identity());
+            known.or_insert((turn, question, number, block));
+        }
     }
 
     /// Returns the text of a block of passages (retrieved texts joined by the client), in which each run of lines that

@@ -692,12 +692,8 @@ impl Index {
         found.extend((oldest..).zip(scores).filter(|(_, score)| *score > 0));
         found.extend(many);
         let key = |&(number, score): &(u64, u64)| std::cmp::Reverse((score, number));
-        let wanted = Effort::of(self.limits.depth).beginnings;
-        if found.len() > wanted {
-            found.select_nth_unstable_by_key(wanted, key);
-            found.truncate(wanted);
-        }
         found.sort_unstable_by_key(key);
+        found.truncate(Effort::of(self.limits.depth).beginnings);
         found
     }
 

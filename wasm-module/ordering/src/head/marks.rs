@@ -148,20 +148,19 @@ impl Solid {
     /// Returns whether this is the hash of a text that some adjacent ones of `texts` make when joined; false for an empty
     /// text. O(texts).
     pub(super) fn joins_some(self, texts: &[Self]) -> bool {
-        let mut sums = vec![Self::default()];
-        sums.extend(texts.iter().scan(Self::default(), |sum, text| {
-            *sum = sum.then(*text);
-            Some(*sum)
-        }));
         let shift = Self::BASE.wrapping_pow(self.bytes);
-        let mut starts = sums.iter().peekable();
-        let joined = sums.iter().any(|end| {
-            let bytes = |start: &Self| end.bytes.saturating_sub(start.bytes);
-            while starts.next_if(|start| bytes(start) > self.bytes).is_some() {}
-            starts.peek().is_some_and(|start| {
-                let whole = start.hash.wrapping_mul(shift).wrapping_add(self.hash);
-                bytes(start) == self.bytes && whole == end.hash
-            })
+        // The hashes of the texts before the first joined one, and up to the last one.
+        let (mut before, mut all) = (Self::default(), Self::default());
+        let mut starts = texts.iter();
+        let joined = texts.iter().any(|text| {
+            all = all.then(*text);
+            while all.bytes.saturating_sub(before.bytes) > self.bytes
+                && let Some(start) = starts.next()
+            {
+                before = before.then(*start);
+            }
+            before.hash.wrapping_mul(shift).wrapping_add(self.hash) == all.hash
+                && all.bytes.saturating_sub(before.bytes) == self.bytes
         });
         joined && !self.is_empty()
     }

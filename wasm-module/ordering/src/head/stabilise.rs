@@ -206,12 +206,12 @@ impl Heads {
                 }
                 moved.push((words, unit.hash));
             }
-            // What moves takes its values along.
-            frozen.retain(|(_, range)| {
-                let units = gone.get(overlapping(&text.units, range));
-                !units.unwrap_or_default().contains(&true)
-            });
             for (name, range) in frozen {
+                let units = gone.get(overlapping(&text.units, &range));
+                if units.unwrap_or_default().contains(&true) {
+                    // What moves takes its values along.
+                    continue;
+                }
                 let words = text.raw(&range);
                 let range = text.in_body(&range);
                 report.frozen += 1;

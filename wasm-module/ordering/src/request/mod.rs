@@ -396,26 +396,24 @@ impl<'a> Request<'_, 'a> {
         );
         self.then(arrangement.digest(&listed));
         if self.last_turn > 0 {
-            // The place at which each document is sent, from 1, and whether a location hint stands there.
-            let mut places = vec![(0, false); group.found.len()];
+            let has_blocks = !keeps_repeats(group);
             for (slot, place) in arrangement.slots.iter().zip(1..) {
-                if let Some(at) = places.get_mut(usize::from(slot.index())) {
-                    *at = (place, slot.is_reference());
-                }
-            }
-            for &(index, fingerprint) in &listed.distinct {
-                if let Some(found) = group.found.get(usize::from(index)) {
-                    let place = places.get(usize::from(index)).copied();
-                    let (place, is_reference) = place.unwrap_or_default();
-                    let block = found.block_in_message();
-                    let block = block.filter(|_| !is_reference && !keeps_repeats(group));
-                    self.shown.add(turn, fingerprint, found.label, block);
-                    let numbered = found.numbered_block();
-                    let numbered =
-                        numbered.filter(|_| self.config.keeps_contexts() && !keeps_repeats(group));
-                    if let Some(block) = numbered {
-                        self.shown.add_numbered(turn, self.question, place, block);
-                    }
+                let at = (listed.distinct).binary_search_by_key(&slot.index(), |(index, _)| *index);
+                let distinct = at.ok().and_then(|at| listed.distinct.get(at));
+                let found = group.found.get(usize::from(slot.index()));
+                let Some((found, (_, fingerprint))) = found.zip(distinct) else {
+                    continue;
+                };
+                // Where a location hint stands, there is nothing to refer to.
+                let block = found.block_in_message();
+                let block = block.filter(|_| has_blocks && !slot.is_reference());
+                self.shown.add(turn, *fingerprint, found.label, block);
+                let numbered = found.numbered_block();
+                if let Some(block) = numbered.filter(|_| has_blocks && self.config.keeps_contexts())
+                {
+                    let is_whole = !slot.is_reference();
+                    let at = (turn, self.question, place);
+                    self.shown.add_numbered(at, block, is_whole);
                 }
             }
         }
