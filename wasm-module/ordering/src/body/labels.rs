@@ -10,7 +10,7 @@
 //!                              number places
 //! ```
 
-use super::tags::{Span, name_at};
+use super::tags::{Span, is_counted, name_at};
 use crate::work::looked;
 use std::ops::Range;
 
@@ -45,7 +45,7 @@ pub(super) fn groups(text: &str, spans: &[Span]) -> Vec<usize> {
 
 /// Returns the label (text that may say which document is which) that a range of `text` before a document gives it: the
 /// words, names of opening tags, symbols and numbers in that range. Two numbers are left out where they only count:
-/// `place`, the document's index among those of the text, and `place + 1`, behind no other words than [`COUNTED`] in
+/// `place`, the document's index among those of the text, and `place + 1`, behind no other words than [`COUNTED`](super::tags::COUNTED) in
 /// their line, clause or element: `Version 1` is a name. In the result, a line break precedes a word
 /// that begins a line, a clause or an element, and a space any other word: a label that ends with `signed` is not the
 /// same as one that ends with `not signed` or `unsigned`.
@@ -106,7 +106,7 @@ fn label(text: &str, range: Range<usize>, place: usize) -> String {
 
 /// Appends `mark`, the mark before the next word, to `label`; no effect within a word. `word` becomes the offset at
 /// which the next word begins. `only_counted` becomes whether the words before it in its clause are all among
-/// [`COUNTED`].
+/// [`COUNTED`](super::tags::COUNTED).
 fn begin_word(
     label: &mut String,
     mark: &mut Option<char>,
@@ -121,41 +121,6 @@ fn begin_word(
     label.push(mark);
     *word = label.len();
 }
-
-/// Returns whether `word` is one of [`COUNTED`], also in the plural, or empty.
-pub(super) fn is_counted(word: &str) -> bool {
-    let word = word.strip_suffix('s').unwrap_or(word);
-    word.is_empty() || COUNTED.iter().any(|known| known.eq_ignore_ascii_case(word))
-}
-
-/// Words behind which a number only counts documents. Other things that are numbered, such as versions, drafts and
-/// quarters, differ in what their number means.
-const COUNTED: [&str; 24] = [
-    "document",
-    "doc",
-    "source",
-    "passage",
-    "paragraph",
-    "context",
-    "result",
-    "search",
-    "web",
-    "retrieved",
-    "item",
-    "chunk",
-    "snippet",
-    "excerpt",
-    "evidence",
-    "reference",
-    "text",
-    "number",
-    "index",
-    "rank",
-    "no",
-    "id",
-    "i",
-    "n",
-];
 
 /// Returns whether a character that is neither letter nor digit may tell documents apart, as `✅` may and a dash, a
 /// bullet or a full-width colon may not.

@@ -8,7 +8,6 @@
 //!       [          ]           [       ]     [    ]   [       ]     [    ]          marks, by name
 //! ```
 
-use super::labels::is_counted;
 use super::search::{find, find_last, pass, pass_space, trimmed_start};
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -293,6 +292,41 @@ fn line_before(text: &str, from: usize, at: usize) -> LineBefore {
         is_later: line_break.is_some(),
     }
 }
+
+/// Returns whether `word` is one of [`COUNTED`], also in the plural, or empty.
+pub(super) fn is_counted(word: &str) -> bool {
+    let word = word.strip_suffix('s').unwrap_or(word);
+    word.is_empty() || COUNTED.iter().any(|known| known.eq_ignore_ascii_case(word))
+}
+
+/// Words behind which a number only counts documents. Other things that are numbered, such as versions, drafts and
+/// quarters, differ in what their number means.
+pub(super) const COUNTED: [&str; 24] = [
+    "document",
+    "doc",
+    "source",
+    "passage",
+    "paragraph",
+    "context",
+    "result",
+    "search",
+    "web",
+    "retrieved",
+    "item",
+    "chunk",
+    "snippet",
+    "excerpt",
+    "evidence",
+    "reference",
+    "text",
+    "number",
+    "index",
+    "rank",
+    "no",
+    "id",
+    "i",
+    "n",
+];
 
 /// Returns the range of the tag name that begins at offset `at`, cut one byte after the longest name allowed; empty if
 /// there is none.
