@@ -62,28 +62,28 @@ struct Arguments {
     #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
     max_message_mib: u32,
     /// Pick an endpoint of this list for every request: a file in JSON or YAML, which is watched
-    #[arg(long, value_name = "FILE", conflicts_with = "endpoints_dns", value_hint = ValueHint::FilePath)]
+    #[arg(long, value_name = "FILE", group = "pool", value_hint = ValueHint::FilePath)]
     endpoints: Option<PathBuf>,
     /// Pick an endpoint for every request among the addresses of a name, as that of a headless Service, with each port
-    #[arg(long, value_name = "HOST:PORT[,PORT]")]
+    #[arg(long, value_name = "HOST:PORT[,PORT]", group = "pool")]
     endpoints_dns: Option<Name>,
     /// Further endpoints that are named after the picked one, for the gateway's retries
-    #[arg(long, value_name = "ENDPOINTS", default_value_t = 2, value_parser = clap::value_parser!(u8).range(0..=7))]
+    #[arg(long, requires = "pool", value_name = "ENDPOINTS", default_value_t = 2, value_parser = clap::value_parser!(u8).range(0..=7))]
     fallbacks: u8,
     /// The path of the endpoints' metrics, which tell how much they have to do, or `none`
-    #[arg(long, value_name = "PATH", default_value = "/metrics", value_parser = metrics_path)]
+    #[arg(long, requires = "pool", value_name = "PATH", default_value = "/metrics", value_parser = metrics_path)]
     metrics_path: MetricsPath,
     /// Interval at which the endpoints' metrics are read, in milliseconds; after five of them a load is forgotten
-    #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(50..=60_000))]
+    #[arg(long, requires = "pool", value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(50..=60_000))]
     scrape_ms: u64,
     /// An endpoint with more requests waiting is saturated: it is picked only while all are
-    #[arg(long, value_name = "REQUESTS", default_value_t = 5)]
+    #[arg(long, requires = "pool", value_name = "REQUESTS", default_value_t = 5)]
     max_waiting: u64,
     /// An endpoint that uses more of its KV cache is saturated
-    #[arg(long, value_name = "SHARE", default_value_t = 0.8, value_parser = share)]
+    #[arg(long, requires = "pool", value_name = "SHARE", default_value_t = 0.8, value_parser = share)]
     max_kv_usage: f64,
     /// An objective (`x-gateway-inference-objective`) whose requests are refused with 429 while all endpoints are saturated
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, requires = "pool", value_name = "NAME")]
     sheddable: Vec<String>,
     /// Seconds that streams have after SIGTERM
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(0..=3_600))]

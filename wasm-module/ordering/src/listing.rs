@@ -139,6 +139,25 @@ mod tests {
     }
 
     #[test]
+    fn what_changes_the_prompt_before_its_messages_shares_nothing() {
+        let scope = |field: &str| {
+            let body = format!(
+                r#"{{{field}"messages":[{{"role":"user","content":"<doc>a</doc><doc>b</doc> Why?"}}]}}"#
+            );
+            documents_of(body.as_bytes(), &Config::default()).unwrap()[0].scope
+        };
+        let [plain, low, high, form] = [
+            "",
+            r#""reasoning_effort":"low","#,
+            r#""reasoning_effort":"high","#,
+            r#""response_format":{"type":"json_object"},"#,
+        ]
+        .map(scope);
+        assert!(plain != low && low != high && plain != high);
+        assert_eq!(plain, form);
+    }
+
+    #[test]
     fn a_body_without_documents_says_so() {
         let body = br#"{"messages":[{"role":"user","content":"Why?"}]}"#;
         assert_eq!(

@@ -830,3 +830,51 @@ fn a_system_block_of_nothing_but_contexts_moves_as_a_whole() {
         assert_eq!(asked.contains("A text."), system != expected, "{asked}");
     }
 }
+
+/// Where only location hints were sent, a later hint would point to a hint.
+#[test]
+fn a_hint_refers_to_words_and_never_to_another_hint() {
+    let config = json!({"head": {"mode": "apply"}, "conversation": {"pin": true}});
+    let line = |name: &str| format!("{name} {}", "says many things about it, ".repeat(20));
+    let dify = |names: &[&str], words: &str| {
+        let lines: Vec<String> = names.iter().map(|name| line(name)).collect();
+        let passages = lines.join("\n");
+        question(&format!(
+            "Use it, inside <context></context> XML tags.\n\n<context>\n{passages}\n</context>\n\n{words}"
+        ))
+    };
+    let source = |id: u32, name: &str| format!("<source id=\"{id}\">{}</source>", line(name));
+    let tagged = |sources: &[String], words: &str| {
+        question(&format!(
+            "<context>\n{}\n</context>\n\n{words}",
+            sources.join("\n")
+        ))
+    };
+    let chats = [
+        [
+            dify(&["alpha", "beta", "gamma"], "First?"),
+            dify(&["beta", "alpha"], "Second?"),
+            dify(&["beta", "alpha"], "Third?"),
+        ],
+        [
+            tagged(&[source(1, "alpha"), source(2, "beta")], "First?"),
+            tagged(&[source(1, "delta"), source(3, "alpha")], "Second?"),
+            tagged(&[source(3, "alpha"), source(4, "gamma")], "Third?"),
+        ],
+    ];
+    for questions in chats {
+        let mut orderer = orderer(config.clone());
+        let mut messages: Vec<Value> = Vec::new();
+        let mut sent = Vec::new();
+        for question in questions {
+            messages.push(question);
+            let body = json!({"model": "m", "messages": messages});
+            (sent, _) = send_as(&mut orderer, "t", &body);
+            messages.push(answer("Yes."));
+        }
+        assert!(sent[2].contains("of question 1]"), "{}", sent[2]);
+        assert!(sent[4].contains("of question 1]"), "{}", sent[4]);
+        assert!(!sent[4].contains("of question 2]"), "{}", sent[4]);
+        assert!(!sent[4].contains("[3] in"), "{}", sent[4]);
+    }
+}

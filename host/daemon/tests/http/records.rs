@@ -278,7 +278,7 @@ async fn a_push_that_is_none_is_refused_with_its_field_and_limit_and_not_passed_
         (
             "gateway=0000000000000001&wait_ms=60001",
             "wait_ms",
-            "up to 60000",
+            "from 0 to 60000",
         ),
         ("gatway=0000000000000001", "gatway", "the parameters are"),
     ] {

@@ -348,6 +348,17 @@ mod tests {
             );
             assert!(errors[0].starts_with("engines.0"), "{errors:?}");
         }
+        for retrieval in [
+            r#"{"cluster": "c", "token": "5ecre7\n"}"#,
+            r#"{"cluster": "c", "tokens": "5ecre7"}"#,
+            r#""5ecre7""#,
+        ] {
+            let errors = told(&format!(r#"{{"retrieval": {retrieval}}}"#));
+            assert!(
+                !errors.is_empty() && !errors.concat().contains("5ecre7"),
+                "{errors:?}"
+            );
+        }
     }
 
     #[test]

@@ -266,6 +266,11 @@ mod tests {
         assert_eq!(serve(4 * minute, &at(&[1])), 200);
         assert_eq!(serve(8 * minute, &at(&[1])), 200);
         assert_eq!(serve(13 * minute, &at(&[1])), 0);
+        // Another gateway's log of the same day begins earlier.
+        let mut cache = BoundaryCache::new(1_000);
+        let mut serve = |now_ms: u64| cache.serve(&layout, &at(&[1]), &rules, now_ms).read;
+        assert_eq!(serve(300 * minute), 0);
+        assert_eq!([1, 2, 3].map(|now| serve(now * minute)), [0, 200, 200]);
         let mut cache = BoundaryCache::new(0);
         let long = [(1, MarkTtl::Long)];
         let first = cache.serve(&layout, &long, &rules, 0);

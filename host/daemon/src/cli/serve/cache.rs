@@ -20,7 +20,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE")]
     kv_disk: Option<PathBuf>,
     /// Largest size of the file in MiB
-    #[arg(long, value_name = "MIB", default_value_t = 4_096, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    #[arg(long, value_name = "MIB", default_value_t = 4_096, requires = "kv_disk", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     kv_disk_mib: u64,
     /// Part of the file for copies of the most used KV state that is still in memory, in bytes or as 1GiB: a restarted
     /// server finds it even if the last one was killed; 0 for none [default: a quarter of the file]
