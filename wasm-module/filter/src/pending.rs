@@ -86,7 +86,10 @@ impl PendingResponse {
         if let Some(dispatch) = self.dispatch.take() {
             let failed = matches!(status, Some(b"502" | b"503" | b"504"));
             let is_computed = status.is_none_or(|status| status.starts_with(b"2"));
-            match served_by(host, plugin).filter(|other| *other != dispatch.engine && !failed) {
+            let served = served_by(host, plugin);
+            // Another 4xx than an engine's, the router's 404 for example, says nothing about the engine.
+            let is_of_engine = is_computed || served.is_some() || !plugin.engines().are_several();
+            match served.filter(|other| *other != dispatch.engine && !failed) {
                 // Envoy tried the chosen engine, and then another one.
                 Some(other) => {
                     plugin.settle(host, dispatch, DispatchResult::Failed);
@@ -102,9 +105,10 @@ impl PendingResponse {
                     }
                 }
                 None => {
-                    let result = match failed {
-                        true => DispatchResult::Failed,
-                        false => DispatchResult::Answered,
+                    let result = match (failed, is_of_engine) {
+                        (true, _) => DispatchResult::Failed,
+                        (false, true) => DispatchResult::Answered,
+                        (false, false) => DispatchResult::Abandoned,
                     };
                     plugin.settle(host, dispatch, result);
                     match &self.record {

@@ -17,7 +17,8 @@
 //! | Gemini | `promptTokenCount` | `cachedContentTokenCount` |
 //!
 //! A response is forwarded chunk by chunk; its first and last bytes are copied on the way, and parsed when it has
-//! ended. Text that a model wrote cannot be mistaken for usage, since quotation marks in JSON strings are escaped.
+//! ended. Text that a model wrote cannot be mistaken for usage, since quotation marks in JSON strings are escaped; of
+//! several reports the last counts, also where a tool call's arguments, plain objects in some APIs, look like one.
 
 use serde::Deserialize;
 

@@ -843,38 +843,21 @@ fn a_hint_refers_to_words_and_never_to_another_hint() {
             "Use it, inside <context></context> XML tags.\n\n<context>\n{passages}\n</context>\n\n{words}"
         ))
     };
-    let source = |id: u32, name: &str| format!("<source id=\"{id}\">{}</source>", line(name));
-    let tagged = |sources: &[String], words: &str| {
-        question(&format!(
-            "<context>\n{}\n</context>\n\n{words}",
-            sources.join("\n")
-        ))
-    };
-    let chats = [
-        [
-            dify(&["alpha", "beta", "gamma"], "First?"),
-            dify(&["beta", "alpha"], "Second?"),
-            dify(&["beta", "alpha"], "Third?"),
-        ],
-        [
-            tagged(&[source(1, "alpha"), source(2, "beta")], "First?"),
-            tagged(&[source(1, "delta"), source(3, "alpha")], "Second?"),
-            tagged(&[source(3, "alpha"), source(4, "gamma")], "Third?"),
-        ],
+    let questions = [
+        dify(&["alpha", "beta", "gamma"], "First?"),
+        dify(&["beta", "alpha"], "Second?"),
+        dify(&["beta", "alpha"], "Third?"),
     ];
-    for questions in chats {
-        let mut orderer = orderer(config.clone());
-        let mut messages: Vec<Value> = Vec::new();
-        let mut sent = Vec::new();
-        for question in questions {
-            messages.push(question);
-            let body = json!({"model": "m", "messages": messages});
-            (sent, _) = send_as(&mut orderer, "t", &body);
-            messages.push(answer("Yes."));
-        }
-        assert!(sent[2].contains("of question 1]"), "{}", sent[2]);
-        assert!(sent[4].contains("of question 1]"), "{}", sent[4]);
-        assert!(!sent[4].contains("of question 2]"), "{}", sent[4]);
-        assert!(!sent[4].contains("[3] in"), "{}", sent[4]);
+    let mut orderer = orderer(config);
+    let mut messages: Vec<Value> = Vec::new();
+    let mut sent = Vec::new();
+    for question in questions {
+        messages.push(question);
+        let body = json!({"model": "m", "messages": messages});
+        (sent, _) = send_as(&mut orderer, "t", &body);
+        messages.push(answer("Yes."));
     }
+    assert!(sent[2].contains("of question 1]"), "{}", sent[2]);
+    assert!(sent[4].contains("of question 1]"), "{}", sent[4]);
+    assert!(!sent[4].contains("of question 2]"), "{}", sent[4]);
 }

@@ -4,7 +4,7 @@
 //!   source ── addresses ──▶ places  0  10.0.0.1:8000    ◀── load ── scrape
 //!   (a file, DNS)                   1  10.0.0.2:8000
 //!                                   2  (10.0.0.3:8000 was here)
-//!                                   …  63
+//!                                   …  255
 //!                              │
 //!   request, its subset ─▶ EnginePool ─▶ the filter chooses ─▶ x-gateway-destination-endpoint
 //! ```

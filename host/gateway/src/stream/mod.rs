@@ -170,7 +170,12 @@ impl ProcessingStream {
 
     /// Takes the next message to the gateway; `None` if there is none.
     pub(crate) fn next_answer(&mut self) -> Option<ProcessingResponse> {
-        self.out.pop_front()
+        let answer = self.out.pop_front();
+        if self.out.is_empty() && self.request == RequestPhase::Passing {
+            // The body has been handed on.
+            self.processor.release(std::mem::take(&mut self.held));
+        }
+        answer
     }
 
     /// Returns whether the stream must be closed, once no message is left to send.
@@ -374,7 +379,6 @@ impl ProcessingStream {
         let state = self.state.get_mut();
         let new = state.new_body.take();
         let old = std::mem::take(&mut state.body);
-        self.processor.release(std::mem::take(&mut self.held));
         if !is_duplex {
             self.out.push_back(match end {
                 End::Trailers => answers::trailers(Side::Request),
@@ -505,6 +509,7 @@ impl ProcessingStream {
         if self.processor.pool.is_none() || can_name && is_directed(self) {
             return false;
         }
+        self.with(|exchange, proxy| exchange.abandon(proxy));
         self.refuse_with(Refusal::NoEndpoint);
         true
     }

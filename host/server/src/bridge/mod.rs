@@ -13,7 +13,8 @@
 //! [`Blocks`] matches blocks and prompts. The result has the form of our engine's events, so the same feed serves it.
 //!
 //! One bridge follows one engine. A fleet has a bridge for each engine, and every bridge receives copies of all
-//! requests. A prompt whose blocks the engine does not report waits for a while and is dropped.
+//! requests. A prompt whose blocks the engine does not report waits until newer ones
+//! take its place.
 
 mod blocks;
 mod http;

@@ -398,6 +398,17 @@ impl Exchange {
         }
     }
 
+    /// Forgets what the engine was to compute for the request, which the proxy refused after it was ordered.
+    pub fn abandon(&mut self, host: &impl Host) {
+        let record = self
+            .pending
+            .as_ref()
+            .and_then(|pending| pending.decided().0);
+        if let Some(record) = record {
+            self.plugin.undo(host, record);
+        }
+    }
+
     /// Handles the end of the exchange, however request and response ended: records the results and writes the fields
     /// for access logs.
     pub fn on_done(&mut self, host: &impl Host) {

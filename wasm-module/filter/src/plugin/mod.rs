@@ -162,12 +162,18 @@ impl Plugin {
         if said.as_ref().is_some_and(|said| said.is_keyed_otherwise) {
             self.metrics.feed_key_mismatch(host);
         }
-        let (Some(said), Some(mut knowledge)) = (said, self.knowledge()) else {
+        let Some(said) = said else {
             return;
         };
         // Updates that other workers published earlier are applied first.
-        knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_TICK);
+        if let Some(mut knowledge) = self.knowledge() {
+            knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_TICK);
+        }
         for residency in said.messages {
+            // Locked for each, so that requests need not wait for all.
+            let Some(mut knowledge) = self.knowledge() else {
+                return;
+            };
             let update = PeerUpdate::Residency(residency);
             knowledge.take(host, &self.metrics, &update);
         }
@@ -293,20 +299,6 @@ impl Plugin {
             let again = parse(rewrite.body.as_deref()?, orderer.config());
             for_model(again.ok()?, model).ok()
         });
-        let miss = parsed.as_ref().ok().and_then(|parsed| {
-            let engine = configured(engine.unwrap_or_else(|| least_loaded(&choices)));
-            let matched = rewritten.filter(|_| self.has_feeds());
-            let sent = misses::Sent {
-                tenant: identity.tenant(),
-                engine: engine.map_or("", |engine| engine.name.as_str()),
-                parsed,
-                rewritten,
-                again: again.as_ref(),
-                believed: matched.map(|rewrite| rewrite.report.matched_tokens),
-            };
-            let mut misses = self.misses()?;
-            misses.take(&sent, orderer.config())
-        });
         let cut = engine.zip(kind).and_then(|(engine, kind)| {
             let options = CutOptions {
                 rules: kind.rules(&named),
@@ -327,7 +319,7 @@ impl Plugin {
         self.metrics.time(host, elapsed);
         self.metrics.head(host, &head);
         self.metrics.marked(host, cut.as_ref());
-        let (engine, tokens) = match &answer {
+        let (chosen, tokens) = match &answer {
             Ok(rewrite) => {
                 knowledge.publish_record(host, &self.metrics, &rewrite.record);
                 self.note(|outbox| outbox.add_record(&rewrite.record));
@@ -335,9 +327,26 @@ impl Plugin {
             }
             Err(_) => (least_loaded(&choices), estimated_tokens(body.len())),
         };
+        // From here on, other workers' requests are ordered.
+        drop(knowledge);
+        let miss = parsed.as_ref().ok().and_then(|parsed| {
+            let engine = configured(engine.unwrap_or_else(|| least_loaded(&choices)));
+            let rewritten = answer.as_ref().ok();
+            let matched = rewritten.filter(|_| self.has_feeds());
+            let sent = misses::Sent {
+                tenant: identity.tenant(),
+                engine: engine.map_or("", |engine| engine.name.as_str()),
+                parsed,
+                rewritten,
+                again: again.as_ref(),
+                believed: matched.map(|rewrite| rewrite.report.matched_tokens),
+            };
+            let mut misses = self.misses()?;
+            misses.take(&sent, &self.config.ordering)
+        });
         let route = Route {
-            dispatch: self.send(host, now_ms, engine, tokens),
-            destinations: self.engines.destinations(host, engine, &choices),
+            dispatch: self.send(host, now_ms, chosen, tokens),
+            destinations: self.engines.destinations(host, chosen, &choices),
         };
         Some(Rewritten {
             answer,

@@ -22,6 +22,8 @@ pub(super) struct Cache {
     version: String,
     /// The version that the retriever stated before `version`; `None` if it has not changed.
     previous_version: Option<String>,
+    /// Time of the newest result that was stored, in milliseconds.
+    newest_ms: u64,
 }
 
 /// The cached documents of a similar earlier question.
@@ -40,6 +42,7 @@ impl Cache {
             documents: Documents::new(max_document_bytes),
             version: String::new(),
             previous_version: None,
+            newest_ms: 0,
         }
     }
 
@@ -77,6 +80,7 @@ impl Cache {
         now_ms: u64,
     ) -> bool {
         self.follow(&found.version);
+        self.newest_ms = self.newest_ms.max(now_ms);
         let mut by_id = HashMap::new();
         let is_unusable = |document: &Document| {
             let other = by_id.insert(document.id.clone(), Arc::clone(&document.element));
@@ -103,17 +107,19 @@ impl Cache {
         true
     }
 
-    /// Stores another worker's search result like [`Cache::keep`], unless its retriever version is the one that this
-    /// cache has just replaced. Returns whether it was stored.
+    /// Stores another worker's search result of the time `at_ms` like [`Cache::keep`], unless it has another retriever
+    /// version than this cache, and one that this cache has just replaced or that is older than its newest result.
+    /// Returns whether it was stored.
     pub(super) fn learn(
         &mut self,
         tenant: &str,
         vector: &[f32],
         found: &RetrieverAnswer,
-        now_ms: u64,
+        at_ms: u64,
     ) -> bool {
-        let is_old = self.previous_version.as_ref() == Some(&found.version);
-        !is_old && self.keep(tenant, vector, found, now_ms)
+        let is_replaced = self.previous_version.as_ref() == Some(&found.version);
+        let is_older = self.version != found.version && at_ms < self.newest_ms;
+        !is_replaced && !is_older && self.keep(tenant, vector, found, at_ms)
     }
 
     /// Compares a sampled hit with the result of a real search, for the cache's statistics. Returns whether the hit was

@@ -9,7 +9,7 @@
 //! one call. In the dynamic module and in the external processor all workers use one cache, so nothing is published.
 //!
 //! A result with a version of the retriever unknown to this worker counts as newer and empties the cache, unless it is
-//! the version that this worker has just replaced. Results that are too long or malformed are skipped.
+//! the version that this worker has just replaced, or was published before this worker's newest result. Results that are too long or malformed are skipped.
 
 use std::sync::Arc;
 
@@ -33,6 +33,9 @@ struct Entry {
     /// The question's embedding vector: little-endian `f32` values in base64.
     vector: String,
     version: String,
+    /// Time at which it was published, in milliseconds.
+    #[serde(default)]
+    at_ms: u64,
     /// The documents, best first: the id of each, and its JSON as an element of a request's `documents`.
     documents: Vec<(String, String)>,
 }
@@ -64,6 +67,7 @@ impl Sharing {
             tenant: tenant.to_owned(),
             vector: vector::to_base64(vector),
             version: found.version.clone(),
+            at_ms: host.now_ms(),
             documents: documents
                 .map(|document| (document.id.clone(), document.element.to_string()))
                 .collect(),
@@ -99,7 +103,8 @@ impl Sharing {
                 documents: documents.collect(),
                 version: entry.version,
             };
-            cache.learn(&entry.tenant, &vector, &found, now_ms)
+            // It expires as in the cache of the worker that searched.
+            cache.learn(&entry.tenant, &vector, &found, entry.at_ms.min(now_ms))
         });
         learnt.map_or(0, |learnt| learnt.entries)
     }
@@ -178,6 +183,34 @@ mod tests {
         }
         assert_eq!(second.learn(&beside, &mut cache), 2);
         assert_eq!(known(&mut cache, "t").as_deref(), Some("v2"));
+    }
+
+    /// A worker that reads late neither serves what has expired nor goes back to an older version.
+    #[test]
+    fn a_result_keeps_its_time() {
+        let [(host, first), (beside, second)] = workers();
+        let config = br#"{"dimensions": 2, "tolerance": 0.01, "ttl_ms": 1000}"#;
+        let config = SimilarityConfig::from_json(config).unwrap();
+        for (read_at, is_known) in [(1_500, true), (9_000, false)] {
+            let mut cache = Cache::new(config.clone(), 1 << 20);
+            host.set_time(1_000);
+            first.publish(&host, "t", &[1.0, 0.0], &found("v1", "{}"));
+            beside.set_time(read_at);
+            assert_eq!(second.learn(&beside, &mut cache), 1);
+            let hit = cache.lookup("t", &[1.0, 0.0], read_at).unwrap();
+            assert_eq!(hit.is_some(), is_known, "{read_at}");
+        }
+        let mut cache = Cache::new(config.clone(), 1 << 20);
+        cache.keep("t", &[1.0, 0.0], &found("v3", "new"), 9_500);
+        host.set_time(9_400);
+        first.publish(&host, "t", &[1.0, 0.0], &found("v2", "old"));
+        beside.set_time(9_600);
+        assert_eq!(second.learn(&beside, &mut cache), 0);
+        let hit = cache.lookup("t", &[1.0, 0.0], 9_600).unwrap();
+        assert_eq!(
+            hit.map(|hit| hit.elements[0].to_string()).as_deref(),
+            Some("new")
+        );
     }
 
     #[test]

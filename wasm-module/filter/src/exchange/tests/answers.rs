@@ -141,6 +141,33 @@ fn a_client_that_leaves_says_nothing_of_the_engine_and_takes_its_load_along() {
     assert!(choices.iter().all(|choice| choice.outstanding == 0));
 }
 
+/// The router's 404, or a 403 of another filter, comes from no engine.
+#[test]
+fn an_answer_that_no_engine_gave_makes_none_healthy() {
+    for (address, status, is_back) in [
+        ("", "404", false),
+        ("", "200", true),
+        ("10.0.0.1:80", "404", true),
+    ] {
+        let host = ScriptedHost::default();
+        let plugin = two_engines(&host);
+        host.set_time(1_000_000);
+        let (exchange, to) = depart(&plugin, &host, &body(&["a", "b"]));
+        let engine = to.split(',').next().unwrap();
+        arrive(exchange, &host, "", "503");
+        // Its pause is over, and this request probes it.
+        host.set_time(1_001_500);
+        let (exchange, again) = depart(&plugin, &host, &body(&["a", "b"]));
+        let address = address.replace("10.0.0.1:80", engine);
+        if !again.starts_with(engine) {
+            continue;
+        }
+        arrive(exchange, &host, &address, status);
+        let choices = plugin.engines().choices(&host, 1_001_600, 0);
+        assert_eq!(choices.len() == 2, is_back, "{address} {status}");
+    }
+}
+
 #[test]
 fn with_one_engine_no_destination_is_named_and_a_clients_own_is_left_alone() {
     let host = ScriptedHost::default();
