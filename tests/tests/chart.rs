@@ -610,7 +610,7 @@ fn an_open_manifest_is_found() {
         ("@sha256:", ":"),
         ("--tls-client-authority=", "--tls-other="),
         ("kind: NetworkPolicy", "kind: Other"),
-        ("values: [istio-ingress", "values: [other"),
+        ("values: [llm", "values: [other"),
     ] {
         assert!(text.contains(closed), "{closed}");
         let objects = objects(&text.replace(closed, open));

@@ -184,8 +184,7 @@ impl<'t> Tags<'t> {
             let Some(end) = self.mark(*closing).map(Mark::end) else {
                 continue;
             };
-            let is_mention = !line_before(self.text, at, mark.at()).is_plain;
-            let inner = self.inner(place, &opening, *closing as usize, is_mention);
+            let inner = self.inner(place, at, &opening, *closing as usize);
             let (open, id) = match inner {
                 Some((inner, opening)) => (inner.at(), opening.id),
                 None => (mark.at(), opening.id),
@@ -217,17 +216,24 @@ impl<'t> Tags<'t> {
     /// in a sentence before it, as by Open WebUI: "(e.g., <source id="1">)". The result is the first tag (1) of the
     /// same name, (2) before the closing tag at index `closing` of `marks`, (3) that begins an element on a later line
     /// than `outer`, the first tag as read, ends, (4) with an id where that has none, or with the same id; any one if
-    /// `is_mention` says that the first tag is certainly a mention. `None` if there is no such tag.
+    /// words precede the first tag on its line, behind the document before it, which ends at `before`. `None` if there
+    /// is no such tag.
     fn inner(
         &self,
         place: usize,
+        before: usize,
         outer: &Opening,
         closing: usize,
-        is_mention: bool,
     ) -> Option<(&Mark, Opening)> {
-        let name = self.marks.get(place)?.name;
+        let first = self.marks.get(place)?;
+        let is_alike = |mark: &Mark| !mark.is_closing && mark.name == first.name;
+        let others = self.marks.get(place + 1..closing)?;
+        if !others.iter().any(is_alike) {
+            return None;
+        }
+        let is_mention = !line_before(self.text, before, first.at()).is_plain;
         let id = |opening: &Opening| self.text.get(opening.id.clone()?);
-        let between = self.marks.get(place + 1..closing)?.iter().enumerate();
+        let between = others.iter().enumerate();
         let mut candidates = between.filter(|(_, mark)| mark.at() >= outer.end);
         let mut from = outer.end;
         let mut begins = false;
@@ -235,7 +241,7 @@ impl<'t> Tags<'t> {
             let line = line_before(self.text, from, mark.at());
             begins = line.is_plain && (begins || line.is_later);
             from = mark.at();
-            if !begins || mark.is_closing || mark.name != name {
+            if !begins || !is_alike(mark) {
                 return None;
             }
             let opening = self.opening(place + 1 + nth)?;
