@@ -7,7 +7,7 @@ those of a fresh search, in pairs.
 
 The endpoint must have `prompt_logprobs` and `continue_final_message`, as vLLM and `foreword serve` have. Questions, words and documents are
 written as `foreword evaluate` writes them. An answer's log-probability is the sum over its tokens, whose texts are joined from the end
-until they hold the answer. Equal prompts are asked once. Only the standard library is needed.
+until they hold the answer's visible ASCII characters. Equal prompts are asked once. Only the standard library is needed.
 """
 
 import argparse
@@ -23,6 +23,10 @@ SYSTEM = "Answer the question from the documents, with the answer alone and in a
 def prompt(question, documents):
     listed = "\n\n".join(f"[{at}] {text}" for at, text in enumerate(documents, 1))
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"{listed}\n\nQuestion: {question}"}]
+
+
+def visible(text):
+    return "".join(it for it in text if "!" <= it <= "~")
 
 
 def nats(options, messages, answer):
@@ -43,13 +47,13 @@ def nats(options, messages, answer):
         tokens = json.load(response)["prompt_logprobs"]
     total, text, count = 0.0, "", 0
     for token in reversed(tokens):
-        if answer.strip() in text:
+        if visible(answer) in visible(text):
             return total, count
         if token is None:
             break
         (value,) = token.values()
         total, text, count = total + value["logprob"], value["decoded_token"] + text, count + 1
-    if answer.strip() in text:
+    if visible(answer) in visible(text):
         return total, count
     raise SystemExit(f"the answer {answer!r} is not at the end of the prompt's tokens: {text!r}")
 
