@@ -194,9 +194,7 @@ fn read(options: &Options) -> Result<Ledger> {
 /// longest name counts. `None` if none is, or if writing to the cache costs more than computing: the log does not tell
 /// what was written.
 fn price(prices: &CachePrices, model: &str) -> Option<f64> {
-    let listed = prices.models.iter();
-    let listed = listed.filter(|(_, name, _)| model.contains(&**name));
-    let (.., price) = listed.max_by_key(|(_, name, _)| name.len())?;
+    let price = prices.listed(None, model)?;
     let is_written_free = price.rules.write <= 1.0;
     is_written_free.then_some(price.input * (1.0 - price.rules.read))
 }

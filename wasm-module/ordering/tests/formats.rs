@@ -821,6 +821,16 @@ fn another_formats_fields_are_unknown_ones_where_there_are_messages() {
     }
 }
 
+/// Returns the body that is sent for `body`.
+fn sent_for(orderer: &mut Orderer, body: Value) -> Value {
+    let text = body.to_string();
+    let rewrite = orderer.rewrite(Tenant::default(), text.as_bytes()).unwrap();
+    let sent = rewrite
+        .body
+        .map(|sent| serde_json::from_slice(&sent).unwrap());
+    sent.unwrap_or(body)
+}
+
 /// A hint would be read as part of the string.
 #[test]
 fn no_hint_is_written_into_a_string_within_the_text() {
@@ -830,12 +840,7 @@ fn no_hint_is_written_into_a_string_within_the_text() {
     let text = |ids: [u32; 3]| format!("Search results:\n{}", json!(ids.map(element)));
     for ids in [[1, 2, 3], [3, 2, 1]] {
         let body = json!({"messages": [{"role": "user", "content": text(ids)}]});
-        let rewrite = orderer
-            .rewrite(Tenant::default(), body.to_string().as_bytes())
-            .unwrap();
-        let sent = rewrite
-            .body
-            .map_or(body, |sent| serde_json::from_slice(&sent).unwrap());
+        let sent = sent_for(&mut orderer, body);
         assert_eq!(sent["messages"][0]["content"], text([1, 2, 3]));
     }
 }
@@ -856,12 +861,7 @@ fn an_array_with_fields_that_are_not_rendered_is_put_in_order_only() {
         let documents = |ids: [u32; 3]| json!(ids.map(document));
         for ids in [[1, 2, 3], [3, 2, 1]] {
             let body = json!({"documents": documents(ids), "messages": [{"role": "user", "content": "Why?"}]});
-            let rewrite = orderer
-                .rewrite(Tenant::default(), body.to_string().as_bytes())
-                .unwrap();
-            let sent = rewrite
-                .body
-                .map_or(body, |sent| serde_json::from_slice(&sent).unwrap());
+            let sent = sent_for(&mut orderer, body);
             assert_eq!(sent["documents"], documents([1, 2, 3]));
         }
     }

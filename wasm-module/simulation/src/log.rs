@@ -2,7 +2,7 @@
 //! value of the line. The caller reads the lines from a file or a page.
 
 use super::bad_line::BadLine;
-use super::logged::{Logged, LoggedKind, kind_of};
+use super::logged::{Logged, LoggedKind, kind_of, realm_hash};
 use super::{Request, Retrieved};
 use foreword_ordering::Config;
 use foreword_ordering::document::Fingerprint;
@@ -13,7 +13,6 @@ use foreword_ordering::tree::Scope;
 use foreword_ordering::{Skip, string};
 use fxhash::FxHashSet;
 use std::borrow::Cow;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Parses the lines of a log.
 #[derive(Clone)]
@@ -60,13 +59,10 @@ impl LogReader {
         let mut parts = self.requests(logged.body.as_bytes())?;
         let [salt] = scan::fields(&logged.body, ["cache_salt"]).unwrap_or_default();
         let salt = salt.and_then(string).unwrap_or_default();
-        let realm = [&salt, &logged.tenant, &logged.engine];
-        if realm.iter().any(|part| !part.is_empty()) {
+        let realm = [&*salt, &*logged.tenant, &*logged.engine];
+        if realm != [""; 3] {
             for part in &mut parts {
-                let scope = realm.iter().fold(part.scope.0, |seed, part| {
-                    xxh3_64_with_seed(part.as_bytes(), seed)
-                });
-                part.scope = Scope(scope);
+                part.scope = Scope(realm_hash(&realm, part.scope.0));
             }
         }
         Ok(parts)

@@ -15,6 +15,7 @@ use super::{BadLine, time};
 use foreword_ordering::scan::{self, Bad};
 use foreword_ordering::string;
 use std::borrow::Cow;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// A request in a log, with the log's data on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +37,12 @@ pub struct Logged<'a> {
     pub at_ms: Option<u64>,
     /// True if the line has a time that is not understood.
     pub has_unread_time: bool,
+}
+
+/// Returns the hash of `parts` (such as tenant, engine and salt, between which engines share nothing) in order, begun with
+/// `seed`.
+pub(crate) fn realm_hash(parts: &[&str], seed: u64) -> u64 {
+    (parts.iter()).fold(seed, |seed, part| xxh3_64_with_seed(part.as_bytes(), seed))
 }
 
 /// The kind of a logged body.

@@ -8,6 +8,7 @@
 //! The orderer is the gateway's own, so it makes the same decisions. The cache is [`EngineCache`], with paths of pieces
 //! (a tool, a line or sentence of the system text, a message, a document) instead of only documents.
 
+use super::logged::realm_hash;
 use super::{Capacity, EngineCache, Replay, Request, Retrieved, Reuse};
 use crate::Logged;
 use foreword_ordering::config::{Config, ConfigError, RawConfig};
@@ -19,7 +20,6 @@ use foreword_ordering::{
     EngineCandidate, EngineId, MAX_ENGINES, Orderer, Rewrite, RewriteOptions, Skip, Tenant, Trial,
 };
 use fxhash::FxHashMap;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// The result of a replay of whole prompts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -153,8 +153,7 @@ impl PromptReplay {
         let pieces = head::sent(&parsed, &segments);
         let salt = parsed.client_salt().unwrap_or_default();
         let realm = [parsed.model(), salt, &*logged.tenant, &*logged.engine];
-        let scope = (realm.iter()).fold(0, |seed, part| xxh3_64_with_seed(part.as_bytes(), seed));
-        self.serve_pieces(Scope(scope), &pieces);
+        self.serve_pieces(Scope(realm_hash(&realm, 0)), &pieces);
         Ok(())
     }
 

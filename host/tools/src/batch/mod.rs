@@ -220,7 +220,8 @@ pub fn run(options: &Options) -> Result<Summary> {
     Ok(summary)
 }
 
-/// What identifies a run, as written into `OUT.run`.
+/// The identity of a run of `foreword batch`: hashes of its input and settings, kept in `OUT.run` beside the answers, so
+/// that a later run with others is refused.
 struct BatchRun {
     path: PathBuf,
     /// Hash of the file of requests.

@@ -128,7 +128,7 @@ fn stored(
 ) -> Result<Boundary> {
     let model = options.cache_model.as_deref().unwrap_or_default();
     ensure!(
-        options.prices.is_none() || prices.listed(kind, model).is_some(),
+        options.prices.is_none() || prices.listed(Some(kind), model).is_some(),
         "--prices: with --cache-kind {}, --cache-model must be a model of that kind in the file, got {model:?}",
         kind.name()
     );

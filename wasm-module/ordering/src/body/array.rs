@@ -56,9 +56,9 @@ struct Parts<'a> {
     text: &'a str,
     /// True if the fields of the element are in an object `data` (Cohere).
     in_data: bool,
-    /// True if the element has texts that would be lost if the gateway rendered it: a second text that the first does not
-    /// contain, or, in an object
-    /// `data`, fields other than [`RawDocument::NAMES`]. The document then stays in the array.
+    /// True if the element has texts that would be lost if the gateway rendered it: a second text that the first does
+    /// not contain, or, in an object `data`, fields other than [`RawDocument::NAMES`]. The document then stays in the
+    /// array.
     has_more: bool,
 }
 

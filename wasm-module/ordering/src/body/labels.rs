@@ -45,20 +45,16 @@ pub(super) fn groups(text: &str, spans: &[Span]) -> Vec<usize> {
 
 /// Returns the label (text that may say which document is which) that a range of `text` before a document gives it: the
 /// words, names of opening tags, symbols and numbers in that range. Two numbers are left out where they only count:
-/// `place`, the document's index among those of the text, and `place + 1`, behind no other words than [`COUNTED`](super::tags::COUNTED) in
-/// their line, clause or element: `Version 1` is a name. In the result, a line break precedes a word
-/// that begins a line, a clause or an element, and a space any other word: a label that ends with `signed` is not the
-/// same as one that ends with `not signed` or `unsigned`.
+/// `place`, the document's index among those of the text, and `place + 1`, behind no other words than
+/// [`COUNTED`](super::tags::COUNTED) in their line, clause or element: `Version 1` is a name. In the result, a line break
+/// precedes a word that begins a line, a clause or an element, and a space any other word: a label that ends with
+/// `signed` is not the same as one that ends with `not signed` or `unsigned`.
 fn label(text: &str, range: Range<usize>, place: usize) -> String {
     let part = text.get(range).unwrap_or_default();
     looked(part.len());
-    let mut label = String::new();
-    // Where the last word of `label` begins, and whether the words before it in its clause are all counted ones.
-    let (mut word, mut only_counted) = (0, true);
+    let mut label = Label::default();
     // True until the first word or number of a line or element.
     let mut begins_line = true;
-    // The mark before the next word; `None` within a word.
-    let mut mark = Some('\n');
     let mut at = 0;
     while let Some(character) = part.get(at..).and_then(|rest| rest.chars().next()) {
         let start = at;
@@ -72,54 +68,73 @@ fn label(text: &str, range: Range<usize>, place: usize) -> String {
             let is_named = rest
                 .strip_prefix(' ')
                 .is_some_and(|rest| rest.chars().next().is_some_and(char::is_alphabetic));
-            let counts = if begins_line {
-                !is_named
-            } else {
-                only_counted && is_counted(label.get(word..).unwrap_or_default())
+            let counts = match begins_line {
+                true => !is_named,
+                false => label.has_only_counted(),
             };
             if counts && [Ok(place), Ok(place + 1)].contains(&number.parse()) {
-                mark = mark.or(Some(' '));
+                label.mark = label.mark.or(Some(' '));
                 continue;
             }
             begins_line = false;
-            begin_word(&mut label, &mut mark, &mut word, &mut only_counted);
-            label.push_str(number);
+            label.begin_word();
+            label.words.push_str(number);
         } else if character.is_alphabetic()
             || is_symbol(character)
-            || mark.is_none() && matches!(character, '#' | '+')
+            || label.mark.is_none() && matches!(character, '#' | '+')
         {
             begins_line = false;
-            begin_word(&mut label, &mut mark, &mut word, &mut only_counted);
-            label.push(character);
+            label.begin_word();
+            label.words.push(character);
         } else if matches!(character, '\n' | '.' | ':' | ';' | '!' | '?' | '<' | '>') {
-            mark = Some('\n');
+            label.mark = Some('\n');
             begins_line |= matches!(character, '\n' | '<');
             if character == '<' && part.as_bytes().get(at) == Some(&b'/') {
                 at = tag_end(part, at).unwrap_or(at);
             }
         } else {
-            mark = mark.or(Some(' '));
+            label.mark = label.mark.or(Some(' '));
         }
     }
-    label
+    label.words
 }
 
-/// Appends `mark`, the mark before the next word, to `label`; no effect within a word. `word` becomes the offset at
-/// which the next word begins. `only_counted` becomes whether the words before it in its clause are all among
-/// [`COUNTED`](super::tags::COUNTED).
-fn begin_word(
-    label: &mut String,
-    mark: &mut Option<char>,
-    word: &mut usize,
-    only_counted: &mut bool,
-) {
-    let Some(mark) = mark.take() else {
-        return;
-    };
-    *only_counted =
-        mark == '\n' || *only_counted && is_counted(label.get(*word..).unwrap_or_default());
-    label.push(mark);
-    *word = label.len();
+/// A label that is being read.
+struct Label {
+    words: String,
+    /// The mark before the next word; `None` within a word.
+    mark: Option<char>,
+    /// Offset in `words` at which the last word begins.
+    last: usize,
+    /// True if the words before the last one in its clause are all among [`COUNTED`](super::tags::COUNTED).
+    only_counted: bool,
+}
+
+impl Default for Label {
+    fn default() -> Self {
+        Self {
+            words: String::new(),
+            mark: Some('\n'),
+            last: 0,
+            only_counted: true,
+        }
+    }
+}
+
+impl Label {
+    /// Returns whether all words so far of the last word's clause are among [`COUNTED`](super::tags::COUNTED).
+    fn has_only_counted(&self) -> bool {
+        self.only_counted && is_counted(self.words.get(self.last..).unwrap_or_default())
+    }
+
+    /// Appends the mark before the next word, which then begins; no effect within a word.
+    fn begin_word(&mut self) {
+        if let Some(mark) = self.mark.take() {
+            self.only_counted = mark == '\n' || self.has_only_counted();
+            self.words.push(mark);
+            self.last = self.words.len();
+        }
+    }
 }
 
 /// Returns whether a character that is neither letter nor digit may tell documents apart, as `✅` may and a dash, a

@@ -263,7 +263,7 @@ impl<'t> Tags<'t> {
     }
 }
 
-/// What precedes a tag on its line.
+/// The result of reading the text between the beginning of a tag's line and the tag.
 struct LineBefore {
     /// True if it consists of white space, punctuation, numbers, other tags, and words that only count documents: the tag
     /// is not mentioned in a sentence.

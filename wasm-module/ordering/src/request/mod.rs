@@ -405,13 +405,13 @@ impl<'a> Request<'_, 'a> {
                     continue;
                 };
                 // Where a location hint stands, there is nothing to refer to.
+                let is_whole = !slot.is_reference();
                 let block = found.block_in_message();
-                let block = block.filter(|_| has_blocks && !slot.is_reference());
+                let block = block.filter(|_| has_blocks && is_whole);
                 self.shown.add(turn, *fingerprint, found.label, block);
                 let numbered = found.numbered_block();
                 if let Some(block) = numbered.filter(|_| has_blocks && self.config.keeps_contexts())
                 {
-                    let is_whole = !slot.is_reference();
                     let at = (turn, self.question, place);
                     self.shown.add_numbered(at, block, is_whole);
                 }

@@ -18,6 +18,7 @@ pub use cache::{BoundaryCache, BoundaryUsage, FIRST_TOKEN_MS};
 pub use prices::{CachePrice, CachePrices};
 
 use self::held::{Flights, Forwarded};
+use crate::logged::realm_hash;
 use crate::{Logged, PromptReplay};
 use foreword_ordering::config::ConfigError;
 use foreword_ordering::cuts::layout::Blocks;
@@ -25,7 +26,6 @@ use foreword_ordering::cuts::{CacheKind, CutOptions, Cutter, Layout, MarkTtl, Pa
 use foreword_ordering::policy::PolicyKind;
 use foreword_ordering::{Config, EngineId, Opening, RawConfig, Skip, Tenant};
 use std::rc::Rc;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 foreword_ordering::named! {
     /// An arm of the simulation: a way to order a prompt and to set its cache markers.
@@ -134,12 +134,10 @@ impl BoundaryReplay {
         let config = self.orderer.config().clone();
         let parsed = foreword_ordering::parse(came, &config)?;
         let model = self.model.as_deref().unwrap_or(parsed.model());
-        let price = self.prices.of(self.kind, model);
-        if !self.prices.models.is_empty() && self.prices.listed(self.kind, model).is_none() {
-            self.unpriced += 1;
-        }
-        let realm = [&*logged.tenant, &*logged.engine];
-        let realm = (realm.iter()).fold(0, |seed, part| xxh3_64_with_seed(part.as_bytes(), seed));
+        let listed = self.prices.listed(Some(self.kind), model);
+        self.unpriced += u64::from(listed.is_none() && !self.prices.models.is_empty());
+        let price = listed.unwrap_or_else(|| CachePrice::published(self.kind, model));
+        let realm = realm_hash(&[&*logged.tenant, &*logged.engine], 0);
         let as_came = Layout::of(&parsed, self.kind, Blocks::AsWritten, realm)?;
         let rewrite = self.orderer.rewrite(logged)?;
         let ordered = rewrite.as_ref().and_then(|rewrite| rewrite.body.as_deref());

@@ -20,6 +20,16 @@ pub struct CachePrices {
     pub models: Vec<(CacheKind, String, CachePrice)>,
 }
 
+impl CachePrice {
+    /// Returns the published rules for a model with that kind of cache, and a price of 1 per million tokens.
+    pub(super) fn published(kind: CacheKind, model: &str) -> Self {
+        Self {
+            rules: kind.rules(model),
+            input: 1.0,
+        }
+    }
+}
+
 impl CachePrices {
     /// Returns the providers' published rules and relative prices, with a million plain tokens as the currency.
     #[must_use]
@@ -34,17 +44,16 @@ impl CachePrices {
     /// 1 per million tokens.
     #[must_use]
     pub fn of(&self, kind: CacheKind, model: &str) -> CachePrice {
-        self.listed(kind, model).unwrap_or_else(|| CachePrice {
-            rules: kind.rules(model),
-            input: 1.0,
-        })
+        let listed = self.listed(Some(kind), model);
+        listed.unwrap_or_else(|| CachePrice::published(kind, model))
     }
 
-    /// Returns the listed price of a model with that kind of cache; `None` if there is none.
+    /// Returns the listed price of a model with that kind of cache, or of any kind; `None` if there is none.
     #[must_use]
-    pub fn listed(&self, kind: CacheKind, model: &str) -> Option<CachePrice> {
+    pub fn listed(&self, kind: Option<CacheKind>, model: &str) -> Option<CachePrice> {
         let listed = self.models.iter();
-        let listed = listed.filter(|(of, name, _)| *of == kind && model.contains(&**name));
+        let listed = listed
+            .filter(|(of, name, _)| kind.is_none_or(|kind| *of == kind) && model.contains(&**name));
         let (.., price) = listed.max_by_key(|(_, name, _)| name.len())?;
         Some(*price)
     }
