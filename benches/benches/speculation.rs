@@ -245,6 +245,7 @@ impl House {
         let tiers = Tiers {
             policy: EvictionPolicy::Lru,
             max_documents: None,
+            host_replica_share: 0.0,
             disk: None,
             profile: None,
             profile_budget: Duration::ZERO,

@@ -100,15 +100,19 @@ async function reason(response) {
 export async function* events(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    rest += done ? "\n\n" : value.replaceAll("\r\n", "\n");
-    const parts = rest.split("\n\n");
-    rest = parts.pop();
-    for (const part of parts) {
-      const lines = part.split("\n").filter((line) => line.startsWith("data:"));
-      if (lines.length > 0) yield lines.map((line) => line.slice(5).trimStart()).join("\n");
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      rest += done ? "\n\n" : value;
+      const parts = rest.split(/\r?\n\r?\n/);
+      rest = parts.pop();
+      for (const part of parts) {
+        const lines = part.split(/\r?\n/).filter((line) => line.startsWith("data:"));
+        if (lines.length > 0) yield lines.map((line) => line.slice(5).trimStart()).join("\n");
+      }
+      if (done) return;
     }
-    if (done) return;
+  } finally {
+    reader.cancel().catch(() => {});
   }
 }

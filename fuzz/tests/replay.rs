@@ -4,6 +4,7 @@ use foreword_fuzz::{TARGETS, Target, mutated};
 use foreword_ordering::random::Random;
 use std::panic::catch_unwind;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Changed inputs of each target: a second or so.
 const CHANGES: u64 = 300;
@@ -42,22 +43,35 @@ fn stored(kept: &str, target: Target) -> Vec<Vec<u8>> {
 
 #[test]
 fn every_target_takes_its_seeds_what_was_found_and_changes_of_both() {
-    for &target in TARGETS {
-        let inputs = [(target.seeds)(), found(target)].concat();
-        assert!(!inputs.is_empty(), "{} has no seeds", target.name);
-        for input in &inputs {
-            run(target, input);
+    let next = AtomicUsize::new(0);
+    let play_next = || {
+        while let Some(&target) = TARGETS.get(next.fetch_add(1, Ordering::Relaxed)) {
+            play(target);
         }
-        let mut random = Random::new(7);
-        let mut any = || &inputs[random.below(inputs.len() as u64) as usize];
-        let changes = match target.name {
-            "instructions" => PLAYED,
-            _ => CHANGES,
-        };
-        let pairs: Vec<_> = (0..changes).map(|_| (any(), any())).collect();
-        for (input, other) in pairs {
-            run(target, &mutated(input, other, &mut random));
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(play_next);
         }
+    });
+}
+
+fn play(target: Target) {
+    let inputs = [(target.seeds)(), found(target)].concat();
+    assert!(!inputs.is_empty(), "{} has no seeds", target.name);
+    for input in &inputs {
+        run(target, input);
+    }
+    let mut random = Random::new(7);
+    let mut any = || &inputs[random.below(inputs.len() as u64) as usize];
+    let changes = match target.name {
+        "instructions" => PLAYED,
+        _ => CHANGES,
+    };
+    let pairs: Vec<_> = (0..changes).map(|_| (any(), any())).collect();
+    for (input, other) in pairs {
+        run(target, &mutated(input, other, &mut random));
     }
 }
 

@@ -1,4 +1,4 @@
-//! The record of measurements (`benches/README.md` and `benches/results`): every command that it gives parses at this
+//! The record of measurements (`benches/README.md`, `benches/results` and what `docs` has of it): every command that it gives parses at this
 //! commit. Nothing is measured here.
 //!
 //! | command | checked |
@@ -19,9 +19,10 @@ use foreword_tests::artifacts;
 
 #[test]
 fn every_command_of_the_record_parses() {
-    let folder = artifacts::repository().join("benches");
-    let mut files = sources(&folder.join("results"), "md").unwrap();
-    files.push(folder.join("README.md"));
+    let repository = artifacts::repository();
+    let mut files = sources(&repository.join("benches/results"), "md").unwrap();
+    let others = ["benches/README.md", "docs/answers.md", "docs/ledger.md"];
+    files.extend(others.map(|file| repository.join(file)));
     let (mut checked, mut wrong) = (0, Vec::new());
     for file in files {
         for command in commands(&std::fs::read_to_string(&file).unwrap()) {

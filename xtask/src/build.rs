@@ -128,6 +128,7 @@ pub(crate) fn module(
     let build = format!("build --locked --profile {profile} --target {target} --package {package}");
     Step::cargo(name, workspace.root(), &build)
         .args(["--config", &remap])
+        .without_rustflags()
         .run()?;
     let file = package.replace('-', "_") + ".wasm";
     built(workspace.artifacts_for(target, profile).join(file))
@@ -223,6 +224,7 @@ pub(crate) fn for_release(workspace: &Workspace) -> Result<Shipped> {
         Step::cargo(package, workspace.root(), &build)
             .args(["--config", &remap])
             .env("CFLAGS", &flags.join(" "))
+            .without_rustflags()
             .run()?;
     }
     let folder = workspace.artifacts(PROFILE);

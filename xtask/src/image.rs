@@ -192,7 +192,21 @@ fn libraries(program: &Path) -> Result<Vec<String>> {
         let path = path.split(" (").next()?.trim();
         path.starts_with('/').then(|| path.to_owned())
     });
-    Ok(paths.collect())
+    let mut paths: Vec<String> = paths.collect();
+    // Before glibc 2.34, names are resolved by libraries that it loads at run time, which stand beside it.
+    let libc = paths.iter().find(|path| path.ends_with("/libc.so.6"));
+    let folder = libc.map(|libc| Path::new(libc).with_file_name(""));
+    let resolvers = ["libnss_dns.so.2", "libnss_files.so.2", "libresolv.so.2"];
+    for resolver in folder
+        .iter()
+        .flat_map(|folder| resolvers.map(|name| folder.join(name)))
+    {
+        let path = resolver.display().to_string();
+        if resolver.is_file() && !paths.contains(&path) {
+            paths.push(path);
+        }
+    }
+    Ok(paths)
 }
 
 #[cfg(test)]

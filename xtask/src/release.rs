@@ -27,6 +27,8 @@ use crate::step::Step;
 use crate::workspace::{Workspace, empty_folder, output};
 use crate::{build, image, kernels, setup};
 
+/// The file with a release's checksums.
+const SUMS: &str = "SHA256SUMS";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The arguments of `cargo xtask release`.
@@ -40,6 +42,13 @@ pub(crate) struct Options {
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     setup::for_demo(workspace)?;
     let folder = workspace.root().join(&options.output);
+    let is_free =
+        !folder.exists() || folder.join(SUMS).is_file() || fs::read_dir(&folder)?.next().is_none();
+    ensure!(
+        is_free,
+        "{} is no empty folder and holds no release ({SUMS}): name another one",
+        folder.display()
+    );
     empty_folder(&folder)?;
 
     kernels::embed(workspace)?;
@@ -95,7 +104,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         &format!("foreword-filter-{VERSION}.cdx.json"),
         &filter_components,
     )?;
-    fs::write(folder.join("SHA256SUMS"), &release.sums)?;
+    fs::write(folder.join(SUMS), &release.sums)?;
     print!("{}", release.sums);
     Ok(())
 }

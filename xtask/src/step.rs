@@ -70,6 +70,14 @@ impl Step {
         self
     }
 
+    /// Makes the compiler follow cargo's settings alone: these variables replace the flags in them.
+    pub(crate) fn without_rustflags(mut self) -> Self {
+        for name in ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"] {
+            self.command.env_remove(name);
+        }
+        self
+    }
+
     /// Runs the command; its output goes to stderr.
     ///
     /// # Errors

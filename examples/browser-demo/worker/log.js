@@ -10,17 +10,22 @@ export async function readLog(file, tell, isStopped) {
   const trace = new Trace();
   const reader = file.stream().getReader();
   let read = 0;
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) break;
-    trace.push(value);
-    read += value.length;
-    tell({ phase: "reading", done: read, count: file.size });
-    if (await isStopped()) throw new Error("stopped");
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) break;
+      trace.push(value);
+      read += value.length;
+      tell({ phase: "reading", done: read, count: file.size });
+      if (await isStopped()) throw new Error("stopped");
+    }
+    const summary = trace.finish();
+    if (summary.requests === 0) throw new Error(whyEmpty(file.name, summary));
+    return { trace, summary };
+  } catch (error) {
+    trace.free();
+    throw error;
   }
-  const summary = trace.finish();
-  if (summary.requests === 0) throw new Error(whyEmpty(file.name, summary));
-  return { trace, summary };
 }
 
 function whyEmpty(name, { lines, bad, badLines }) {
@@ -36,18 +41,21 @@ export async function compare(trace, { cacheTokens }, tell, isStopped) {
   const replays = names.map((policy) => new Replay({ policy, cacheTokens: cacheTokens ?? null, pageTokens: 1 }));
   const at = [];
   const curve = [];
-  for (let done = 0; done < requests; ) {
-    const row = [];
-    for (const replay of replays) {
-      const reuse = replay.advance(trace, step);
-      row.push(reuse.reusedTokens / Math.max(1, reuse.documentTokens));
-      done = reuse.requests;
-      if (await isStopped()) throw new Error("stopped");
+  try {
+    for (let done = 0; done < requests; ) {
+      const row = [];
+      for (const replay of replays) {
+        const reuse = replay.advance(trace, step);
+        row.push(reuse.reusedTokens / Math.max(1, reuse.documentTokens));
+        done = reuse.requests;
+        if (await isStopped()) throw new Error("stopped");
+      }
+      at.push(done);
+      curve.push(row);
+      tell({ phase: "replaying", done, count: requests });
     }
-    at.push(done);
-    curve.push(row);
-    tell({ phase: "replaying", done, count: requests });
+  } finally {
+    for (const replay of replays) replay.free();
   }
-  for (const replay of replays) replay.free();
   return { policies: names, at, curve, bound: trace.upperBound() };
 }

@@ -1,6 +1,7 @@
 //! The binary `foreword-gateway`, which `foreword ext-proc` runs: arguments, logging, signals and exit codes.
 //!
-//! Exit codes: 0 after a graceful stop, 1 for a failure or a stop that cut streams short, 2 for bad arguments.
+//! Exit codes: 0 after a graceful stop, 1 for a failure or a stop that cut streams short, 2 for bad arguments, and 128 + n
+//! when a second signal n cut the stop short.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
@@ -15,7 +16,9 @@ use foreword_gateway::pool::{Pool, PoolOptions};
 use foreword_gateway::processor::{Bounds, Processor};
 use foreword_gateway::server::{Options, Place, Server, Tls};
 use foreword_process::{InternalListen, LogFormat, StopSignals, announce, start_log};
+use futures_util::FutureExt;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
 
 const HELP: &str = "The configuration is the JSON that the filter takes in every gateway; its fields stand in
 gateway-config/envoy/README.md, and `foreword check-config` checks it. The file is watched: a change is taken within a second, or
@@ -145,11 +148,7 @@ fn main() -> ExitCode {
         .build()
         .context("cannot start threads");
     match runtime.and_then(|runtime| runtime.block_on(run(arguments))) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => {
-            eprintln!("error: the grace is over, and streams were cut short");
-            ExitCode::FAILURE
-        }
+        Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
@@ -157,8 +156,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Serves until a stop signal. Returns whether all streams ended within the grace period.
-async fn run(arguments: Arguments) -> anyhow::Result<bool> {
+/// Serves until a stop signal, and then until all streams or the grace period end, or a second signal comes.
+async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let bounds = Bounds {
         streams: arguments.max_streams as usize,
         held_bytes: (arguments.max_held_mib as usize) << 20,
@@ -204,11 +203,21 @@ async fn run(arguments: Arguments) -> anyhow::Result<bool> {
     let internal = internal.map(|address| ("probes and metrics", address));
     announce(&server.place().to_string(), internal);
     let watching = tokio::spawn(processor.watch(hang_up));
-    let stop = async move {
+    let (stop, stopping) = oneshot::channel::<()>();
+    let second_signal = async move {
         signals.next().await;
         tracing::info!("draining");
+        let _ = stop.send(());
+        signals.next().await
     };
-    let has_drained = server.serve(stop).await;
+    let has_drained = tokio::select! {
+        has_drained = server.serve(stopping.map(drop)) => has_drained,
+        number = second_signal => return Ok(ExitCode::from(128 + number)),
+    };
     watching.abort();
-    has_drained
+    if has_drained? {
+        return Ok(ExitCode::SUCCESS);
+    }
+    eprintln!("error: the grace is over, and streams were cut short");
+    Ok(ExitCode::FAILURE)
 }

@@ -8,6 +8,7 @@
 //! ```
 
 use std::net::SocketAddr;
+use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -107,11 +108,13 @@ impl Server {
                     bail!("a Unix socket has no TLS");
                 }
                 // A killed process leaves its socket behind, which is replaced. A socket that still accepts connections
-                // is not.
+                // is not, nor is another kind of file.
                 if tokio::net::UnixStream::connect(path).await.is_ok() {
                     bail!("{} is in use", path.display());
                 }
-                let _ = std::fs::remove_file(path);
+                if std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket()) {
+                    let _ = std::fs::remove_file(path);
+                }
                 let listener = UnixListener::bind(path).with_context(listening)?;
                 let incoming = Incoming::Unix(UnixListenerStream::new(listener));
                 (incoming, options.listen.clone())
@@ -237,6 +240,10 @@ impl Server {
         for name in READINESS_NAMES.into_iter().chain(["liveness"]) {
             (health.set_service_status(name, ServingStatus::NotServing)).await;
         }
+        if let Place::Unix(path) = &self.place {
+            // Before the listener closes: then another process may listen there.
+            let _ = std::fs::remove_file(path);
+        }
         let _ = drain.send(());
         let has_drained = tokio::time::timeout(self.grace, &mut serving).await.is_ok();
         serving.abort();
@@ -245,9 +252,6 @@ impl Server {
         }
         if let Some(internal) = internal {
             internal.abort();
-        }
-        if let Place::Unix(path) = &self.place {
-            let _ = std::fs::remove_file(path);
         }
         Ok(has_drained)
     }

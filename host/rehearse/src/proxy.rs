@@ -74,6 +74,8 @@ pub struct Totals {
     pub metrics: BTreeMap<String, i64>,
     /// Faults in callbacks outside of requests: ticks, queues, and the end.
     pub faults: Vec<Fault>,
+    /// Number of such faults beyond those that `faults` holds.
+    pub unlisted_faults: usize,
     /// Number of VMs that replaced a failed one.
     pub restarts: u64,
 }
@@ -175,6 +177,8 @@ impl<'m> Proxy<'m> {
         if let Err(fault) = done {
             if self.past.faults.len() < FAULTS {
                 self.past.faults.push(fault);
+            } else {
+                self.past.unlisted_faults += 1;
             }
             self.replace(index)?;
         }

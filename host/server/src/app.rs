@@ -53,6 +53,8 @@ pub struct App {
     pub retriever: Arc<Retriever>,
     /// Permits to parse, render and tokenise a request on a blocking thread; there is one for each core.
     pub preparing: Arc<Semaphore>,
+    /// The permit to embed texts of `/v1/embeddings`, which are many: one, so that chats keep the cores and the embedder.
+    pub embedding: Arc<Semaphore>,
     /// Limits how many grammars for constrained answers are prepared at once.
     pub grammars: grammars::Admission,
     /// Measures how long a probe waits for a permit to parse, render and tokenise, to detect a stall.

@@ -8,6 +8,7 @@ use crate::canary::Canary;
 use crate::connections::{Book, Bounds};
 use crate::gate::{Gate, Phase};
 use crate::grammars::Admission;
+use crate::ids::now;
 use crate::keys::ApiKeys;
 use crate::kv::http::{Access, Readers, Source};
 use crate::kv::publisher::{self, Publisher};
@@ -22,10 +23,11 @@ use foreword_ordering::feed::FeedKey;
 use foreword_ordering::path::Locator;
 use parking_lot::Mutex;
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 /// The configuration of a server.
 pub struct Config {
@@ -158,7 +160,9 @@ impl Server {
             batches,
             limits: config.limits,
             preparing: Arc::new(Semaphore::new(cores)),
+            embedding: Arc::new(Semaphore::new(1)),
         });
+        tokio::spawn(expire(Arc::downgrade(&app)));
         let serving = listeners.serve(
             &app.gate,
             (router(Arc::clone(&app)), connections),
@@ -245,6 +249,28 @@ impl Server {
             let _ = tokio::task::spawn_blocking(flush).await;
         }
         tracing::info!("stopped");
+    }
+}
+
+/// Removes files, batches and stored responses whose lifetime is over, also while nobody asks for any; ends with the
+/// server.
+async fn expire(app: Weak<App>) {
+    let mut ticks = tokio::time::interval(Duration::from_secs(60));
+    loop {
+        ticks.tick().await;
+        let Some(app) = app.upgrade() else { return };
+        if let Some(transcripts) = &app.transcripts {
+            transcripts.expire(Instant::now());
+        }
+        let store = app
+            .batches
+            .as_ref()
+            .map(|batches| Arc::clone(batches.store()));
+        drop(app);
+        if let Some(store) = store {
+            let work = move || store.expire(now());
+            let _ = tokio::task::spawn_blocking(work).await;
+        }
     }
 }
 

@@ -21,6 +21,8 @@ pub struct Tiers {
     pub policy: EvictionPolicy,
     /// Number of documents at the beginning of a prompt whose pages are cached; `None` for all documents.
     pub max_documents: Option<u32>,
+    /// Share of the host memory's pages for copies of the most used pages that are still on the device, 0 to 1.
+    pub host_replica_share: f64,
     /// The disk tier; `None` if there is none. It needs host memory for at least one page.
     pub disk: Option<DiskFile>,
     /// File for the measured cost of computing. `None` for a file next to the disk tier's or else in the user's cache
@@ -69,6 +71,7 @@ impl Tiers {
         let mut config = CacheConfig {
             policy: self.policy,
             max_documents: self.max_documents,
+            replicated_share: self.host_replica_share,
             // The cache's own hashes are wide; this only separates models.
             identity: device.identity as u64,
             ..CacheConfig::default()

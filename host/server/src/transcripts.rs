@@ -5,11 +5,10 @@
 //! ```
 //!
 //! Number, bytes and lifetime are limited over all owners. Beyond a limit, the oldest response of the owner with the
-//! most bytes is dropped, so one owner's flood does not evict another's. All state is in memory and is lost with the
+//! most responses, or the most bytes, is dropped, so one owner's flood does not evict another's. All state is in memory and is lost with the
 //! process. The current time is an argument.
 
 use parking_lot::Mutex;
-use serde_json::Value;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -42,13 +41,13 @@ pub struct Transcripts {
     kept: Mutex<Kept>,
 }
 
-/// A stored response.
-#[derive(Clone, Debug, PartialEq)]
+/// A stored response, as JSON text, since parsed values take many times its memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transcript {
     /// The response as its client received it.
-    pub response: Value,
-    /// The input items of the whole chat so far, including those of the responses that this one continued.
-    pub input: Vec<Value>,
+    pub response: String,
+    /// The array of the input items of the whole chat so far, including those of the responses that this one continued.
+    pub input: String,
 }
 
 #[derive(Debug, Default)]
@@ -69,14 +68,20 @@ struct Shelf {
 struct Entry {
     id: String,
     ended: Instant,
-    /// The response and the chat's input items as JSON text, since parsed values take many times its memory.
-    json: String,
+    transcript: Transcript,
+}
+
+impl Transcript {
+    /// Returns the length of the texts in bytes.
+    pub fn bytes(&self) -> usize {
+        self.response.len() + self.input.len()
+    }
 }
 
 impl Entry {
     /// Bytes that the entry counts for in [`Bounds::bytes`]: its texts and a constant.
     fn bytes(&self) -> usize {
-        self.id.len() + self.json.len() + 128
+        self.id.len() + self.transcript.bytes() + 128
     }
 }
 
@@ -91,12 +96,11 @@ impl Transcripts {
 
     /// Stores a response of `owner` that ended at `now`, unless it alone exceeds [`Bounds::bytes`]. Drops older
     /// responses if necessary.
-    pub fn keep(&self, owner: &Owner, id: &str, transcript: &Transcript, now: Instant) {
-        let json = serde_json::json!([transcript.response, transcript.input]).to_string();
+    pub fn keep(&self, owner: &Owner, id: &str, transcript: Transcript, now: Instant) {
         let entry = Entry {
             id: id.to_owned(),
             ended: now,
-            json,
+            transcript,
         };
         let bytes = entry.bytes();
         if bytes > self.bounds.bytes || self.bounds.responses == 0 {
@@ -104,10 +108,11 @@ impl Transcripts {
         }
         let kept = &mut *self.kept.lock();
         kept.expire(now, self.bounds.time);
-        while kept.responses >= self.bounds.responses || kept.bytes + bytes > self.bounds.bytes {
-            if !kept.drop_one() {
-                break;
-            }
+        while kept.responses >= self.bounds.responses {
+            kept.drop_one(|shelf| shelf.entries.len());
+        }
+        while kept.bytes + bytes > self.bounds.bytes {
+            kept.drop_one(|shelf| shelf.bytes);
         }
         let shelf = kept.owners.entry(owner.clone()).or_default();
         shelf.entries.push_back(entry);
@@ -118,14 +123,15 @@ impl Transcripts {
 
     /// Returns the stored response with this id; `None` if it is not stored, has expired or is another owner's.
     pub fn get(&self, owner: &Owner, id: &str, now: Instant) -> Option<Transcript> {
-        let json = {
-            let kept = &mut *self.kept.lock();
-            kept.expire(now, self.bounds.time);
-            let entries = &kept.owners.get(owner)?.entries;
-            entries.iter().find(|entry| entry.id == id)?.json.clone()
-        };
-        let (response, input) = serde_json::from_str(&json).ok()?;
-        Some(Transcript { response, input })
+        let kept = &mut *self.kept.lock();
+        kept.expire(now, self.bounds.time);
+        let mut entries = kept.owners.get(owner)?.entries.iter();
+        Some(entries.find(|entry| entry.id == id)?.transcript.clone())
+    }
+
+    /// Drops the responses whose lifetime is over at `now`.
+    pub fn expire(&self, now: Instant) {
+        self.kept.lock().expire(now, self.bounds.time);
     }
 
     /// Removes a stored response. Returns false if `owner` has none with this id.
@@ -174,14 +180,14 @@ impl Kept {
         self.responses -= responses;
     }
 
-    /// Drops the oldest response of the owner with the most bytes. Returns false if there are no responses.
-    fn drop_one(&mut self) -> bool {
-        let most = self.owners.iter().max_by_key(|(_, shelf)| shelf.bytes);
+    /// Drops the oldest response of the owner with the most by `measure`. There must be responses.
+    fn drop_one(&mut self, measure: impl Fn(&Shelf) -> usize) {
+        let most = self.owners.iter().max_by_key(|(_, shelf)| measure(shelf));
         let Some(owner) = most.map(|(owner, _)| owner.clone()) else {
-            return false;
+            return;
         };
         let Some(shelf) = self.owners.get_mut(&owner) else {
-            return false;
+            return;
         };
         if let Some(entry) = shelf.entries.pop_front() {
             shelf.bytes -= entry.bytes();
@@ -191,7 +197,6 @@ impl Kept {
         if shelf.entries.is_empty() {
             self.owners.remove(&owner);
         }
-        true
     }
 }
 
@@ -199,7 +204,6 @@ impl Kept {
 mod tests {
     use super::*;
     use foreword_ordering::random::Random;
-    use serde_json::json;
 
     const BOUNDS: Bounds = Bounds {
         responses: 4,
@@ -216,8 +220,8 @@ mod tests {
 
     fn transcript(text: &str) -> Transcript {
         Transcript {
-            response: json!({"id": "r"}),
-            input: vec![json!(text)],
+            response: "{}".to_owned(),
+            input: text.to_owned(),
         }
     }
 
@@ -225,7 +229,7 @@ mod tests {
     async fn a_response_is_its_owners_alone_until_its_time_is_over() {
         let kept = Transcripts::new(BOUNDS);
         let now = Instant::now();
-        kept.keep(&owner("a"), "r1", &transcript("x"), now);
+        kept.keep(&owner("a"), "r1", transcript("x"), now);
         assert_eq!(kept.get(&owner("a"), "r1", now), Some(transcript("x")));
         assert_eq!(kept.get(&owner("b"), "r1", now), None);
         let other_key = Owner {
@@ -245,15 +249,16 @@ mod tests {
     async fn a_flood_takes_its_own_oldest_and_nobody_elses() {
         let kept = Transcripts::new(BOUNDS);
         let now = Instant::now();
-        kept.keep(&owner("quiet"), "q", &transcript("x"), now);
+        // It has more bytes than the flood's responses together.
+        kept.keep(&owner("quiet"), "q", transcript(&"x".repeat(600)), now);
         for index in 0..50 {
             let id = format!("f{index}");
-            kept.keep(&owner("flood"), &id, &transcript("xxxxxxxx"), now);
+            kept.keep(&owner("flood"), &id, transcript("xxxxxxxx"), now);
         }
         assert!(kept.get(&owner("quiet"), "q", now).is_some());
         assert!(kept.get(&owner("flood"), "f49", now).is_some());
         assert!(kept.get(&owner("flood"), "f0", now).is_none());
-        kept.keep(&owner("flood"), "huge", &transcript(&"x".repeat(3000)), now);
+        kept.keep(&owner("flood"), "huge", transcript(&"x".repeat(3000)), now);
         assert!(kept.get(&owner("flood"), "huge", now).is_none());
         assert!(kept.get(&owner("flood"), "f49", now).is_some());
         assert!(kept.forget(&owner("flood"), "f49", now));
@@ -274,7 +279,7 @@ mod tests {
                 }
                 _ => {
                     let text = "x".repeat(random.below(900) as usize);
-                    kept.keep(&owner, &step.to_string(), &transcript(&text), now);
+                    kept.keep(&owner, &step.to_string(), transcript(&text), now);
                 }
             }
             let state = kept.kept.lock();

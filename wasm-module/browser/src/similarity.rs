@@ -142,6 +142,9 @@ fn vector(value: &JsValue) -> Result<Vec<f32>, JsValue> {
     if let Some(array) = value.dyn_ref::<Float32Array>() {
         return Ok(match array.length() {
             0 => Vec::new(),
+            length if length > MAX_DIMENSIONS => {
+                return Err(refused("embedding: too many components"));
+            }
             _ => array.to_vec(),
         });
     }

@@ -64,13 +64,12 @@ impl Trace {
         &mut self,
         #[wasm_bindgen(unchecked_param_type = "Uint8Array")] chunk: &JsValue,
     ) -> Result<(), JsValue> {
-        let chunk = values::bytes("chunk", chunk)?;
-        self.bytes += chunk.len() as u64;
-        if self.bytes > MAX_LOG_BYTES {
+        let Some(chunk) = values::bytes("chunk", chunk, MAX_LOG_BYTES - self.bytes)? else {
             return Err(refused(format_args!(
                 "the log has more than {MAX_LOG_BYTES} bytes"
             )));
-        }
+        };
+        self.bytes += chunk.len() as u64;
         for piece in chunk.split_inclusive(|&byte| byte == b'\n') {
             if self.begun.len() + piece.len() > MAX_LINE_BYTES {
                 self.too_long = true;

@@ -292,6 +292,10 @@ export interface SimilarityConfig {
   max_documents?: number;
   max_id_bytes?: number;
   max_caches?: number;
+  /** Locality-sensitive hashing, for many thousands of entries; `null`: all are compared. */
+  buckets?: { tables?: number; functions?: number; probes?: number; max_candidates?: number } | null;
+  /** Hits of which one is a sample, to be compared with a real search; `null`: none. */
+  sample_one_in?: number | null;
 }
 
 export interface Hit {

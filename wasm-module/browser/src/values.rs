@@ -8,6 +8,7 @@ use js_sys::{Error, JSON, JsString, RangeError, TypeError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt::Display;
+use wasm_bindgen::prelude::wasm_bindgen;
 use wasm_bindgen::{JsCast, JsValue};
 
 /// Returns an `Error` with `reason` as its message.
@@ -50,14 +51,31 @@ pub(crate) fn string<'v>(name: &str, value: &'v JsValue) -> Result<&'v JsString,
         .ok_or_else(|| wrong_type(name, value, "a string"))
 }
 
-pub(crate) fn bytes(name: &str, value: &JsValue) -> Result<Vec<u8>, JsValue> {
+/// Copies a `Uint8Array`; `None` if it has more than `most` bytes.
+pub(crate) fn bytes(name: &str, value: &JsValue, most: u64) -> Result<Option<Vec<u8>>, JsValue> {
     let array = value.dyn_ref::<js_sys::Uint8Array>();
     let array = array.ok_or_else(|| wrong_type(name, value, "a Uint8Array"))?;
-    // Copying from a detached array, whose length is 0, throws and so would leave the called object locked.
-    if array.length() == 0 {
-        return Ok(Vec::new());
-    }
-    Ok(array.to_vec())
+    let length = array.unchecked_ref::<TypedArray>().byte_length();
+    Ok(if length > most as f64 {
+        None
+    } else if length == 0.0 {
+        // Copying from a detached array, whose length is 0, throws and so would leave the called object locked.
+        Some(Vec::new())
+    } else {
+        Some(array.to_vec())
+    })
+}
+
+#[wasm_bindgen]
+extern "C" {
+    /// An array's length in bytes, which may be more than a `u32` holds.
+    #[wasm_bindgen(method, getter, js_name = byteLength)]
+    fn byte_length(this: &TypedArray) -> f64;
+    type TypedArray;
+
+    /// Throws for a revoked proxy, which would leave the called object locked if it were not caught.
+    #[wasm_bindgen(catch, js_namespace = Array, js_name = isArray)]
+    fn is_array(value: &JsValue) -> Result<bool, JsValue>;
 }
 
 /// Reads a whole number from `low` to `high`; `default`, if there is one, for an absent value.
@@ -116,7 +134,7 @@ pub(crate) fn objects<T: DeserializeOwned>(
     value: &JsValue,
     fields: &JsValue,
 ) -> Result<Vec<T>, JsValue> {
-    if !js_sys::Array::is_array(value) {
+    if !is_array(value).unwrap_or_default() {
         return Err(wrong_type(name, value, "an array"));
     }
     parsed(name, &json(name, value, fields)?)

@@ -81,6 +81,12 @@ impl SimilarityConfig {
     pub fn dimensions(&self) -> u32 {
         self.raw.dimensions
     }
+
+    /// Returns the maximum number of documents of an entry.
+    #[must_use]
+    pub fn max_documents(&self) -> u32 {
+        self.raw.max_documents
+    }
 }
 
 impl TryFrom<RawSimilarity> for SimilarityConfig {

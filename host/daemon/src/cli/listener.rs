@@ -4,7 +4,7 @@ use anyhow::{Context, bail};
 use foreword_ordering::feed::FeedKey;
 use foreword_process::InternalListen;
 use foreword_server::connections::{Bounds, within_open_files};
-use foreword_server::serve::INTERNAL_CONNECTIONS;
+use foreword_server::serve::{CONNECTIONS_OF_A_READER, INTERNAL_CONNECTIONS};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -116,6 +116,7 @@ pub(crate) fn announce(address: SocketAddr, internal: Option<SocketAddr>) {
 
 const PORTS_ABOVE: u16 = 1000;
 const KEY_VARIABLE: &str = "FOREWORD_FEED_KEY";
-/// Number of files that the process may have open besides clients' connections: internal connections, the model, the
+/// Number of files that the process may have open besides clients' connections: internal connections, of probes and of
+/// 64 gateways; ZeroMQ's, for events and for those asked again; three files of each of 64 batches; and the model, the
 /// index, the log.
-const FILES: u32 = INTERNAL_CONNECTIONS + 128;
+const FILES: u32 = INTERNAL_CONNECTIONS + 64 * CONNECTIONS_OF_A_READER + 2 * 256 + 3 * 64 + 128;

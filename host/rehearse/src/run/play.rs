@@ -236,7 +236,7 @@ impl Played {
     /// Returns the number of faults, in requests and outside of them.
     pub(super) fn faults(&self) -> usize {
         let in_requests = self.rows.iter().filter(|row| row.fault.is_some()).count();
-        in_requests + self.faults_outside_requests.len()
+        in_requests + self.faults_outside_requests.len() + self.totals.unlisted_faults
     }
 }
 

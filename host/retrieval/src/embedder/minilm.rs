@@ -8,7 +8,7 @@ use super::bert::{Bert, Config, Scratch};
 use super::{EmbedError, Embedder, Embedding};
 use crate::words::has_words;
 use foreword_engine::models::Tensors;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -139,8 +139,6 @@ impl Embedder for MiniLm {
             .enumerate()
             .map(|(at, text)| self.tokens(at, text))
             .collect::<Result<Vec<_>, _>>()?;
-        // The scratch memory is written before it is read, so its old content does not matter.
-        let mut scratch = self.scratch.lock();
         let hidden = self.bert.config().hidden_size;
         let mut embeddings = Vec::with_capacity(texts.len());
         let mut rest = tokens.as_slice();
@@ -153,6 +151,9 @@ impl Embedder for MiniLm {
             let count = rest.iter().take_while(fits).count().max(1);
             let (batch, others) = rest.split_at(count);
             let batch: Vec<&[u32]> = batch.iter().map(Vec::as_slice).collect();
+            // The scratch memory is written before it is read, so its old content does not matter. Between batches,
+            // others that wait come first: a question among them waits for one batch alone.
+            let mut scratch = self.scratch.lock();
             let mut states = self.bert.forward(&batch, &mut scratch);
             for text in batch {
                 let (own, others) = states.split_at(text.len() * hidden);
@@ -162,6 +163,7 @@ impl Embedder for MiniLm {
                 });
                 states = others;
             }
+            MutexGuard::unlock_fair(scratch);
             rest = others;
         }
         Ok(embeddings)

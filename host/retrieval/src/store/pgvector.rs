@@ -102,6 +102,15 @@ impl Pgvector {
     }
 }
 
+impl Drop for Pgvector {
+    /// Closes the connection on a thread of its own: the client waits for a runtime, which panics inside of another.
+    fn drop(&mut self) {
+        if let Some(client) = self.client.get_mut().take() {
+            let _ = std::thread::spawn(move || drop(client)).join();
+        }
+    }
+}
+
 impl Store for Pgvector {
     fn search(&self, ask: &Ask, stage: &mut Stage<'_>) -> Result<Vec<ScoredDocument>, StoreError> {
         let operator = match self.metric {
@@ -152,11 +161,13 @@ impl Store for Pgvector {
         Ok(found)
     }
 
-    /// Returns PostgreSQL's count of rows inserted, updated and deleted in the table since its statistics began.
+    /// Returns PostgreSQL's count of rows inserted, updated and deleted in the table and its partitions since its
+    /// statistics began. It is always 0 for a view, of which PostgreSQL keeps no statistics.
     fn version(&self) -> Result<String, StoreError> {
         let row = self.with(|client| {
-            let statement = "SELECT (n_tup_ins + n_tup_upd + n_tup_del)::text FROM pg_stat_all_tables \
-                             WHERE relid = $1::text::regclass";
+            let statement = "SELECT coalesce(sum(n_tup_ins + n_tup_upd + n_tup_del), 0)::text FROM pg_stat_all_tables \
+                             WHERE relid = $1::text::regclass \
+                             OR relid IN (SELECT relid FROM pg_partition_tree($1::text::regclass))";
             client.query_one(statement, &[&self.table])
         })?;
         Ok(row.get(0))

@@ -6,6 +6,7 @@ use super::files::{self, Page, owner, store};
 use crate::batches::{BatchRecord, RequestCounts, Status, Store, WINDOW, WINDOW_SECONDS, now};
 use crate::failure::{Failure, clip};
 use crate::http::body;
+use crate::request::metadata;
 use axum::Json;
 use axum::extract::{Path, RawQuery, Request, State};
 use axum::http::HeaderMap;
@@ -26,11 +27,15 @@ pub(super) async fn create(
     }
     let Admitted { body, .. } = admit(&app, request).await?;
     let asked = Asked::parse(&body)?;
-    let record = files::asked(&app, move |store| asked.create(store, owner)).await??;
-    if let Some(batches) = &app.batches {
-        batches.start(&app, record.id.clone());
-    }
-    Ok(Json(record.object()))
+    // A client that goes away meanwhile does not end this: nobody would start the batch then.
+    let creating = async move {
+        let record = files::asked(&app, move |store| asked.create(store, owner)).await??;
+        if let Some(batches) = &app.batches {
+            batches.start(&app, record.id.clone());
+        }
+        Ok(Json(record.object()))
+    };
+    tokio::spawn(creating).await.map_err(Failure::internal)?
 }
 
 /// `GET /v1/batches/{id}`: returns the batch, if it belongs to the client's API key.
@@ -156,24 +161,4 @@ impl Asked {
         };
         store.create(record, now)
     }
-}
-
-/// Validates the field `metadata` of OpenAI's API: up to 16 strings of up to 512 characters, under names of up to 64.
-/// `None` if it is absent.
-fn metadata(value: Option<&Value>) -> Result<Option<Map<String, Value>>, Failure> {
-    let Some(value) = value.filter(|value| !value.is_null()) else {
-        return Ok(None);
-    };
-    let fits = |(name, value): (&String, &Value)| {
-        let text = value.as_str();
-        name.chars().count() <= 64 && text.is_some_and(|text| text.chars().count() <= 512)
-    };
-    let metadata = value
-        .as_object()
-        .filter(|map| map.len() <= 16 && map.iter().all(fits));
-    let metadata = metadata.ok_or_else(|| {
-        let message = "metadata must be an object of up to 16 strings of up to 512 characters, under names of up to 64";
-        Failure::invalid("metadata", message)
-    })?;
-    Ok(Some(metadata.clone()))
 }

@@ -2,6 +2,7 @@
 
 use super::App;
 use super::admit::{Admitted, admit};
+use crate::canary::blocking;
 use crate::failure::{Failure, clip};
 use crate::request::{Embeddings, Encoding};
 use axum::Json;
@@ -22,7 +23,7 @@ pub(super) async fn embed(
 pub(super) async fn embedded(app: &App, admitted: Admitted) -> Result<Json<Value>, Failure> {
     let Admitted { body, pass, time } = admitted;
     let served = app.model.get().map(|model| model.name().to_owned());
-    let work = {
+    let read = {
         let retriever = Arc::clone(&app.retriever);
         move || {
             let asked = Embeddings::parse(&body)?;
@@ -43,28 +44,43 @@ pub(super) async fn embedded(app: &App, admitted: Admitted) -> Result<Json<Value
                 );
                 return Err(Failure::invalid("dimensions", message));
             }
-            let texts: Vec<&str> = asked.input.iter().map(String::as_str).collect();
-            let embeddings = retriever.embed("input", &texts)?;
-            let tokens: u64 = embeddings.iter().map(|found| u64::from(found.tokens)).sum();
-            let data: Vec<Value> = (embeddings.iter().enumerate())
-                .map(|(index, embedding)| {
-                    let vector = match asked.encoding {
-                        Encoding::Float => json!(embedding.vector),
-                        Encoding::Base64 => Value::String(base64(&embedding.vector)),
-                    };
-                    json!({"object": "embedding", "index": index, "embedding": vector})
-                })
-                .collect();
-            Ok(json!({
-                "object": "list",
-                "data": data,
-                "model": name,
-                "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-            }))
+            let name = name.to_owned();
+            Ok((asked, name))
         }
     };
-    time.within(pass, app.blocking(work)).await.map(Json)
+    let work = async {
+        let (asked, name) = app.blocking(read).await?;
+        let (mut data, mut tokens) = (Vec::with_capacity(asked.input.len()), 0);
+        let mut texts = asked.input.into_iter();
+        // Piece by piece, so that little is computed for a client that has gone, and others' texts come in between.
+        while texts.len() > 0 {
+            let piece: Vec<String> = texts.by_ref().take(PIECE_TEXTS).collect();
+            let (retriever, first) = (Arc::clone(&app.retriever), data.len());
+            let embed = move || {
+                let texts: Vec<&str> = piece.iter().map(String::as_str).collect();
+                retriever.embed("input", first, &texts)
+            };
+            for embedding in blocking(&app.embedding, embed).await? {
+                tokens += u64::from(embedding.tokens);
+                let vector = match asked.encoding {
+                    Encoding::Float => json!(embedding.vector),
+                    Encoding::Base64 => Value::String(base64(&embedding.vector)),
+                };
+                data.push(json!({"object": "embedding", "index": data.len(), "embedding": vector}));
+            }
+        }
+        Ok(json!({
+            "object": "list",
+            "data": data,
+            "model": name,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }))
+    };
+    time.within(pass, work).await.map(Json)
 }
+
+/// Number of texts that are embedded at once.
+const PIECE_TEXTS: usize = 128;
 
 /// Encodes a vector as little-endian `f32` values, in base64 with padding.
 fn base64(values: &[f32]) -> String {

@@ -11,7 +11,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::{Path, RawQuery, Request, State};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
-use futures_util::{StreamExt, stream};
+use futures_util::{Stream, StreamExt, TryStreamExt, stream};
 use multer::{Field, Multipart};
 use serde_json::{Value, json};
 use std::fs::File;
@@ -91,7 +91,7 @@ pub(super) async fn upload(
     let held = Arc::clone(&fields.held);
     // Counted because the form parser buffers a part's headers until they are complete, however long they are.
     let (pieces, rest) = body::paced(request, bounds);
-    let pieces = pieces.map(move |piece| {
+    let pieces = gathered(pieces).map(move |piece| {
         let piece = piece?;
         let bytes = piece.len() as u64;
         if held.fetch_add(bytes, Ordering::Relaxed) + bytes > HELD_BYTES {
@@ -397,14 +397,33 @@ impl Page {
     }
 }
 
+/// Joins small pieces of a body: the form parser's work at each piece is proportional to the boundary's length, and to
+/// that of part headers that are not complete yet.
+fn gathered(
+    pieces: impl Stream<Item = Result<Bytes, Failure>> + Send + 'static,
+) -> impl Stream<Item = Result<Bytes, Failure>> + Send + 'static {
+    let pieces = Box::pin(pieces.fuse());
+    stream::try_unfold(pieces, async |mut pieces| {
+        let mut gathered = Vec::new();
+        while gathered.len() < GATHERED_BYTES
+            && let Some(piece) = pieces.try_next().await?
+        {
+            gathered.extend_from_slice(&piece);
+        }
+        Ok((!gathered.is_empty()).then(|| (Bytes::from(gathered), pieces)))
+    })
+}
+
 fn boundary(headers: &HeaderMap) -> Result<String, Failure> {
     let value = headers.get(header::CONTENT_TYPE);
     let value = value.map(|value| String::from_utf8_lossy(value.as_bytes()));
     let boundary = value.as_deref().map(multer::parse_boundary);
-    boundary.and_then(Result::ok).ok_or_else(|| {
+    let boundary = boundary.and_then(Result::ok);
+    let boundary = boundary.filter(|boundary| boundary.len() <= BOUNDARY_BYTES);
+    boundary.ok_or_else(|| {
         let found = value.as_deref().map_or("none".to_owned(), clip);
         Failure::invalid_body(format!(
-            "the content type must be `multipart/form-data` with a boundary, got `{found}`"
+            "the content type must be `multipart/form-data` with a boundary of at most {BOUNDARY_BYTES} bytes, got `{found}`"
         ))
     })
 }
@@ -424,6 +443,10 @@ fn failed(error: multer::Error) -> Failure {
 const PURPOSE: &str = "batch";
 /// Maximum number of bytes of an upload's form in addition to its file.
 const FORM_BYTES: u64 = 1 << 16;
+/// Maximum length of a form's boundary, as in RFC 2046.
+const BOUNDARY_BYTES: usize = 70;
+/// Length of a body that the form parser receives at once, except at the end.
+const GATHERED_BYTES: usize = 16 << 10;
 /// Maximum number of buffered bytes of an upload's form that are not content of a part.
 const HELD_BYTES: u64 = 1 << 20;
 /// Maximum length in bytes of a field of an upload's form other than the file.

@@ -163,7 +163,7 @@ async fn answer(app: &Arc<App>, incoming: Incoming) -> Result<Response, Failure>
     let prepare = async {
         let (mut guessed, mut retrieved) = (None, None);
         if asked.api == Api::OpenAi(Dialect::Chat)
-            && let Some(found) = with_documents(app, &model, &asked.body, time).await?
+            && let Some(found) = with_documents(app, &model, asked.body.clone(), time).await?
         {
             (asked.body, asked.path) = (found.body, found.path);
             (guessed, retrieved) = (found.guessed, Some(found.retrieved));
@@ -262,16 +262,26 @@ struct WithDocuments {
 async fn with_documents(
     app: &Arc<App>,
     model: &Arc<Model>,
-    body: &[u8],
+    body: Bytes,
     time: TimeLimit,
 ) -> Result<Option<WithDocuments>, Failure> {
-    let Some(wanted) = Retrieving::take(body)? else {
+    if !Retrieving::may_be_in(&body) {
+        return Ok(None);
+    }
+    let named = Arc::clone(model);
+    let read = move || {
+        let Some(wanted) = Retrieving::take(&body)? else {
+            return Ok(None);
+        };
+        // Errors of the chat itself must precede those of the search.
+        let options = Chat::parse(&body)?.options;
+        named.check_name(options.model.as_deref())?;
+        Ok(Some((wanted, options)))
+    };
+    let Some((wanted, options)) = app.blocking(read).await? else {
         return Ok(None);
     };
-    // Errors of the chat itself must precede those of the search.
-    let chat = Chat::parse(body)?;
-    model.check_name(chat.options.model.as_deref())?;
-    let caching = chat.options.caching;
+    let caching = options.caching;
     let pipeline = Arc::new(Pipeline {
         retriever: Arc::clone(&app.retriever),
         model: Arc::clone(model),
@@ -279,11 +289,10 @@ async fn with_documents(
         preparing: Arc::clone(&app.preparing),
         speculates: caching.reads
             && caching.keeps
-            && chat.options.prompt_logprobs.is_none()
+            && options.prompt_logprobs.is_none()
             && model.engine().stats().prefix_caching,
         deadline: time.deadline().into_std(),
     });
-    let plain = Value::Object(wanted.body.clone()).to_string();
     let without = |plain: String, retrieved| WithDocuments {
         body: plain.into(),
         path: None,
@@ -291,11 +300,12 @@ async fn with_documents(
         retrieved,
     };
     if wanted.is_wordless {
-        return Ok(Some(without(plain, HeaderValue::from(0))));
+        return Ok(Some(without(wanted.body, HeaderValue::from(0))));
     }
+    let plain = wanted.is_optional.then(|| wanted.body.clone());
     let started = Instant::now();
     let found = pipeline
-        .run(wanted.body, chat.options.cache_salt, wanted.asked)
+        .run(wanted.body, options.cache_salt, wanted.asked)
         .await;
     let counted = found.as_ref().ok().map(|found| found.documents);
     app.metrics.retrieved(counted, started.elapsed());
@@ -306,11 +316,13 @@ async fn with_documents(
             guessed: Some((found.id, found.guess)),
             retrieved: HeaderValue::from(found.documents),
         },
-        Err(failure @ Failure::Retriever { .. }) if wanted.is_optional => {
-            failure.log();
-            without(plain, HeaderValue::from_static("failed"))
-        }
-        Err(failure) => return Err(failure),
+        Err(failure) => match plain {
+            Some(plain) if matches!(failure, Failure::Retriever { .. }) => {
+                failure.log();
+                without(plain, HeaderValue::from_static("failed"))
+            }
+            _ => return Err(failure),
+        },
     }))
 }
 
@@ -421,7 +433,7 @@ fn prepare_response(app: &App, model: &Model, asked: &Asked) -> Result<Prepared,
         salt: response.cache_salt.clone(),
     };
     let mut input = match &response.previous {
-        Some(id) => responses::earlier(app, &owner, id)?,
+        Some(id) => responses::earlier(app, &owner, id, asked.body.len())?,
         None => Vec::new(),
     };
     let chat = response.chat(&input)?;
@@ -431,7 +443,7 @@ fn prepare_response(app: &App, model: &Model, asked: &Asked) -> Result<Prepared,
     let keep = transcripts.map(|transcripts| Keep {
         transcripts,
         owner,
-        input,
+        input: Value::Array(input).to_string(),
     });
     let shape = ResponsesShape::new(model, response.echoed, keep);
     let shape = Shape::Responses(Box::new(shape));

@@ -23,9 +23,12 @@ use crate::model::Model;
 use crate::transcripts::{Owner, Transcript, Transcripts};
 use axum::Json;
 use axum::extract::{Path, RawQuery, State};
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, header};
 use axum::response::sse::Event;
+use axum::response::{IntoResponse, Response};
 use foreword_engine::text::{Part, ToolCall};
+use serde::Deserialize;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use tokio::time::Instant;
@@ -34,9 +37,9 @@ use tokio::time::Instant;
 /// required.
 pub(super) struct ResponsesShape {
     id: String,
-    /// The fields of the response object that do not change: those repeated from the request, the model, the time of
-    /// creation, `store`.
-    echoed: Map<String, Value>,
+    /// The fields of the response object that do not change, as a JSON object: those repeated from the request, the
+    /// model, the time of creation, `store`. It is text, since parsed tools and schemas may take many times its memory.
+    echoed: String,
     output: Vec<Value>,
     /// Id and text of the message that is being written, which is not in `output` yet; `None` if none is.
     open: Option<(String, String)>,
@@ -49,8 +52,9 @@ pub(super) struct ResponsesShape {
 pub(super) struct Keep {
     pub(super) transcripts: Arc<Transcripts>,
     pub(super) owner: Owner,
-    /// The input items of the chat so far, including those of the responses that this one continues.
-    pub(super) input: Vec<Value>,
+    /// The array of the input items of the chat so far, as JSON, including those of the responses that this one
+    /// continues.
+    pub(super) input: String,
 }
 
 impl ResponsesShape {
@@ -72,7 +76,7 @@ impl ResponsesShape {
         echoed.insert("store".to_owned(), keep.is_some().into());
         Self {
             id: format!("resp_{}", random_id()),
-            echoed,
+            echoed: Value::Object(echoed).to_string(),
             output: Vec::new(),
             open: None,
             end: None,
@@ -82,9 +86,9 @@ impl ResponsesShape {
     }
 
     pub(super) fn opening(&mut self) -> Vec<Event> {
-        let response = self.response("in_progress", None);
+        let response = self.response("in_progress", None, &[]);
         ["response.created", "response.in_progress"]
-            .map(|name| self.event(name, json!({"response": response})))
+            .map(|name| self.response_event(name, &response))
             .into()
     }
 
@@ -111,24 +115,23 @@ impl ResponsesShape {
             Some(End::Length) => "response.incomplete",
             _ => "response.completed",
         };
-        let last = self.event(name, json!({"response": response}));
-        events.push(last);
+        events.push(self.response_event(name, &response));
         events
     }
 
     pub(super) fn failure(&mut self, failure: &Failure, usage: Usage) -> Event {
-        let mut response = self.response("failed", Some(usage));
-        response["error"] = json!({"code": "server_error", "message": failure.to_string()});
-        self.event("response.failed", json!({"response": response}))
+        let error = json!({"code": "server_error", "message": failure.to_string()});
+        let response = self.response("failed", Some(usage), &[("error", error)]);
+        self.response_event("response.failed", &response)
     }
 
-    pub(super) fn whole(&mut self, usage: Usage) -> Value {
+    pub(super) fn whole(&mut self, usage: Usage) -> Box<RawValue> {
         self.complete(usage, &mut Vec::new())
     }
 
     /// Ends the message that is being written, adding its events to `events`. Returns the complete response, which it
     /// stores if required.
-    fn complete(&mut self, usage: Usage, events: &mut Vec<Event>) -> Value {
+    fn complete(&mut self, usage: Usage, events: &mut Vec<Event>) -> Box<RawValue> {
         let status = match self.end {
             Some(End::Length) => "incomplete",
             _ => "completed",
@@ -137,34 +140,54 @@ impl ResponsesShape {
             self.begin(events);
         }
         self.close(status, events);
-        let mut response = self.response(status, Some(usage));
-        if status == "incomplete" {
-            response["incomplete_details"] = json!({"reason": "max_output_tokens"});
-        } else {
-            response["completed_at"] = now().into();
-        }
+        let details = match status {
+            "incomplete" => ("incomplete_details", json!({"reason": "max_output_tokens"})),
+            _ => ("completed_at", now().into()),
+        };
+        let response = self.response(status, Some(usage), &[details]);
         if let Some(keep) = self.keep.take() {
             let transcript = Transcript {
-                response: response.clone(),
+                response: response.get().to_owned(),
                 input: keep.input,
             };
             let transcripts = keep.transcripts;
-            transcripts.keep(&keep.owner, &self.id, &transcript, Instant::now());
+            transcripts.keep(&keep.owner, &self.id, transcript, Instant::now());
         }
         response
     }
 
-    fn response(&self, status: &str, usage: Option<Usage>) -> Value {
-        let mut response = json!({"id": self.id, "object": "response", "status": status});
-        if let Value::Object(response) = &mut response {
-            response.extend(self.echoed.clone());
-            response.insert("error".to_owned(), Value::Null);
-            response.insert("incomplete_details".to_owned(), Value::Null);
-            response.insert("output".to_owned(), self.output.clone().into());
-            let usage = usage.map_or(Value::Null, usage_object);
-            response.insert("usage".to_owned(), usage);
+    /// Returns the response object as JSON, with these further or other fields.
+    fn response(
+        &self,
+        status: &str,
+        usage: Option<Usage>,
+        fields: &[(&str, Value)],
+    ) -> Box<RawValue> {
+        let mut response = json!({
+            "id": self.id,
+            "object": "response",
+            "status": status,
+            "error": null,
+            "incomplete_details": null,
+            "output": self.output,
+            "usage": usage.map(usage_object),
+        });
+        for (name, value) in fields {
+            response[*name] = value.clone();
         }
-        response
+        let own = response.to_string();
+        // Neither object is empty, and they have no name in common.
+        let own = own.strip_suffix('}').unwrap_or(&own);
+        let echoed = self.echoed.strip_prefix('{').unwrap_or(&self.echoed);
+        RawValue::from_string(format!("{own},{echoed}")).unwrap_or_default()
+    }
+
+    fn response_event(&mut self, name: &str, response: &RawValue) -> Event {
+        let sequence = self.sequence;
+        self.sequence += 1;
+        let data =
+            format!(r#"{{"response":{response},"type":"{name}","sequence_number":{sequence}}}"#);
+        Event::default().event(name).data(data)
     }
 
     fn begin(&mut self, events: &mut Vec<Event>) {
@@ -265,21 +288,38 @@ fn usage_object(usage: Usage) -> Value {
 }
 
 /// Returns the input items and then the output items of the stored response `id`, which a new request continues.
-/// Returns an error if no responses are stored, or `owner` has none with that id.
-pub(super) fn earlier(app: &App, owner: &Owner, id: &str) -> Result<Vec<Value>, Failure> {
+/// Returns an error if no responses are stored, `owner` has none with that id, or the chat is longer with the new
+/// request's `body_bytes` than a body may be.
+pub(super) fn earlier(
+    app: &App,
+    owner: &Owner,
+    id: &str,
+    body_bytes: usize,
+) -> Result<Vec<Value>, Failure> {
     let field = "previous_response_id";
     let Some(transcripts) = &app.transcripts else {
         let message = "previous_response_id needs kept responses, and this server keeps none: start it with --store, or send the earlier items as input";
         return Err(Failure::invalid(field, message));
     };
     let found = transcripts.get(owner, id, Instant::now());
-    let Transcript { response, input } =
-        found.ok_or_else(|| Failure::not_stored("response", id, Some(field)))?;
-    let mut items = input;
-    if let Some(output) = response["output"].as_array() {
-        items.extend(output.iter().cloned());
+    let found = found.ok_or_else(|| Failure::not_stored("response", id, Some(field)))?;
+    let (bytes, limit) = (found.bytes() + body_bytes, app.limits.max_body_bytes);
+    if bytes as u64 > limit {
+        let message = format!(
+            "previous_response_id has a chat of {bytes} bytes with this request, more than the limit of {limit} for a body"
+        );
+        return Err(Failure::invalid(field, message));
     }
+    let mut items: Vec<Value> = serde_json::from_str(&found.input).map_err(Failure::internal)?;
+    let response: Output = serde_json::from_str(&found.response).map_err(Failure::internal)?;
+    items.extend(response.output);
     Ok(items)
+}
+
+/// What a stored response has of a chat.
+#[derive(Deserialize)]
+struct Output {
+    output: Vec<Value>,
 }
 
 /// Returns the store of responses, and the owner that `headers` identify. Requests for stored responses have no
@@ -307,8 +347,9 @@ pub(super) async fn show(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
     headers: HeaderMap,
-) -> Result<Json<Value>, Failure> {
-    Ok(Json(found(&app, &headers, &id)?.response))
+) -> Result<Response, Failure> {
+    let response = found(&app, &headers, &id)?.response;
+    Ok(([(header::CONTENT_TYPE, "application/json")], response).into_response())
 }
 
 /// `DELETE /v1/responses/{id}`: removes the stored response.
@@ -335,7 +376,14 @@ pub(super) async fn input_items(
     headers: HeaderMap,
 ) -> Result<Json<Value>, Failure> {
     let page = Page::parse(query.as_deref(), 20, 100, &["order", "include"])?;
-    let mut items = found(&app, &headers, &id)?.input;
+    let input = found(&app, &headers, &id)?.input;
+    // A long chat takes a while, which the async workers do not have.
+    let listed = move || list(&input, &page);
+    app.blocking(listed).await.map(Json)
+}
+
+fn list(input: &str, page: &Page) -> Result<Value, Failure> {
+    let mut items: Vec<Value> = serde_json::from_str(input).map_err(Failure::internal)?;
     for (index, item) in items.iter_mut().enumerate() {
         if let Value::Object(item) = item {
             item.entry("type").or_insert("message".into());
@@ -346,7 +394,7 @@ pub(super) async fn input_items(
     if !page.is_ascending {
         items.reverse();
     }
-    Ok(Json(page.of(items)?))
+    page.of(items)
 }
 
 /// `POST /v1/responses/{id}/cancel`: always an error, since only background responses can be cancelled, and there are

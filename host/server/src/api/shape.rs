@@ -16,6 +16,7 @@ use crate::failure::Failure;
 use axum::response::sse::Event;
 use foreword_engine::text::Part;
 use serde_json::Value;
+use serde_json::value::{RawValue, to_raw_value};
 
 /// Formats an answer for the API of its request.
 pub(super) enum Shape {
@@ -71,15 +72,16 @@ impl Shape {
 
     /// Returns the complete answer as one object. `usage` has its token counts, and `prompt` the prompt's
     /// log-probabilities if they were requested.
-    pub(super) fn whole(&mut self, usage: Usage, prompt: Option<&[PromptToken]>) -> Value {
-        match self {
+    pub(super) fn whole(&mut self, usage: Usage, prompt: Option<&[PromptToken]>) -> Box<RawValue> {
+        let whole = match self {
             Self::OpenAi(shape) => {
                 let choices = std::mem::take(&mut shape.choices);
                 shape.envelope.whole(choices, usage, prompt)
             }
-            Self::Responses(shape) => shape.whole(usage),
+            Self::Responses(shape) => return shape.whole(usage),
             Self::Messages(shape) => shape.whole(usage),
-        }
+        };
+        to_raw_value(&whole).unwrap_or_default()
     }
 }
 

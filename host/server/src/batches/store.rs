@@ -736,7 +736,7 @@ impl Store {
     }
 
     /// Removes expired files and batches, except files that an unfinished batch reads.
-    fn expire(&self, now: u64) {
+    pub(crate) fn expire(&self, now: u64) {
         let state = &mut *self.state.lock();
         let batches = state.batches.values();
         let reading: Vec<String> = batches

@@ -62,6 +62,8 @@ impl<F: Fn() -> Option<Numbers> + Send + Sync + 'static> Collector for Scraped<F
         for (name, help, read) in COUNTERS {
             scrape.counter(name, help, read(&stats))?;
         }
+        let help = "Bytes of KV state in a page, of the pool, of the host's memory or on disk";
+        scrape.gauge("page_bytes", help, page_bytes)?;
         let help = "Bytes of KV state in memory of which the disk tier has a copy in case the process ends";
         let bytes = u64::from(stats.cache.disk_replicas).saturating_mul(page_bytes);
         scrape.gauge("disk_replica_bytes", help, bytes)?;

@@ -237,6 +237,26 @@ pub(super) fn check_tokens(at: &str, values: &[Value]) -> Result<Vec<TokenId>, F
     values.iter().enumerate().map(check).collect()
 }
 
+/// Validates the field `metadata` of OpenAI's API: up to 16 strings of up to 512 characters, under names of up to 64.
+/// `None` if it is absent.
+pub(crate) fn metadata(value: Option<&Value>) -> Result<Option<Map<String, Value>>, Failure> {
+    let Some(value) = value.filter(|value| !value.is_null()) else {
+        return Ok(None);
+    };
+    let fits = |(name, value): (&String, &Value)| {
+        let text = value.as_str();
+        name.chars().count() <= 64 && text.is_some_and(|text| text.chars().count() <= 512)
+    };
+    let metadata = value
+        .as_object()
+        .filter(|map| map.len() <= 16 && map.iter().all(fits));
+    let metadata = metadata.ok_or_else(|| {
+        let message = "metadata must be an object of up to 16 strings of up to 512 characters, under names of up to 64";
+        Failure::invalid("metadata", message)
+    })?;
+    Ok(Some(metadata.clone()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -26,6 +26,7 @@ pub use anthropic::MessagesRequest;
 pub use chat::Chat;
 pub use completion::{Completion, Prompt};
 pub use embeddings::{Embeddings, Encoding};
+pub(crate) use fields::metadata;
 pub use format::Format;
 pub use options::{Delivery, Options};
 pub use prompt::ChatPrompt;

@@ -12,7 +12,7 @@
 //! [`ResponsesRequest::echoed`] has the request's own values of the fields that the response repeats.
 
 use super::Chat;
-use super::fields::{Fields, filled, object, text, wrong_type, wrong_value};
+use super::fields::{Fields, filled, metadata, object, text, wrong_type, wrong_value};
 use super::parts::{self, Conversation};
 use crate::failure::{Failure, clip};
 use serde_json::{Map, Value, json};
@@ -166,21 +166,18 @@ fn refuse(fields: &mut Fields) -> Result<(), Failure> {
 /// `temperature` and `top_p`, which also affect the answer, are only copied; where absent, the model has defaults.
 fn echoed(fields: &mut Fields) -> Result<Map<String, Value>, Failure> {
     let mut echoed = Map::new();
-    for (field, default) in [
-        ("metadata", json!({})),
-        ("parallel_tool_calls", json!(true)),
-        ("user", Value::Null),
-        ("prompt_cache_key", Value::Null),
-        ("safety_identifier", Value::Null),
-    ] {
-        echoed.insert(field.to_owned(), fields.take(field).unwrap_or(default));
+    let metadata = metadata(fields.take("metadata").as_ref())?;
+    echoed.insert("metadata".to_owned(), metadata.unwrap_or_default().into());
+    let parallel = fields.boolean_or("parallel_tool_calls", true)?;
+    echoed.insert("parallel_tool_calls".to_owned(), parallel.into());
+    for field in ["user", "prompt_cache_key", "safety_identifier"] {
+        echoed.insert(field.to_owned(), json!(fields.string(field)?));
     }
     for field in ["temperature", "top_p"] {
         if let Some(value) = fields.get(field).filter(|value| !value.is_null()) {
             echoed.insert(field.to_owned(), value.clone());
         }
     }
-    object("metadata", &echoed["metadata"])?;
     // These are accepted without effect, so the response must not report their values as in force. An input that is too
     // long is refused.
     if let Some(truncation) = fields.take("truncation")
@@ -194,10 +191,6 @@ fn echoed(fields: &mut Fields) -> Result<Map<String, Value>, Failure> {
     fields.object("reasoning")?;
     let reasoning = json!({"effort": null, "summary": null});
     echoed.insert("reasoning".to_owned(), reasoning);
-    let field = "parallel_tool_calls";
-    if !echoed[field].is_boolean() {
-        return Err(wrong_type(field, "a boolean", &echoed[field]));
-    }
     echoed.insert("background".to_owned(), json!(false));
     echoed.insert("service_tier".to_owned(), json!("default"));
     echoed.insert("top_logprobs".to_owned(), json!(0));

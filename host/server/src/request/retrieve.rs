@@ -28,8 +28,9 @@ pub struct Retrieve {
 /// A chat request whose documents must be retrieved before it is answered (field `retrieval`).
 #[derive(Debug)]
 pub struct Retrieving {
-    /// The fields of the chat request without `retrieval`.
-    pub body: Map<String, Value>,
+    /// The chat request as JSON, without `retrieval` and `documents`. It is text, since a parsed value may take many times
+    /// the memory of a body.
+    pub body: String,
     /// The search for the chat's documents.
     pub asked: SearchQuery,
     /// True if the chat is answered without documents when retrieval is unavailable; false if it then fails.
@@ -60,13 +61,19 @@ impl Retrieve {
 }
 
 impl Retrieving {
+    /// Returns whether a chat request's body may ask for a retrieval. A search of the text, much faster than parsing it.
+    #[must_use]
+    pub fn may_be_in(body: &[u8]) -> bool {
+        body.windows(FIELD.len()).any(|bytes| bytes == FIELD)
+    }
+
     /// Returns the retrieval that a chat request's body asks for; `None` if it has no field `retrieval`, or is not
     /// valid JSON. The question is the one in `retrieval`, or else the text of the last user message.
     ///
     /// # Errors
     /// Returns [`Failure::Invalid`] for an invalid field, or if there is neither a question nor an embedding.
     pub fn take(body: &[u8]) -> Result<Option<Self>, Failure> {
-        if !body.windows(FIELD.len()).any(|bytes| bytes == FIELD) {
+        if !Self::may_be_in(body) {
             return Ok(None);
         }
         let Ok(Value::Object(mut body)) = serde_json::from_slice(body) else {
@@ -79,10 +86,8 @@ impl Retrieving {
             Some(Value::Object(fields)) => Fields::of(fields),
             Some(other) => return Err(wrong_type("retrieval", "an object or a boolean", &other)),
         };
-        if body
-            .get("documents")
-            .is_some_and(|documents| !documents.is_null())
-        {
+        let documents = body.shift_remove("documents");
+        if documents.is_some_and(|documents| !documents.is_null()) {
             let message = "retrieval and documents exclude each other";
             return Err(Failure::invalid("retrieval", message));
         }
@@ -110,7 +115,7 @@ impl Retrieving {
             }
         };
         Ok(Some(Self {
-            body,
+            body: Value::Object(body).to_string(),
             asked,
             is_optional,
             is_wordless,
@@ -258,7 +263,7 @@ mod tests {
         assert_eq!(wanted.asked.query.as_deref(), Some("second"));
         assert_eq!((wanted.asked.ask.k, wanted.is_optional), (5, true));
         assert_eq!(wanted.asked.ask.words.as_deref(), Some("second"));
-        assert!(!wanted.body.contains_key("retrieval") && wanted.body["seed"] == 1);
+        assert!(!wanted.body.contains("\"retrieval\"") && wanted.body.ends_with(",\"seed\":1}"));
         let wanted = chat(json!({"query": "other", "k": 2, "words": false, "on_failure": "fail"}));
         let wanted = wanted.unwrap();
         assert_eq!(wanted.asked.query.as_deref(), Some("other"));

@@ -151,6 +151,12 @@ fn rebase(schema: &mut Value, root: &str) {
                 match (keyword.as_str(), value) {
                     // These hold data, not schemas.
                     ("const" | "enum" | "default" | "examples", _) => {}
+                    // The names in these are no keywords.
+                    (
+                        "properties" | "patternProperties" | "$defs" | "definitions"
+                        | "dependentSchemas",
+                        Value::Object(schemas),
+                    ) => schemas.values_mut().for_each(|schema| rebase(schema, root)),
                     ("$ref", Value::String(target)) => {
                         let path = target.strip_prefix('#').map(str::to_owned);
                         if let Some(path) = path.filter(|p| p.is_empty() || p.starts_with('/')) {
@@ -207,7 +213,8 @@ mod tests {
     fn references_follow_their_schema() {
         let parameters = json!({
             "$defs": {"x": {"type": "null"}},
-            "properties": {"a": {"$ref": "#/$defs/x"}, "b": {"$ref": "#"}, "c": {"const": {"$ref": "#/$defs/x"}}},
+            "properties": {"a": {"$ref": "#/$defs/x"}, "b": {"$ref": "#"}, "c": {"const": {"$ref": "#/$defs/x"}},
+                "default": {"$ref": "#/$defs/x"}},
         });
         let tools = json!([tool("f", parameters), tool("g", Value::Null)]);
         let Some(Tools {
@@ -224,6 +231,10 @@ mod tests {
         );
         assert_eq!(properties["b"]["$ref"], "#/anyOf/0/properties/arguments");
         assert_eq!(properties["c"]["const"]["$ref"], "#/$defs/x");
+        assert_eq!(
+            properties["default"]["$ref"],
+            "#/anyOf/0/properties/arguments/$defs/x"
+        );
         let named = json!({"type": "function", "function": {"name": "f"}});
         let Some(Tools {
             choice: ToolChoice::Forced(schema),

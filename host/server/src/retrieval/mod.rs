@@ -151,14 +151,23 @@ impl Retriever {
         Ok(Arc::clone(embedder.insert(opened)))
     }
 
-    /// Embeds texts, and returns a vector for each. `field` is the request's field with the texts, for errors.
+    /// Embeds texts, and returns a vector for each. `field` is the request's field with the texts, for errors, and
+    /// `first` the index of the first of them there.
     ///
     /// # Errors
     /// Returns [`Failure::Invalid`] if a text has nothing to embed, else [`Failure::Retriever`].
-    pub fn embed(&self, field: &str, texts: &[&str]) -> Result<Vec<Embedding>, Failure> {
+    pub fn embed(
+        &self,
+        field: &str,
+        first: usize,
+        texts: &[&str],
+    ) -> Result<Vec<Embedding>, Failure> {
         let embedded = self.embedder()?.embed(texts);
         embedded.map_err(|error| match error {
-            EmbedError::Empty { .. } => Failure::invalid(field, format!("{field}: {error}")),
+            EmbedError::Empty { at } => {
+                let error = EmbedError::Empty { at: first + at };
+                Failure::invalid(field, format!("{field}: {error}"))
+            }
             EmbedError::Failed { .. } => Failure::retriever(error),
         })
     }
@@ -188,7 +197,8 @@ impl Retriever {
         if ask.cancelled.get() {
             return Ok(Vec::new());
         }
-        if let Some(query) = query.filter(|_| ask.vector.is_empty()) {
+        let is_embedded_here = ask.vector.is_empty();
+        if let Some(query) = query.filter(|_| is_embedded_here) {
             let holds = store.embedder().map_err(refused)?;
             let embedder = self.embedder()?;
             if let Some(holds) = holds.filter(|holds| holds != embedder.name()) {
@@ -198,9 +208,16 @@ impl Retriever {
                 );
                 return Err(Failure::retriever(reason));
             }
-            ask.vector = self.embed("query", &[&query])?.remove(0).vector;
+            ask.vector = self.embed("query", 0, &[&query])?.remove(0).vector;
         }
-        let found = store.search(&ask, stage).map_err(refused);
+        let found = store.search(&ask, stage).map_err(|error| match error {
+            StoreError::Refused(reason) if is_embedded_here && ask.filters.is_empty() => {
+                // The client sent nothing that the store could refuse.
+                Failure::retriever(reason)
+            }
+            StoreError::Refused(reason) if is_embedded_here => Failure::invalid("filters", reason),
+            error => refused(error),
+        });
         if let Some(warning) = store.take_warning() {
             tracing::warn!(warning, "the previous index is still searched");
         }

@@ -37,7 +37,6 @@ use foreword_ordering::document::Fingerprint;
 use foreword_ordering::path::Locator;
 use foreword_ordering::policy::Split;
 use foreword_retrieval::ScoredDocument;
-use serde_json::{Map, Value};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -110,7 +109,7 @@ impl Speculation {
 }
 
 impl Pipeline {
-    /// Searches for the documents of a chat with this `body` (without the field `retrieval`) and writes them into it,
+    /// Searches for the documents of a chat with this `body` (without the fields `retrieval` and `documents`) and writes them into it,
     /// for the tenant of `salt`. Meanwhile submits guesses.
     ///
     /// # Errors
@@ -118,7 +117,7 @@ impl Pipeline {
     /// only logged.
     pub async fn run(
         self: Arc<Self>,
-        body: Map<String, Value>,
+        body: String,
         salt: String,
         asked: SearchQuery,
     ) -> Result<Prepared, Failure> {
@@ -232,7 +231,7 @@ impl Pipeline {
     ) -> Result<(Written, Vec<Fingerprint>), Failure> {
         if found.is_empty() {
             let written = Written {
-                body: Value::Object(chat.body.clone()).to_string().into_bytes(),
+                body: chat.body.clone().into_bytes(),
                 path: None,
                 order: Vec::new(),
             };
@@ -341,7 +340,7 @@ fn best(known: &[Known<'_>], before: &[Fingerprint], held: Ordered, split: Split
 
 /// A chat whose documents are still being searched for.
 struct Unanswered {
-    body: Map<String, Value>,
+    body: String,
     salt: String,
     id: SpeculationId,
 }

@@ -13,7 +13,7 @@ use foreword_ordering::path::SentPath;
 use foreword_ordering::tree::Scope;
 use foreword_ordering::{Config, ConfigError, DocumentsField, Orderer, RawConfig, Skip, Tenant};
 use foreword_retrieval::ScoredDocument;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 /// The body of a chat request into which documents were written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,14 +45,14 @@ pub fn config(gateway: &RawConfig) -> Result<Config, ConfigError> {
     Config::try_from(raw)
 }
 
-/// Writes the documents `found`, which are given best first, into `body`, which has none. `order` returns their ranks
+/// Writes the documents `found`, which are given best first, into `body`, a JSON object without a field `documents`. `order` returns their ranks
 /// in the order of the prompt, given the scope (a hash of the text before them) and the documents.
 ///
 /// # Errors
 /// Returns a [`Skip`] if the core does not accept the body.
 pub fn write(
     config: &Config,
-    body: &Map<String, Value>,
+    body: &str,
     found: &[ScoredDocument],
     order: impl FnOnce(Scope, &[Known<'_>]) -> Vec<u16>,
 ) -> Result<Written, Skip> {
@@ -65,9 +65,10 @@ pub fn write(
                 json!({"id": document.id, "title": document.title, "text": document.text})
             })
             .collect();
-        let mut body = body.clone();
-        body.insert("documents".to_owned(), Value::Array(documents));
-        Value::Object(body).to_string().into_bytes()
+        let fields = body.strip_suffix('}').unwrap_or(body);
+        let comma = if fields == "{" { "" } else { "," };
+        let documents = Value::Array(documents);
+        format!("{fields}{comma}\"documents\":{documents}}}").into_bytes()
     };
     let ranks: Vec<u16> = (0..found.len() as u16).collect();
     let ranked = with(&ranks);
@@ -135,9 +136,8 @@ mod tests {
         ids.iter().map(found).collect()
     }
 
-    fn chat() -> Map<String, Value> {
-        let body = json!({"model": "m", "messages": [{"role": "user", "content": "Which one?"}], "max_tokens": 3});
-        body.as_object().unwrap().clone()
+    fn chat() -> String {
+        json!({"model": "m", "messages": [{"role": "user", "content": "Which one?"}], "max_tokens": 3}).to_string()
     }
 
     fn text(written: &Written) -> String {

@@ -240,13 +240,15 @@ unsafe fn on_response(
     filter: Filter,
     hook: impl FnOnce(&mut Exchange, &Envoy<'_>),
 ) {
+    // SAFETY: by the contract.
+    let envoy = unsafe { Envoy::request(envoy) };
     guarded((), || {
-        // SAFETY: by the contract; Envoy calls one hook of a request at a time.
+        // SAFETY: by the contract; Envoy runs no other hook of the request before `finish`.
         if let Some(exchange) = unsafe { filter.as_mut() } {
-            // SAFETY: by the contract.
-            hook(exchange, &unsafe { Envoy::request(envoy) });
+            hook(exchange, &envoy);
         }
     });
+    envoy.finish();
 }
 
 /// Runs a request hook. If it panics, the client receives a 500, and the request is not forwarded. So it is if
@@ -259,19 +261,21 @@ pub(super) unsafe fn on_request(
     filter: Filter,
     hook: impl FnOnce(&mut Exchange, &Envoy<'_>) -> Flow,
 ) -> Flow {
-    // SAFETY: by the contract; Envoy calls one hook of a request at a time.
-    let mut exchange = unsafe { filter.as_mut() };
     // SAFETY: by the contract.
     let envoy = unsafe { Envoy::request(envoy) };
+    // SAFETY: by the contract; Envoy runs no other hook of the request before `finish`, behind which this is not used.
+    let mut exchange = unsafe { filter.as_mut() };
     let flow = guarded(None, || {
         exchange.as_mut().map(|exchange| hook(exchange, &envoy))
     });
-    flow.unwrap_or_else(|| {
+    let flow = flow.unwrap_or_else(|| {
         let headers = [("content-type", "application/json")];
         guarded((), || {
             let body = exchange.map_or_else(Vec::new, |exchange| exchange.failure());
             envoy.respond(500, &headers, &body).unwrap_or_default();
         });
         Flow::Hold
-    })
+    });
+    envoy.finish();
+    flow
 }

@@ -4,7 +4,7 @@
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
-use foreword_filter::Flow;
+use foreword_filter::{Flow, Host};
 
 use super::config::*;
 use super::request::*;
@@ -51,6 +51,30 @@ fn a_panic_ends_at_its_hook_and_answers_500() {
         assert_eq!(fake::take_answer(), Some(500));
         let flow = on_request(null_mut(), filter, |_, _| Flow::Continue);
         assert_eq!((flow, fake::take_answer()), (Flow::Continue, None));
+        envoy_dynamic_module_on_http_filter_destroy(filter);
+        envoy_dynamic_module_on_http_filter_config_destroy(config);
+    }
+}
+
+/// Envoy may end the request within these calls, and destroy the exchange that the hook borrows.
+#[test]
+fn responses_and_resumptions_are_the_last_thing_that_a_hook_does() {
+    let config = load("");
+    // SAFETY: as above.
+    unsafe {
+        let filter = envoy_dynamic_module_on_http_filter_new(config, null_mut());
+        let flow = on_request(null_mut(), filter, |_, envoy| {
+            envoy.respond(503, &[], b"").unwrap();
+            assert_eq!(fake::take_answer(), None);
+            Flow::Hold
+        });
+        assert_eq!((flow, fake::take_answer()), (Flow::Hold, Some(503)));
+        on_request(null_mut(), filter, |_, envoy| {
+            envoy.resume().unwrap();
+            assert_eq!(fake::take_resumed(), 0);
+            Flow::Continue
+        });
+        assert_eq!((fake::take_resumed(), fake::take_answer()), (1, None));
         envoy_dynamic_module_on_http_filter_destroy(filter);
         envoy_dynamic_module_on_http_filter_config_destroy(config);
     }

@@ -90,11 +90,11 @@ impl Envoy<'_> {
     }
 
     /// Resumes a paused request.
-    pub(super) fn continue_decoding(&self) -> Result<(), HostError> {
-        let filter = self.filter("resume")?;
-        // SAFETY: `filter` is the running hook's.
-        unsafe { abi::envoy_dynamic_module_callback_http_filter_continue_decoding(filter) };
-        Ok(())
+    pub(super) fn continue_decoding(&self) {
+        if let Ok(filter) = self.filter("resume") {
+            // SAFETY: `filter` is the running hook's.
+            unsafe { abi::envoy_dynamic_module_callback_http_filter_continue_decoding(filter) };
+        }
     }
 }
 

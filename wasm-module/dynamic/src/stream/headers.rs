@@ -56,14 +56,15 @@ impl Envoy<'_> {
     }
 
     /// Responds to the client instead of forwarding the request.
-    pub(super) fn answer(
-        &self,
-        status: u16,
-        headers: &[(&str, &str)],
-        body: &[u8],
-    ) -> Result<(), HostError> {
-        let filter = self.filter("respond")?;
-        let mut headers = of_headers(headers);
+    pub(super) fn send_response(&self, status: u16, headers: &[(String, String)], body: &[u8]) {
+        let Ok(filter) = self.filter("respond") else {
+            return;
+        };
+        let headers: Vec<_> = headers
+            .iter()
+            .map(|(name, value)| (&**name, &**value))
+            .collect();
+        let mut headers = of_headers(&headers);
         // SAFETY: `filter` is the running hook's; headers, body and details outlive the call, which copies them.
         unsafe {
             abi::envoy_dynamic_module_callback_http_send_response(
@@ -75,7 +76,6 @@ impl Envoy<'_> {
                 ModuleBuffer::of(b"foreword"),
             );
         }
-        Ok(())
     }
 }
 

@@ -18,6 +18,7 @@ mod headers;
 mod metrics;
 mod state;
 
+use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -28,7 +29,20 @@ use crate::abi::{self, EnvoyBuffer, ModuleBuffer};
 /// Envoy's object for the running hook: a configuration or a request. It is valid only during the hook.
 pub(crate) struct Envoy<'hook> {
     scope: Scope,
+    /// What [`Envoy::finish`] has to do; the last call counts.
+    last: RefCell<Option<Last>>,
     hook: PhantomData<&'hook ()>,
+}
+
+/// The last thing that a hook has Envoy do with its request. Envoy may run other hooks of the request within that call,
+/// and end it.
+enum Last {
+    Resume,
+    Respond {
+        status: u16,
+        headers: Vec<(String, String)>,
+        body: Vec<u8>,
+    },
 }
 
 #[derive(Clone, Copy)]
@@ -45,6 +59,7 @@ impl Envoy<'_> {
     pub(crate) unsafe fn config(config: abi::HttpFilterConfigEnvoyPtr) -> Self {
         Self {
             scope: Scope::Config(config),
+            last: RefCell::default(),
             hook: PhantomData,
         }
     }
@@ -54,8 +69,30 @@ impl Envoy<'_> {
     pub(crate) unsafe fn request(filter: abi::HttpFilterEnvoyPtr) -> Self {
         Self {
             scope: Scope::Request(filter),
+            last: RefCell::default(),
             hook: PhantomData,
         }
+    }
+
+    /// Responds to the request, or resumes it, if the hook said so. Within this call, Envoy may run other hooks of the
+    /// request, and destroy its exchange: nothing may hold a reference to that.
+    pub(crate) fn finish(self) {
+        match self.last.take() {
+            None => {}
+            Some(Last::Resume) => self.continue_decoding(),
+            Some(Last::Respond {
+                status,
+                headers,
+                body,
+            }) => self.send_response(status, &headers, &body),
+        }
+    }
+
+    /// Sets what [`Envoy::finish`] does.
+    fn last(&self, call: &'static str, last: Last) -> Result<(), HostError> {
+        self.filter(call)?;
+        self.last.replace(Some(last));
+        Ok(())
     }
 
     fn filter(&self, call: &'static str) -> Result<abi::HttpFilterEnvoyPtr, HostError> {
@@ -112,7 +149,13 @@ impl Host for Envoy<'_> {
     }
 
     fn respond(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Result<(), HostError> {
-        self.answer(status, headers, body)
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        let last = Last::Respond {
+            status,
+            headers: headers.iter().map(owned).collect(),
+            body: body.to_vec(),
+        };
+        self.last("respond", last)
     }
 
     /// Returns `false`: this ABI gives access only to texts at the first level of a namespace, and a JWT's payload is
@@ -167,7 +210,7 @@ impl Host for Envoy<'_> {
     }
 
     fn resume(&self) -> Result<(), HostError> {
-        self.continue_decoding()
+        self.last("resume", Last::Resume)
     }
 
     fn resumer(&self) -> Option<Resumer> {

@@ -2,7 +2,7 @@
 //! calls have no effect. Tests with real Envoy are in `tests/`.
 #![allow(unsafe_code, reason = "definitions of what Envoy defines otherwise")]
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Mutex;
 
 use crate::abi::{
@@ -13,6 +13,8 @@ use crate::abi::{
 thread_local! {
     /// Status of the last response sent on this thread.
     static ANSWERED: RefCell<Option<u32>> = const { RefCell::new(None) };
+    /// Number of times that a request was resumed on this thread.
+    static RESUMED: Cell<u32> = const { Cell::new(0) };
 }
 
 /// The use of each scheduler in the process.
@@ -75,6 +77,10 @@ pub(crate) fn take_answer() -> Option<u32> {
     ANSWERED.take()
 }
 
+pub(crate) fn take_resumed() -> u32 {
+    RESUMED.take()
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn envoy_dynamic_module_callback_http_send_response(
     _: HttpFilterEnvoyPtr,
@@ -88,7 +94,9 @@ extern "C" fn envoy_dynamic_module_callback_http_send_response(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn envoy_dynamic_module_callback_http_filter_continue_decoding(_: HttpFilterEnvoyPtr) {}
+extern "C" fn envoy_dynamic_module_callback_http_filter_continue_decoding(_: HttpFilterEnvoyPtr) {
+    RESUMED.set(RESUMED.get() + 1);
+}
 
 #[unsafe(no_mangle)]
 extern "C" fn envoy_dynamic_module_callback_http_filter_scheduler_new(

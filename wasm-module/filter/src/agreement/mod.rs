@@ -453,74 +453,82 @@ mod tests {
     /// order and once, except those overwritten before it read them.
     #[test]
     fn any_interleaving_tells_everything_in_order() {
-        const ENTRIES: u32 = 16;
-        for seed in 0..200 {
-            let mut random = foreword_ordering::random::Random::new(seed);
-            let mut workers: [Worker; 3] = workers(ENTRIES);
-            // Positions that were taken but not yet written, by worker.
-            let mut open: [Option<u64>; 3] = [None; 3];
-            let mut all: BTreeMap<u64, (usize, PeerUpdate)> = BTreeMap::new();
-            for step in 0..300 {
-                let at = usize::try_from(random.below(3)).unwrap();
-                let worker = &mut workers[at];
-                match (random.below(3), open[at]) {
-                    (0, None) => {
-                        let position = worker.agreement.ring.reserve(&worker.host, None);
-                        open[at] = position.unwrap();
-                    }
-                    (0 | 1, Some(position)) => {
-                        let record = record(step);
-                        let entry = record.encode();
-                        worker
-                            .agreement
-                            .ring
-                            .write(&worker.host, position, &entry)
-                            .unwrap();
-                        worker.agreement.own.push_back(position);
-                        all.insert(position, (at, record));
-                        open[at] = None;
-                    }
-                    (1, None) => {
-                        let position = worker.agreement.ring.head(&worker.host).unwrap().next;
-                        worker.publish(step);
-                        all.insert(position, (at, record(step)));
-                    }
-                    _ => {
-                        worker.catch_up();
-                    }
-                }
+        // Half a minute on one core.
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        std::thread::scope(|scope| {
+            for first in 0..threads {
+                scope.spawn(move || (first..200).step_by(threads).for_each(interleave));
             }
-            for (at, position) in open.into_iter().enumerate() {
-                if let Some(position) = position {
-                    let (worker, record) = (&workers[at], record(1_000));
+        });
+    }
+
+    fn interleave(seed: usize) {
+        const ENTRIES: u32 = 16;
+        let mut random = foreword_ordering::random::Random::new(seed as u64);
+        let mut workers: [Worker; 3] = workers(ENTRIES);
+        // Positions that were taken but not yet written, by worker.
+        let mut open: [Option<u64>; 3] = [None; 3];
+        let mut all: BTreeMap<u64, (usize, PeerUpdate)> = BTreeMap::new();
+        for step in 0..300 {
+            let at = usize::try_from(random.below(3)).unwrap();
+            let worker = &mut workers[at];
+            match (random.below(3), open[at]) {
+                (0, None) => {
+                    let position = worker.agreement.ring.reserve(&worker.host, None);
+                    open[at] = position.unwrap();
+                }
+                (0 | 1, Some(position)) => {
+                    let record = record(step);
                     let entry = record.encode();
                     worker
                         .agreement
                         .ring
                         .write(&worker.host, position, &entry)
                         .unwrap();
+                    worker.agreement.own.push_back(position);
                     all.insert(position, (at, record));
-                    workers[at].agreement.own.push_back(position);
+                    open[at] = None;
+                }
+                (1, None) => {
+                    let position = worker.agreement.ring.head(&worker.host).unwrap().next;
+                    worker.publish(step);
+                    all.insert(position, (at, record(step)));
+                }
+                _ => {
+                    worker.catch_up();
                 }
             }
-            for (at, worker) in workers.iter_mut().enumerate() {
-                worker.catch_up();
-                let update = || all.values().filter(|(teller, _)| *teller != at);
-                let mut others = update().map(|(_, record)| record);
-                for known in &worker.known {
-                    assert!(
-                        others.any(|update| update == known),
-                        "seed {seed}: out of order, or twice"
-                    );
-                }
-                let head = worker.agreement.ring.head(&worker.host).unwrap().next;
-                let unread = head - worker.agreement.next;
-                let known = worker.known.len() as u64;
+        }
+        for (at, position) in open.into_iter().enumerate() {
+            if let Some(position) = position {
+                let (worker, record) = (&workers[at], record(1_000));
+                let entry = record.encode();
+                worker
+                    .agreement
+                    .ring
+                    .write(&worker.host, position, &entry)
+                    .unwrap();
+                all.insert(position, (at, record));
+                workers[at].agreement.own.push_back(position);
+            }
+        }
+        for (at, worker) in workers.iter_mut().enumerate() {
+            worker.catch_up();
+            let update = || all.values().filter(|(teller, _)| *teller != at);
+            let mut others = update().map(|(_, record)| record);
+            for known in &worker.known {
                 assert!(
-                    update().count() as u64 <= known + worker.lost + unread,
-                    "seed {seed}"
+                    others.any(|update| update == known),
+                    "seed {seed}: out of order, or twice"
                 );
             }
+            let head = worker.agreement.ring.head(&worker.host).unwrap().next;
+            let unread = head - worker.agreement.next;
+            let known = worker.known.len() as u64;
+            assert!(
+                update().count() as u64 <= known + worker.lost + unread,
+                "seed {seed}"
+            );
         }
     }
 }

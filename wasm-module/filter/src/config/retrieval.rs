@@ -84,8 +84,19 @@ impl RetrievalConfig {
             max_answer_bytes: fields.number("retrieval.max_answer_bytes", 1..=16 << 20, 1 << 20)?,
         };
         let documents = 0..=256 << 20;
+        let k = fields.number("retrieval.k", 1..=200, 5)?;
+        let similarity = fields.given("similarity").map(similarity).transpose()?;
+        if similarity
+            .as_ref()
+            .is_some_and(|similarity| similarity.max_documents() < u32::from(k))
+        {
+            return Err(ConfigError::Conflict {
+                field: "retrieval.similarity.max_documents",
+                rule: "it must be at least retrieval.k, or no result is ever kept",
+            });
+        }
         Ok(Self {
-            k: fields.number("retrieval.k", 1..=200, 5)?,
+            k,
             max_question_bytes: fields.number(
                 "retrieval.max_question_bytes",
                 1..=65_536,
@@ -95,7 +106,7 @@ impl RetrievalConfig {
             keep: fields.switch("retrieval.keep", true)?,
             tenant_filter: fields.text("retrieval.tenant_filter", 1)?,
             embedding: Embedding::read(fields.get("embedding"), &retriever)?,
-            similarity: fields.given("similarity").map(similarity).transpose()?,
+            similarity,
             shared_results: fields.number(
                 "retrieval.shared_results",
                 0..=MAX_SHARED_RESULTS,

@@ -163,11 +163,12 @@ impl Engines {
     }
 
     /// Returns only the candidate that stores the tenant's `response` (Responses API), given by its id; all candidates
-    /// if `response` is `None`, or the engine that stores it is unknown or unavailable. An engine of a pool is returned
-    /// even if it is saturated, since no other engine has the response.
+    /// if `response` is `None`, or the engine that stores it is unknown, out, or not in the pool. An engine of a pool is
+    /// returned even if it is saturated, since no other engine has the response.
     pub(crate) fn keeping(
         &self,
         host: &impl Host,
+        now_ms: u64,
         choices: Vec<EngineCandidate>,
         tenant: &str,
         response: Option<&str>,
@@ -182,7 +183,10 @@ impl Engines {
         }
         let saturated = engine.filter(|engine| {
             let pool = host.pool();
-            pool.is_some_and(|pool| pool.eligible(*engine).is_some_and(|it| it.is_saturated))
+            let state = (self.keys.get(usize::from(engine.0)))
+                .and_then(|key| EngineHealth::read(host, key).ok());
+            state.is_none_or(|(state, _)| state.is_available(now_ms))
+                && pool.is_some_and(|pool| pool.eligible(*engine).is_some_and(|it| it.is_saturated))
         });
         match saturated {
             Some(engine) => vec![EngineCandidate {
@@ -529,11 +533,17 @@ mod tests {
         engines.keep(&host, "red", "resp_1", EngineId(0));
         let asked = |response| {
             let choices = engines.choices(&host, 0, 0);
-            ids(&engines.keeping(&host, choices, "red", response))
+            ids(&engines.keeping(&host, 0, choices, "red", response))
         };
         assert_eq!(asked(Some("resp_1")), [0]);
         assert_eq!(asked(Some("resp_2")), [1]);
         assert_eq!(asked(None), [1]);
+        // One that is out is not asked.
+        let failed = engines.send(&host, 0, EngineId(0), 1);
+        engines.settle(&host, 0, failed, DispatchResult::Failed);
+        assert_eq!(asked(Some("resp_1")), [1]);
+        engines.forget(&host, EngineId(0));
+        assert_eq!(asked(Some("resp_1")), [0]);
         // The engine has left the pool.
         host.set_pool(pool(&[(1, 0)]));
         assert_eq!(asked(Some("resp_1")), [1]);

@@ -17,14 +17,28 @@ pub(super) struct Knowledge {
     /// The worker's access to the ring buffer through which workers share updates about cached prefixes; `None` if they
     /// share none.
     pub(super) agreement: Option<Agreement>,
-    /// The engines of which some response reported cached tokens. From then on, a response of such an engine without
-    /// that number means that none were cached.
-    pub(super) reporting: BTreeSet<EngineId>,
+    /// The engines and models of which some response reported cached tokens, at most [`MAX_REPORTING`]. From then on, a
+    /// response of such an engine and model without that number means that none were cached.
+    pub(super) reporting: BTreeSet<(EngineId, Box<str>)>,
     /// Number of requests that the ordering core has processed since the plugin was loaded.
     pub(super) request_number: u64,
 }
 
+/// Longest list of engines and models that are known to report cached tokens. Clients name the models.
+const MAX_REPORTING: usize = 1_024;
+
 impl Knowledge {
+    /// Returns whether a response without the number of cached tokens means that none were cached: the engine has
+    /// reported that number for the model before. `cached` is what this response reports.
+    pub(super) fn reports(&mut self, record: &OrderingRecord, cached: Option<u64>) -> bool {
+        let reporter = (record.engine(), record.model().into());
+        if cached.is_some() && self.reporting.len() < MAX_REPORTING {
+            self.reporting.insert(reporter);
+            return true;
+        }
+        self.reporting.contains(&reporter)
+    }
+
     /// Returns an empty record of cached prefixes, for which no updates are shared with other workers yet.
     pub(super) fn new(config: &Config) -> Self {
         Self {

@@ -268,7 +268,7 @@ impl Plugin {
             .as_ref()
             .map_or_else(|_| String::new(), |parsed| parsed.model().to_owned());
         let tenant = identity.tenant().name;
-        let choices = (self.engines).keeping(host, choices, tenant, response.as_deref());
+        let choices = (self.engines).keeping(host, now_ms, choices, tenant, response.as_deref());
         let options = RewriteOptions {
             salt: identity.salt(),
             key_of: Some(TenantKey::of),
@@ -381,7 +381,7 @@ impl Plugin {
             events: vec![Event::Cleared],
         };
         if let Some(mut knowledge) = self.knowledge() {
-            knowledge.reporting.remove(&engine);
+            knowledge.reporting.retain(|(other, _)| *other != engine);
             let update = PeerUpdate::Residency(cleared);
             knowledge.take(host, &self.metrics, &update);
         }
@@ -455,8 +455,8 @@ impl Plugin {
     /// Applies an engine's report on a request's prompt tokens: corrects what is recorded as cached there, and counts
     /// the tokens. `record` is `None` if the ordering core did not process the request.
     ///
-    /// Returns the report. If it lacks the number of cached tokens but the engine has reported it for other requests,
-    /// the number is 0: vLLM and Gemini omit a zero.
+    /// Returns the report. If it lacks the number of cached tokens but the engine has reported it for other requests to
+    /// the same model, the number is 0: vLLM and Gemini omit a zero.
     pub(crate) fn counted(
         &self,
         host: &impl Host,
@@ -468,11 +468,8 @@ impl Plugin {
             self.metrics.counted(host, arm, counted);
             return counted;
         };
-        let engine = record.engine();
-        if counted.cached.is_some() {
-            knowledge.reporting.insert(engine);
-        } else if knowledge.reporting.contains(&engine) {
-            counted.cached = Some(0);
+        if knowledge.reports(record, counted.cached) {
+            counted.cached = counted.cached.or(Some(0));
         }
         self.metrics.counted(host, arm, counted);
         let Some(cached_tokens) = counted.cached else {

@@ -108,8 +108,9 @@ impl Cache {
     }
 
     /// Stores another worker's search result of the time `at_ms` like [`Cache::keep`], unless it has another retriever
-    /// version than this cache, and one that this cache has just replaced or that is older than its newest result.
-    /// Returns whether it was stored.
+    /// version than this cache, and one that this cache has just replaced or that is older than its newest result; or
+    /// unless it is older than that by [`LATE_MS`], as the cache would date all its newer results back to it. Returns
+    /// whether it was stored.
     pub(super) fn learn(
         &mut self,
         tenant: &str,
@@ -119,7 +120,8 @@ impl Cache {
     ) -> bool {
         let is_replaced = self.previous_version.as_ref() == Some(&found.version);
         let is_older = self.version != found.version && at_ms < self.newest_ms;
-        !is_replaced && !is_older && self.keep(tenant, vector, found, at_ms)
+        let is_late = at_ms.saturating_add(LATE_MS) < self.newest_ms;
+        !is_replaced && !is_older && !is_late && self.keep(tenant, vector, found, at_ms)
     }
 
     /// Compares a sampled hit with the result of a real search, for the cache's statistics. Returns whether the hit was
@@ -155,6 +157,9 @@ impl Cache {
         }
     }
 }
+
+/// How much older than a cache's newest result another worker's may be, in milliseconds.
+const LATE_MS: u64 = 10_000;
 
 #[cfg(test)]
 mod tests {

@@ -102,6 +102,12 @@ impl OrderingRecord {
         self.engine
     }
 
+    /// Returns the model that the request names.
+    #[must_use]
+    pub fn model(&self) -> &str {
+        &self.model
+    }
+
     /// Returns the update for a request that the engine did not accept: it removes from the knowledge trees (documents
     /// believed to be cached) the documents that were recorded for this request alone.
     #[must_use]

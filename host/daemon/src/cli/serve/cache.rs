@@ -1,7 +1,7 @@
 //! The arguments of the cache's tiers and of eviction.
 
 use crate::cli::size::size;
-use foreword_engine::cache::EvictionPolicy;
+use foreword_engine::cache::{CacheConfig, EvictionPolicy};
 use foreword_server::device::KvSize;
 use foreword_server::tiers::{DiskFile, Tiers};
 use std::path::PathBuf;
@@ -16,6 +16,10 @@ pub(crate) struct Arguments {
     /// Memory for that KV state instead, in bytes or as 4GiB
     #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with = "kv_host_tokens")]
     kv_host_memory_bytes: Option<u64>,
+    /// Share of the host memory for copies of the most used KV state that is still on the device, which survive a lost
+    /// device, 0 to 1
+    #[arg(long, value_name = "SHARE", default_value_t = CacheConfig::default().replicated_share, value_parser = share)]
+    kv_host_replica_share: f64,
     /// File for KV state when memory is full; it survives the server and is as confidential as the prompts
     #[arg(long, value_name = "FILE")]
     kv_disk: Option<PathBuf>,
@@ -67,6 +71,7 @@ impl Arguments {
         Tiers {
             policy: self.kv_policy,
             max_documents: self.kv_cached_documents,
+            host_replica_share: self.kv_host_replica_share,
             disk: self.kv_disk.clone().map(|path| DiskFile {
                 path,
                 capacity: self.kv_disk_mib << 20,
@@ -77,4 +82,12 @@ impl Arguments {
             profile_budget: Duration::from_secs(self.kv_profile_s),
         }
     }
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let share = text
+        .parse()
+        .ok()
+        .filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| "it must be a number from 0 to 1".to_owned())
 }

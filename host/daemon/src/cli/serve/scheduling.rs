@@ -20,6 +20,9 @@ pub(crate) struct Arguments {
     /// Number of waiting requests from which on warm-ups and speculation are refused
     #[arg(long, value_name = "REQUESTS", default_value_t = 4, value_parser = clap::value_parser!(u32).range(0..=65_536))]
     max_prefill_batch: u32,
+    /// Most times that a request is computed again after failures of the device
+    #[arg(long, value_name = "TIMES", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=1_000))]
+    max_retries: u32,
     /// Switch the prefix cache off: every prompt is computed whole, and nothing is kept
     #[arg(long, conflicts_with_all = ["kv_host_tokens", "kv_host_memory_bytes", "kv_disk"])]
     no_enable_prefix_caching: bool,
@@ -59,6 +62,7 @@ impl Arguments {
             // The limit on all waiting requests applies as well.
             max_waiting_per_tenant: self.max_waiting_per_tenant.unwrap_or(u32::MAX),
             prefix_caching: !self.no_enable_prefix_caching,
+            max_retries: self.max_retries,
             max_prefill_batch: self.max_prefill_batch,
             watchdog: (self.watchdog_s > 0).then(|| Duration::from_secs(self.watchdog_s)),
             ..EngineConfig::default()

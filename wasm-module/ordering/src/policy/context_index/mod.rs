@@ -18,9 +18,6 @@
 //! With `forget_evicted`, `account` removes contexts that the engine evicted. By default a context stays until newer
 //! ones replace it: in a small cache, a removed context returns in another order, which halves the reuse.
 //!
-//! Without a history and without `forget_evicted`, no tokens are counted: all requests share one scope, and each is a
-//! context of its own, a chat's later turns too.
-//!
 //! It departs from the paper in four ways. Inner nodes have shared documents in the order in which the older context
 //! was sent, not sorted, so that its cached prefix stays usable. An inner node is split as a leaf is. Each scope has a
 //! root of its own, since paths of different scopes share no KV state. A known context is found in O(1) by a hash of
@@ -38,7 +35,6 @@ use crate::document::{Candidate, Fingerprint};
 use crate::recency::Recency;
 use crate::tree::Scope;
 use fxhash::FxHashMap;
-use smallvec::SmallVec;
 use std::sync::Arc;
 use tree::{ContextTree, ROOT};
 
@@ -49,8 +45,8 @@ pub struct ContextIndex {
     /// The leaves of the tree, one for each context (document set of a request), sorted by last use, to find the least
     /// recently used one.
     recency: Recency,
-    /// The leaf of each context (document set of a request), by the context's key: a hash or, if `next_key` is set, a
-    /// number.
+    /// The leaf of each context (document set of a request), by the context's key: a hash of the prompt before it and of
+    /// its documents as sent.
     leaves: FxHashMap<u64, NodeId>,
     /// For each scope (hash of the prompt before documents), the node above its contexts (document sets of requests), a
     /// child of the tree's root.
@@ -64,9 +60,6 @@ pub struct ContextIndex {
     max_contexts: u32,
     /// True if contexts (document sets of requests) are removed when the engine evicts their documents.
     forgets: bool,
-    /// The key of the next context (document set of a request), if keys are numbers; `None` if the key of a context is
-    /// a hash of the prompt before it and of its documents as sent.
-    next_key: Option<u64>,
 }
 
 impl ContextIndex {
@@ -83,7 +76,6 @@ impl ContextIndex {
             history: None,
             max_contexts: max_contexts.max(1),
             forgets: false,
-            next_key: None,
         }
     }
 
@@ -92,7 +84,6 @@ impl ContextIndex {
     pub fn of(options: &PolicyOptions) -> Self {
         Self {
             forgets: options.forget_evicted,
-            next_key: (!options.forget_evicted).then_some(0),
             ..Self::new(options.max_contexts)
         }
     }
@@ -102,7 +93,6 @@ impl ContextIndex {
     #[must_use]
     pub fn with_history(mut self, history: Arc<Self>) -> Self {
         self.history = (!history.is_empty()).then_some(history);
-        self.next_key = None;
         self
     }
 
@@ -174,28 +164,13 @@ impl ContextIndex {
     }
 }
 
-/// The scope (hash of the prompt before documents) used for all requests if contexts (document sets of requests) are
-/// recorded regardless of the prompt before them.
-const ANY_SCOPE: Scope = Scope(0);
-
 impl Policy for ContextIndex {
     fn order(&mut self, candidates: &[Candidate<'_>], start: Start<'_>) -> Order {
-        let scope = self.next_key.map_or(start.scope, |_| ANY_SCOPE);
-        self.ordered(scope, &fingerprints(candidates))
-    }
-
-    fn remember(&mut self, ranked: &[Fingerprint], _: &[u16]) {
-        if let Some(key) = self.next_key {
-            self.next_key = Some(key.wrapping_add(1));
-            let ranked: SmallVec<[_; 16]> = ranked.iter().map(|&document| (document, 0)).collect();
-            self.add(key, ANY_SCOPE, &ranked, &ranked);
-        }
+        self.ordered(start.scope, &fingerprints(candidates))
     }
 
     fn sent(&mut self, runs: &[SentDocuments<'_>]) {
-        if self.next_key.is_none() {
-            self.record(runs);
-        }
+        self.record(runs);
     }
 
     fn evicted(&mut self, tokens: u64) {
@@ -287,25 +262,6 @@ mod tests {
         assert_eq!(index.len(), 2);
         assert_eq!(index.ordered(SCOPE, &prints(&[2, 1]))[..], [1, 0]);
         assert_eq!(index.ordered(SCOPE, &prints(&[4, 3]))[..], [0, 1]);
-    }
-
-    #[test]
-    fn without_history_and_evictions_every_request_is_a_context_and_all_are_of_one_scope() {
-        let mut index = ContextIndex::of(&PolicyOptions {
-            max_contexts: 2,
-            ..PolicyOptions::default()
-        });
-        for documents in [[1, 2], [3, 4], [1, 2], [5, 6]] {
-            index.remember(&prints(&documents), &[0, 1]);
-        }
-        assert_eq!(index.len(), 2);
-        assert_eq!(index.ordered(ANY_SCOPE, &prints(&[2, 1]))[..], [1, 0]);
-        assert_eq!(index.ordered(ANY_SCOPE, &prints(&[4, 3]))[..], [0, 1]);
-        index.remember(&prints(&[7, 8]), &[0, 1]);
-        assert_eq!(index.ordered(ANY_SCOPE, &prints(&[2, 1]))[..], [0, 1]);
-        index.remember(&prints(&[]), &[]);
-        index.remember(&prints(&[]), &[]);
-        assert!(index.tree.has_no_documents() && index.tokens() == 0);
     }
 
     #[test]
