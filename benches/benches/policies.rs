@@ -4,6 +4,7 @@
 //! FOREWORD_XQUAD=…/xquad.en.json cargo bench -p foreword-benches -- policies
 //! cargo bench -p foreword-benches -- policies memory      bytes per stored node
 //! cargo bench -p foreword-benches -- policies reuse       every policy on every trace
+//! cargo bench -p foreword-benches -- policies sizes       four policies, in caches of 64 to 512 prompts
 //! cargo bench -p foreword-benches -- policies places      the retriever's best documents kept in a place
 //! cargo bench -p foreword-benches -- policies decisions   decision times at 100,000 contexts
 //! cargo bench -p foreword-benches -- policies index       building, searching and updating a context index
@@ -39,6 +40,9 @@ pub(crate) fn bench(arguments: &Arguments) {
     }
     if arguments.has("reuse") {
         reuse();
+    }
+    if arguments.has("sizes") {
+        sizes();
     }
     if arguments.has("places") {
         places();
@@ -131,20 +135,11 @@ fn places() {
         println!("\n|{}", " --- |".repeat(places.len() + 2));
         for (name, traces) in traces(&[3, 5, 8, 10, 12, 15]) {
             let shares = |kind: PolicyKind, placement| {
-                PROMPTS.map(|prompts| {
-                    let of = |trace: &Trace| {
-                        let capacity = match prompts {
-                            0 => Capacity::UNBOUNDED,
-                            prompts => Capacity::of_prompts(prompts, trace),
-                        };
-                        let options = PolicyOptions {
-                            placement,
-                            ..PolicyOptions::default()
-                        };
-                        workloads::replay(trace, kind, &options, capacity).share()
-                    };
-                    traces.iter().map(of).sum::<f64>() / traces.len() as f64
-                })
+                let options = PolicyOptions {
+                    placement,
+                    ..PolicyOptions::default()
+                };
+                PROMPTS.map(|prompts| share(&traces, kind, &options, prompts))
             };
             let [unbounded, tight] = shares(PolicyKind::Retrieval, Placement::FREE);
             print!("| {name} | {unbounded:.3} / {tight:.3} |");
@@ -158,6 +153,46 @@ fn places() {
         }
         println!();
     }
+}
+
+/// Share of document tokens reused, the mean over traces, in a cache of so many average prompts; 0: unbounded.
+fn share(traces: &[Trace], kind: PolicyKind, options: &PolicyOptions, prompts: u32) -> f64 {
+    let of = |trace: &Trace| {
+        let capacity = match prompts {
+            0 => Capacity::UNBOUNDED,
+            prompts => Capacity::of_prompts(prompts, trace),
+        };
+        workloads::replay(trace, kind, options, capacity).share()
+    };
+    traces.iter().map(of).sum::<f64>() / traces.len() as f64
+}
+
+/// Reuse by size of the cache, placed freely (RAGBoost's caches hold 64 to 512 contexts).
+fn sizes() {
+    const SIZES: [u32; 4] = [64, 128, 256, 512];
+    let kinds = [
+        PolicyKind::Retrieval,
+        PolicyKind::ContextIndex,
+        PolicyKind::Longest,
+        PolicyKind::Foresight,
+    ];
+    println!("Share of document tokens reused, in caches of {SIZES:?} prompts\n");
+    print!("| trace |");
+    for kind in kinds {
+        print!(" {} |", kind.name());
+    }
+    println!("\n|{}", " --- |".repeat(kinds.len() + 1));
+    for (name, traces) in traces(&[5, 15]) {
+        print!("| {name} |");
+        for kind in kinds {
+            let options = PolicyOptions::default();
+            let shares = SIZES.map(|prompts| share(&traces, kind, &options, prompts));
+            let shares = shares.map(|share| format!("{share:.3}"));
+            print!(" {} |", shares.join(", "));
+        }
+        println!();
+    }
+    println!();
 }
 
 /// Reuse and mean decision time, every policy on every trace at every capacity.

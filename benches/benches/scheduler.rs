@@ -160,9 +160,15 @@ fn last(generation: &mut Generation) -> Option<Event> {
     last
 }
 
-const RULES: [(&str, Rule); 3] = [
+const RULES: [(&str, Rule); 4] = [
     ("arrival", Rule::Arrival),
     ("cached first", WINDOW),
+    (
+        "cached first, exactly",
+        Rule::ExactlyCachedFirst {
+            window: Rule::WINDOW,
+        },
+    ),
     ("grouped", GROUPS),
 ];
 

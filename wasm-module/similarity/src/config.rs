@@ -82,6 +82,12 @@ impl SimilarityConfig {
         self.raw.dimensions
     }
 
+    /// Returns the distance between two embeddings.
+    #[must_use]
+    pub fn metric(&self) -> Metric {
+        self.raw.metric
+    }
+
     /// Returns the maximum number of documents of an entry.
     #[must_use]
     pub fn max_documents(&self) -> u32 {

@@ -26,6 +26,24 @@ pub struct SimilarityError(pub(super) String);
 const MAX_LENGTH: f64 = 4e18;
 
 impl Metric {
+    const ALL: [Self; 3] = [Self::L2, Self::Cosine, Self::InnerProduct];
+
+    /// Returns the metric's name in a configuration.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::L2 => "l2",
+            Self::Cosine => "cosine",
+            Self::InnerProduct => "inner-product",
+        }
+    }
+
+    /// Returns the metric of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|metric| metric.name() == name)
+    }
+
     /// Returns the range of valid tolerances.
     pub(super) fn tolerances(self) -> (f64, f64) {
         match self {

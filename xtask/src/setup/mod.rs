@@ -35,10 +35,9 @@ pub(crate) fn everything(workspace: &Workspace) -> Result<()> {
     components(workspace)?;
     for_demo(workspace)?;
     smollm2(workspace)?;
-    for packages in [&packages::ZMQ, &packages::STARLETTE, &packages::CLIENTS] {
+    for packages in &packages::PACKAGES {
         packages.install(workspace)?;
     }
-    packages::frameworks(workspace)?;
     browser::clients(workspace)?;
     helm::install(workspace)?;
     packages::postgres(workspace)?;

@@ -36,21 +36,16 @@ pub(super) fn with_pip(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Installs `what` into `folder`, which is recreated: only wheels, without dependencies, and not on the path. `what` are
-/// pip's arguments: names with exact versions, or the options that name a requirements file with them.
-pub(super) fn install(
-    workspace: &Workspace,
-    step: &str,
-    what: &[&str],
-    folder: &Path,
-) -> Result<()> {
+/// Installs what the file `list` names, with versions and checksums, into `folder`, which is recreated: only wheels,
+/// without dependencies, and not on the path.
+pub(super) fn install(workspace: &Workspace, step: &str, list: &str, folder: &Path) -> Result<()> {
     with_pip(workspace)?;
     folder::remove(folder)?;
     // A module is compiled when a test imports it; most are never imported.
-    let install = "-m pip install --no-deps --only-binary=:all: --disable-pip-version-check --quiet --no-compile";
+    let install = "-m pip install --require-hashes --no-deps --only-binary=:all: --disable-pip-version-check --quiet --no-compile";
     Step::program(step, workspace.root(), PYTHON, install)
         .args([OsStr::new("--target"), folder.as_os_str()])
-        .args(what)
+        .args(["--requirement", list])
         .run()
 }
 

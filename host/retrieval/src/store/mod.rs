@@ -18,6 +18,7 @@ pub use shelf::Shelf;
 
 use crate::cancelled::Cancelled;
 use crate::collection::ScoredDocument;
+use crate::index::Metric;
 use serde_json::{Map, Value};
 use std::ops::ControlFlow;
 
@@ -84,6 +85,11 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// Returns [`StoreError::Unavailable`] when the store cannot be reached.
     fn embedder(&self) -> Result<Option<String>, StoreError>;
+
+    /// Returns the measure by which the store compares vectors; `None` if it is not known, or another one.
+    fn metric(&self) -> Option<Metric> {
+        None
+    }
 
     /// Returns a fault that did not keep the store from answering, for the log; `None` if there is no new one. Each
     /// fault is returned once.

@@ -176,6 +176,10 @@ impl Store for Pgvector {
     fn embedder(&self) -> Result<Option<String>, StoreError> {
         Ok(None)
     }
+
+    fn metric(&self) -> Option<Metric> {
+        Some(self.metric)
+    }
 }
 
 impl Pgvector {

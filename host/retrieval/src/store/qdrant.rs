@@ -6,6 +6,7 @@
 use super::{Ask, Stage, Store, StoreError, StoreUrlError};
 use crate::Document;
 use crate::collection::ScoredDocument;
+use crate::index::Metric;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::{Arc, OnceLock};
@@ -18,9 +19,8 @@ pub struct Qdrant {
     /// URL of the collection, without a trailing slash.
     url: String,
     api_key: Option<String>,
-    /// True if the collection's scores are distances (Euclid, Manhattan), of which the smallest is the best. Unknown
-    /// before the first search.
-    is_distance: OnceLock<bool>,
+    /// The collection's distance, in Qdrant's words: `Cosine`, say. Unknown before the first search.
+    distance: OnceLock<String>,
 }
 
 /// Time limit of a request, connecting included.
@@ -65,18 +65,18 @@ impl Qdrant {
             agent: config.into(),
             url: url.to_owned(),
             api_key,
-            is_distance: OnceLock::new(),
+            distance: OnceLock::new(),
         })
     }
 
-    fn is_distance(&self) -> Result<bool, StoreError> {
-        if let Some(known) = self.is_distance.get() {
-            return Ok(*known);
+    fn distance(&self) -> Result<&str, StoreError> {
+        if let Some(known) = self.distance.get() {
+            return Ok(known);
         }
         let about: Value = self.call("", None)?;
-        let distance = &about["config"]["params"]["vectors"]["distance"];
-        let is_distance = distance == "Euclid" || distance == "Manhattan";
-        Ok(*self.is_distance.get_or_init(|| is_distance))
+        let distance = about["config"]["params"]["vectors"]["distance"].as_str();
+        let distance = distance.unwrap_or_default().to_owned();
+        Ok(self.distance.get_or_init(|| distance))
     }
 
     /// Posts `body` to the collection's `path`, or sends a GET request if there is no body.
@@ -142,11 +142,10 @@ impl Store for Qdrant {
             body["filter"] = json!({"must": conditions.collect::<Vec<_>>()});
         }
         let Points { points } = self.call("/points/query", Some(&body))?;
-        // A key or a proxy may allow queries alone.
-        let sign = if self.is_distance().unwrap_or(false) {
-            -1.0
-        } else {
-            1.0
+        // A key or a proxy may allow queries alone. Of distances, the smallest is the best.
+        let sign = match self.distance() {
+            Ok("Euclid" | "Manhattan") => -1.0,
+            _ => 1.0,
         };
         let found = points.into_iter().map(Point::found);
         let found = found.map(|found| ScoredDocument {
@@ -170,6 +169,15 @@ impl Store for Qdrant {
 
     fn embedder(&self) -> Result<Option<String>, StoreError> {
         Ok(None)
+    }
+
+    fn metric(&self) -> Option<Metric> {
+        match self.distance.get().map(String::as_str) {
+            Some("Cosine") => Some(Metric::Cosine),
+            Some("Dot") => Some(Metric::InnerProduct),
+            Some("Euclid") => Some(Metric::L2),
+            _ => None,
+        }
     }
 }
 
@@ -254,16 +262,20 @@ mod tests {
 
     fn search(address: SocketAddr) -> Result<Vec<ScoredDocument>, StoreError> {
         let qdrant = qdrant(address);
-        qdrant.is_distance.set(false).unwrap();
+        qdrant.distance.set("Cosine".to_owned()).unwrap();
         qdrant.search(&ask(), &mut |_| ControlFlow::Continue(()))
     }
 
     #[test]
     fn the_largest_score_is_the_best_whatever_the_collections_distance() {
-        for (distance, sign) in [("Cosine", 1.0), ("Euclid", -1.0), ("Manhattan", -1.0)] {
+        for (distance, sign, metric) in [
+            ("Cosine", 1.0, Some(Metric::Cosine)),
+            ("Euclid", -1.0, Some(Metric::L2)),
+            ("Manhattan", -1.0, None),
+        ] {
             let about = json!({"result": {"config": {"params": {"vectors": {"size": 2, "distance": distance}}}}});
             let (address, asked) = server("200 OK", about);
-            let is_distance = qdrant(address).is_distance().unwrap();
+            let told = qdrant(address).distance().unwrap().to_owned();
             let (head, _) = asked.join().unwrap();
             assert!(
                 head.starts_with("GET /collections/c HTTP/1.1\r\n"),
@@ -272,9 +284,10 @@ mod tests {
             let points = json!({"result": {"points": [{"id": 7, "score": 0.75, "payload": {"text": "body"}}]}});
             let (address, asked) = server("200 OK", points);
             let qdrant = qdrant(address);
-            qdrant.is_distance.set(is_distance).unwrap();
+            qdrant.distance.set(told).unwrap();
             let found = qdrant.search(&ask(), &mut |_| ControlFlow::Continue(()));
             assert_eq!(found.unwrap()[0].score, sign * 0.75, "{distance}");
+            assert_eq!(qdrant.metric(), metric, "{distance}");
             asked.join().unwrap();
         }
     }

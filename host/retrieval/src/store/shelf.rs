@@ -6,7 +6,7 @@
 use super::{Ask, Stage, Store, StoreError};
 use crate::collection::{Collection, Query, ScoredDocument};
 use crate::file::FileError;
-use crate::index::{Hit, Slot};
+use crate::index::{Hit, Metric, Slot};
 use fxhash::FxHashMap;
 use parking_lot::Mutex;
 use std::fs::Metadata;
@@ -180,6 +180,10 @@ impl Store for Shelf {
 
     fn embedder(&self) -> Result<Option<String>, StoreError> {
         Ok(Some(self.collection()?.spec().embedder.clone()))
+    }
+
+    fn metric(&self) -> Option<Metric> {
+        Some(self.collection().ok()?.vectors().metric())
     }
 
     fn take_warning(&self) -> Option<String> {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   {"query": "…", "embedding": […], "k": 5, "filters": {…}, "words": true, "order": false, "cache_salt": "…"}
-//!   {"object": "list", "version": "…",
+//!   {"object": "list", "version": "…", "metric": "cosine",
 //!    "data": [{"id", "title", "text", "metadata", "score", "rank"}, …], "matched": 0}
 //! ```
 //! With `order`, the documents are in the order that the gateway's policy would choose for the tenant of `cache_salt`,
@@ -85,6 +85,7 @@ fn answer(app: &App, body: &[u8], cancelled: Cancelled) -> Result<Value, Failure
     Ok(json!({
         "object": "list",
         "version": version,
+        "metric": retriever.metric(),
         "data": placed.collect::<Vec<_>>(),
         "matched": ordered.matched,
     }))

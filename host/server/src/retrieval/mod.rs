@@ -27,6 +27,7 @@ use foreword_ordering::{Config as OrderingConfig, RawConfig};
 use foreword_retrieval::embedder::{
     DimensionsError, EmbedError, Embedding, Hashing, LoadError, MiniLm,
 };
+use foreword_retrieval::index::Metric;
 use foreword_retrieval::store::Stage;
 use foreword_retrieval::{Embedder, ScoredDocument, Store, StoreError};
 use parking_lot::Mutex;
@@ -178,6 +179,11 @@ impl Retriever {
     /// Returns [`Failure::Invalid`] if the server has no store, and [`Failure::Retriever`] if it cannot be reached.
     pub fn version(&self) -> Result<String, Failure> {
         self.store()?.version().map_err(refused)
+    }
+
+    /// Returns the measure by which the document store compares vectors; `None` if it is not known.
+    pub fn metric(&self) -> Option<Metric> {
+        self.store.as_ref()?.metric()
     }
 
     /// Embeds the question unless the query has a vector, and returns the best documents, best first. Calls `stage`

@@ -9,6 +9,7 @@ use serde_json::value::RawValue;
 use super::reason::Reason;
 use super::vector;
 use crate::host::CallResponse;
+use foreword_similarity::Metric;
 
 /// The documents in a retriever's response, best first.
 #[derive(Debug, Clone, Default)]
@@ -16,6 +17,8 @@ pub(super) struct RetrieverAnswer {
     pub(super) documents: Vec<Document>,
     /// The version that the retriever states, which changes whenever its results may change; empty if it states none.
     pub(super) version: String,
+    /// The measure by which the retriever compares vectors; `None` if it does not say, or has another one.
+    pub(super) metric: Option<Metric>,
 }
 
 /// A retrieved document in the form in which it is stored and forwarded.
@@ -66,6 +69,8 @@ pub(super) fn found(answer: CallResponse<'_>, limit: usize) -> Result<RetrieverA
         data: Vec<Element<'a>>,
         #[serde(default)]
         version: Option<String>,
+        #[serde(default)]
+        metric: Option<String>,
     }
     #[derive(Deserialize)]
     struct Element<'a> {
@@ -105,6 +110,7 @@ pub(super) fn found(answer: CallResponse<'_>, limit: usize) -> Result<RetrieverA
     Ok(RetrieverAnswer {
         documents,
         version: read.version.unwrap_or_default(),
+        metric: read.metric.as_deref().and_then(Metric::named),
     })
 }
 

@@ -173,6 +173,7 @@ mod tests {
         RetrieverAnswer {
             documents: documents.collect(),
             version: version.to_owned(),
+            metric: None,
         }
     }
 

@@ -41,16 +41,17 @@ mod sharing;
 mod vector;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 pub(crate) use self::reason::Reason;
 pub(crate) use self::search::{Search, SearchReport, SearchStep};
 use crate::config::RetrievalConfig;
 
+use self::answers::RetrieverAnswer;
 use self::cache::Cache;
 use self::metrics::Metrics;
 use self::sharing::Sharing;
-use crate::host::Host;
+use crate::host::{Host, LogLevel};
 use crate::shared::Shared;
 
 /// The state of document retrieval that the chats of one plugin share.
@@ -61,6 +62,8 @@ pub(crate) struct Retrieval {
     sharing: Option<Sharing>,
     /// Number of warm-ups in flight (prefills of the system messages during a search).
     warming: Arc<AtomicU32>,
+    /// True once the log has it that the retriever compares vectors by another metric than the similarity cache.
+    has_warned: AtomicBool,
     metrics: Metrics,
 }
 
@@ -76,8 +79,26 @@ impl Retrieval {
                 .as_ref()
                 .and_then(|_| Sharing::open(host, config.identity, config.shared_results)),
             warming: Arc::default(),
+            has_warned: AtomicBool::default(),
             metrics: Metrics::define(host),
             config,
+        }
+    }
+
+    /// Logs once if the retriever compares vectors by another metric than the similarity cache: what is near for one may
+    /// be far for the other.
+    fn compare_metric(&self, host: &impl Host, found: &RetrieverAnswer) {
+        let Some((similarity, metric)) = self.config.similarity.as_ref().zip(found.metric) else {
+            return;
+        };
+        let ours = similarity.metric();
+        if metric != ours && !self.has_warned.swap(true, Ordering::Relaxed) {
+            let message = format!(
+                "retrieval.similarity.metric is {}, and the retriever compares by {}",
+                ours.name(),
+                metric.name()
+            );
+            host.log(LogLevel::Warn, &message);
         }
     }
 

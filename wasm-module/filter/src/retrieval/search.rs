@@ -247,6 +247,7 @@ impl Search {
             Ok(found) => found,
             Err(reason) => return self.fail(host, retrieval, reason),
         };
+        retrieval.compare_metric(host, &found);
         let may_keep = self.may_hit(retrieval) && !self.is_clients;
         if let (Some(vector), true) = (&self.vector, may_keep) {
             let is_kept = with_cache(retrieval, |cache| {

@@ -102,6 +102,7 @@ impl Sharing {
             let found = RetrieverAnswer {
                 documents: documents.collect(),
                 version: entry.version,
+                metric: None,
             };
             // It expires as in the cache of the worker that searched.
             cache.learn(&entry.tenant, &vector, &found, entry.at_ms.min(now_ms))
@@ -134,6 +135,7 @@ mod tests {
                 element: Arc::from(text),
             }],
             version: version.to_owned(),
+            metric: None,
         }
     }
 

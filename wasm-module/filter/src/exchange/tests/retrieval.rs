@@ -88,6 +88,28 @@ fn a_chat_waits_for_vector_and_documents_and_goes_on_with_its_length() {
 }
 
 #[test]
+fn a_retriever_of_another_metric_is_told_of_once() {
+    let host = ScriptedHost::default();
+    let plugin = retrieving(&host, &json!({}));
+    // Each question is far from the others, so that none is answered from the cache.
+    for (metric, question, warnings) in [
+        ("cosine", [1, 0], 0),
+        ("of its own", [0, 1], 0),
+        ("l2", [-1, 0], 1),
+        ("l2", [0, -1], 1),
+    ] {
+        let (mut exchange, _) = begin(&plugin, &host, CHAT);
+        let vector = json!({"data": [{"embedding": question}]});
+        answer(&mut exchange, &host, 200, &vector);
+        let mut found = found();
+        found["metric"] = metric.into();
+        answer(&mut exchange, &host, 200, &found);
+        let warned = host.log_text().matches("compares by l2").count();
+        assert_eq!(warned, warnings, "{metric}");
+    }
+}
+
+#[test]
 fn a_clients_vector_finds_documents_and_keeps_none_for_others() {
     let host = ScriptedHost::default();
     let plugin = retrieving(&host, &json!({}));
