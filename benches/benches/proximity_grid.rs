@@ -28,6 +28,8 @@ const PREFIXES: [&str; 4] = [
 ];
 /// The study's tolerances, and three between its last two.
 const TOLERANCES: [f32; 9] = [0.0, 0.5, 1.0, 2.0, 5.0, 6.0, 7.0, 8.0, 10.0];
+/// Random orders of the queries, as in the study.
+const SEEDS: usize = 5;
 const CAPACITIES: [usize; 5] = [10, 50, 100, 200, 300];
 
 /// Proximity's Algorithm 1: the nearest key answers if it is near enough; else the database does, and the oldest entry goes
@@ -83,61 +85,76 @@ pub(crate) fn bench(_: &Arguments) {
         .collect();
     let embedder = embedded::embedder();
     let mut queries = queries(&*embedder, &documents, &questions);
-    Random::new(1).shuffle(&mut queries);
     let is_found = |query: &&Query| is_found(&questions, query.question, &query.fresh);
     let fresh = queries.iter().filter(is_found).count() as u32;
     let all = queries.len() as u32;
     println!(
-        "{}: {all} queries; fresh searches find the answer's document for {:.1} %\n",
+        "{}: {all} queries in {SEEDS} random orders; fresh searches find the answer's document for {:.1} %\n",
         embedder.name(),
         percent(fresh, all)
     );
-    println!("hit rate % / answer's document found %, Proximity; ours\n");
+    println!("hit rate % (least to most) / answer's document found %, means over the orders\n");
     print!("| tolerance |");
     for capacity in CAPACITIES {
         print!(" {capacity} entries |");
     }
     println!("\n|{}", " --- |".repeat(CAPACITIES.len() + 1));
-    for tolerance in TOLERANCES {
-        print!("| {tolerance} |");
-        for capacity in CAPACITIES {
-            let mut theirs = Proximity {
-                tolerance,
-                capacity,
-                entries: VecDeque::new(),
-            };
-            let mut ours = ours(tolerance, capacity, queries[0].embedding.len());
-            let mut found = [Outcome::default(), Outcome::default()];
-            for query in &queries {
-                let hit = theirs.lookup(&query.embedding).map(<[String]>::to_vec);
-                if hit.is_none() {
-                    theirs.insert(&query.embedding, &query.fresh);
-                }
-                found[0].take(&questions, query, hit);
-
-                let hit = ours.lookup(&query.embedding, 0).expect("an embedding");
-                let hit = hit.map(|hit| hit.documents.iter().map(ToString::to_string).collect());
-                if hit.is_none() {
-                    let inserted = ours.insert(&query.embedding, &query.fresh, None, 0);
-                    inserted.expect("an embedding and its documents");
-                }
-                found[1].take(&questions, query, hit);
+    let mut outcomes = [[[Outcome::default(); SEEDS]; CAPACITIES.len()]; TOLERANCES.len()];
+    for seed in 0..SEEDS {
+        Random::new(1 + seed as u64).shuffle(&mut queries);
+        for (row, tolerance) in outcomes.iter_mut().zip(TOLERANCES) {
+            for (cell, capacity) in row.iter_mut().zip(CAPACITIES) {
+                cell[seed] = played(&questions, &queries, tolerance, capacity);
             }
-            assert_eq!(
-                found[0], found[1],
-                "Proximity's algorithm and ours differ at {tolerance} and {capacity} entries"
+        }
+    }
+    for (row, tolerance) in outcomes.iter().zip(TOLERANCES) {
+        print!("| {tolerance} |");
+        for cell in row {
+            let hits = cell.map(|one| percent(one.hits, all));
+            let found = cell.map(|one| percent(one.found, all));
+            let mean = |values: &[f64]| values.iter().sum::<f64>() / SEEDS as f64;
+            let least = hits.iter().copied().fold(f64::INFINITY, f64::min);
+            let most = hits.iter().copied().fold(0.0, f64::max);
+            print!(
+                " {:.1} ({least:.1} to {most:.1}) / {:.1} |",
+                mean(&hits),
+                mean(&found)
             );
-            let shown = found.map(|one| {
-                format!(
-                    "{:.1} / {:.1}",
-                    percent(one.hits, all),
-                    percent(one.found, all)
-                )
-            });
-            print!(" {} |", shown.join("; "));
         }
         println!();
     }
+}
+
+/// Plays the queries through Proximity's algorithm and through ours, which must come to the same.
+fn played(questions: &[Value], queries: &[Query], tolerance: f32, capacity: usize) -> Outcome {
+    let mut theirs = Proximity {
+        tolerance,
+        capacity,
+        entries: VecDeque::new(),
+    };
+    let mut ours = ours(tolerance, capacity, queries[0].embedding.len());
+    let mut found = [Outcome::default(), Outcome::default()];
+    for query in queries {
+        let hit = theirs.lookup(&query.embedding).map(<[String]>::to_vec);
+        if hit.is_none() {
+            theirs.insert(&query.embedding, &query.fresh);
+        }
+        found[0].take(questions, query, hit);
+
+        let hit = ours.lookup(&query.embedding, 0).expect("an embedding");
+        let hit = hit.map(|hit| hit.documents.iter().map(ToString::to_string).collect());
+        if hit.is_none() {
+            let inserted = ours.insert(&query.embedding, &query.fresh, None, 0);
+            inserted.expect("an embedding and its documents");
+        }
+        found[1].take(questions, query, hit);
+    }
+    assert_eq!(
+        found[0], found[1],
+        "Proximity's algorithm and ours differ at {tolerance} and {capacity} entries"
+    );
+    found[0]
 }
 
 impl Outcome {

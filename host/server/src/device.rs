@@ -40,7 +40,7 @@ impl FromStr for Device {
             "cuda" => Ok(Self::Cuda(0)),
             _ => number(text)
                 .map(Self::Cuda)
-                .ok_or_else(|| "it must be auto, cpu or cuda:N".to_owned()),
+                .ok_or_else(|| "it must be auto, cpu or cuda:N, one device".to_owned()),
         }
     }
 }
@@ -335,10 +335,10 @@ mod tests {
             [read("cuda"), read("cuda:3")],
             [Ok(Device::Cuda(0)), Ok(Device::Cuda(3))]
         );
-        for wrong in ["", "cuda:", "cuda:-1", "gpu", "CPU"] {
+        for wrong in ["", "cuda:", "cuda:-1", "cuda:0,1", "gpu", "CPU"] {
             assert_eq!(
                 read(wrong),
-                Err("it must be auto, cpu or cuda:N".to_owned())
+                Err("it must be auto, cpu or cuda:N, one device".to_owned())
             );
         }
     }

@@ -106,6 +106,11 @@ impl ModelConfig {
             return Self::of_gguf(&Gguf::open(folder)?);
         }
         let path = folder.join("config.json");
+        let adapter = folder.join("adapter_config.json");
+        if adapter.is_file() && !path.is_file() {
+            let reason = "a LoRA adapter is not supported: merge it into its base model";
+            return Err(CheckpointError::new(&adapter, reason));
+        }
         let text =
             std::fs::read_to_string(&path).map_err(|error| CheckpointError::new(&path, error))?;
         let mut config = Self::parse(&text).map_err(|error| CheckpointError {
@@ -623,6 +628,9 @@ mod tests {
     #[test]
     fn generation_config_has_the_last_word_on_eos_and_sampling() {
         let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("adapter_config.json"), "{}").unwrap();
+        let error = ModelConfig::load(folder.path()).unwrap_err().to_string();
+        assert!(error.ends_with("merge it into its base model"), "{error}");
         std::fs::write(folder.path().join("config.json"), base().to_string()).unwrap();
         assert_eq!(ModelConfig::load(folder.path()).unwrap().eos_tokens, [2]);
         std::fs::write(
