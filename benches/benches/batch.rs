@@ -14,11 +14,14 @@
 //! only; ContextPilot's excludes starting and importing.
 
 use foreword_benches::{Arguments, workloads, xquad};
+use foreword_ordering::document::Fingerprint;
+use foreword_ordering::policy::context_index::ContextIndex;
 use foreword_ordering::policy::{Order, Place, Placement, PolicyKind, PolicyOptions};
 use foreword_simulation::{
     Capacity, EngineCache, Planned, Request, Trace, batch, batch_placed, document_tokens, workload,
 };
 use serde::{Deserialize, Serialize};
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::error::Error;
 use std::fs;
@@ -123,8 +126,10 @@ fn growing() {
 /// freely, and as shipped.
 fn ladder() {
     println!("Share of document tokens reused, unbounded / {PROMPTS} prompts\n");
-    println!("| trace | placed | arrival | ordered | ordered and scheduled |");
-    println!("| --- | --- | --- | --- | --- |");
+    println!(
+        "| trace | placed | arrival | ordered | ordered and scheduled | by RAGBoost's rules |"
+    );
+    println!("| --- | --- | --- | --- | --- | --- |");
     let mut all: Vec<(String, Trace)> = traces(1, REQUESTS)
         .into_iter()
         .map(|(name, trace)| (name.to_owned(), trace))
@@ -157,9 +162,45 @@ fn ladder() {
             for [unbounded, bounded] in [arrival, ordered, scheduled] {
                 print!(" {unbounded:.3} / {bounded:.3} |");
             }
-            println!();
+            match placement {
+                Placement::FREE => {
+                    let [unbounded, bounded] = reuse(&trace, &ragboost(&trace));
+                    println!(" {unbounded:.3} / {bounded:.3} |");
+                }
+                _ => println!(" |"),
+            }
         }
     }
+}
+
+/// The batch as RAGBoost's sections 4 and 5 plan it: a context index of all requests, whose paths order the documents;
+/// requests in groups by the first element of their path, within a group the longest path first (section 5.2).
+fn ragboost(trace: &Trace) -> Vec<Planned> {
+    let contexts = trace.iter().map(|request| {
+        let documents = request.documents.iter();
+        documents.map(|document| document.fingerprint).collect()
+    });
+    let contexts: Vec<Vec<Fingerprint>> = contexts.collect();
+    let (index, leaves) = ContextIndex::build(&contexts);
+    let mut groups = HashMap::new();
+    let mut planned: Vec<_> = (leaves.iter().zip(&contexts).enumerate())
+        .map(|(request, (&leaf, context))| {
+            let path = index.path(leaf);
+            let first = path.len().checked_sub(2).map(|at| path[at]);
+            let next = groups.len();
+            let group = *groups.entry(first).or_insert(next);
+            let rank = |document| context.iter().position(|other| other == document);
+            let order = index.context(leaf);
+            let order = order.iter().filter_map(rank).map(|rank| rank as u16);
+            let planned = Planned {
+                request,
+                order: order.collect(),
+            };
+            ((group, Reverse(path.len())), planned)
+        })
+        .collect();
+    planned.sort_by_key(|(key, _)| *key);
+    planned.into_iter().map(|(_, planned)| planned).collect()
 }
 
 fn row(

@@ -7,6 +7,7 @@ use foreword_tests::http::{Client, Response, exchange, post};
 use foreword_tests::{Gateway, GatewayOptions, Host, Upstream, artifacts, pause, until};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
+use std::process::Command;
 use std::sync::Mutex;
 
 /// Documents in a question.
@@ -415,4 +416,36 @@ fn an_engine_finds_as_much_cached_behind_one_worker_as_behind_several() {
             "{workers} workers: {several}, one: {one}"
         );
     }
+}
+
+/// The checks of `foreword doctor` that are not `ok`, with their status, and its exit code.
+fn examined(host: &Host, gateway: &Gateway) -> (Option<i32>, Vec<(String, String)>) {
+    let mut doctor = Command::new(artifacts::host_binary("dev").unwrap());
+    let url = |address: SocketAddr| format!("http://{address}");
+    doctor
+        .args(["doctor", &url(host.address()), "--json", "--allow-reset"])
+        .args(["--internal", &url(host.internal())])
+        .args(["--gateway", &url(gateway.address())])
+        .args([
+            "--gateway-metrics",
+            &(url(gateway.admin()) + "/stats/prometheus"),
+        ]);
+    let output = doctor.output().unwrap();
+    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let findings = told["findings"].as_array().unwrap().iter();
+    let text = |finding: &Value, name: &str| finding[name].as_str().unwrap().to_owned();
+    let findings = findings.map(|finding| (text(finding, "check"), text(finding, "status")));
+    println!("{told:#}");
+    let other = findings.filter(|(_, status)| status != "ok").collect();
+    (output.status.code(), other)
+}
+
+#[test]
+fn a_doctor_finds_nothing_behind_envoy_but_what_the_gateway_lacks() {
+    let model = artifacts::repository().join("host/engine/fixtures/qwen2");
+    let host = Host::start(&model, &["--name", "tiny", "--kv-tokens", "65536"]).unwrap();
+    assert_eq!(examined(&host, &following(&host, 2)), (Some(0), vec![]));
+    let alone = gateway(host.address(), 1, json!({}));
+    let lacks = ("residency".to_owned(), "fail".to_owned());
+    assert_eq!(examined(&host, &alone), (Some(3), vec![lacks]));
 }
