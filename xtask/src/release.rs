@@ -42,11 +42,9 @@ pub(crate) struct Options {
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     setup::for_demo(workspace)?;
     let folder = workspace.root().join(&options.output);
-    let is_free =
-        !folder.exists() || folder.join(SUMS).is_file() || fs::read_dir(&folder)?.next().is_none();
     ensure!(
-        is_free,
-        "{} is no empty folder and holds no release ({SUMS}): name another one",
+        folder.starts_with(workspace.target()) || holds_a_release_alone(&folder)?,
+        "{} holds other files than a release's ({SUMS} lists those): name another folder",
         folder.display()
     );
     empty_folder(&folder)?;
@@ -107,6 +105,25 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     fs::write(folder.join(SUMS), &release.sums)?;
     print!("{}", release.sums);
     Ok(())
+}
+
+/// Returns whether `folder` is missing or has no files but those of a release.
+fn holds_a_release_alone(folder: &Path) -> Result<bool> {
+    if !folder.exists() {
+        return Ok(true);
+    }
+    let sums = fs::read_to_string(folder.join(SUMS)).unwrap_or_default();
+    let listed: Vec<&str> = sums
+        .lines()
+        .filter_map(|line| Some(line.split_once("  ")?.1))
+        .collect();
+    for entry in fs::read_dir(folder)? {
+        let name = entry?.file_name();
+        if name != SUMS && !listed.iter().any(|listed| name == *listed) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// A release in progress.

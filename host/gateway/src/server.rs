@@ -8,8 +8,8 @@
 //! ```
 
 use std::net::SocketAddr;
-use std::os::unix::fs::FileTypeExt;
-use std::path::PathBuf;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -76,6 +76,8 @@ pub struct Server {
     processor: Arc<Processor>,
     incoming: Incoming,
     place: Place,
+    /// The file of the Unix socket that was bound ([`file_of`]); `None` for a TCP address.
+    socket: Option<(u64, u64)>,
     tls: Option<Tls>,
     internal: Option<(TcpListener, SocketAddr)>,
     grace: Duration,
@@ -129,9 +131,14 @@ impl Server {
             }
             None => None,
         };
+        let socket = match &place {
+            Place::Unix(path) => file_of(path),
+            Place::Tcp(_) => None,
+        };
         Ok(Self {
             processor,
             incoming,
+            socket,
             place,
             tls: options.tls,
             internal,
@@ -240,7 +247,9 @@ impl Server {
         for name in READINESS_NAMES.into_iter().chain(["liveness"]) {
             (health.set_service_status(name, ServingStatus::NotServing)).await;
         }
-        if let Place::Unix(path) = &self.place {
+        if let Place::Unix(path) = &self.place
+            && file_of(path) == self.socket
+        {
             // Before the listener closes: then another process may listen there.
             let _ = std::fs::remove_file(path);
         }
@@ -255,6 +264,12 @@ impl Server {
         }
         Ok(has_drained)
     }
+}
+
+/// Returns the device and the number of the file at `path`, by which it is told apart from one that took its place.
+fn file_of(path: &Path) -> Option<(u64, u64)> {
+    let file = std::fs::symlink_metadata(path).ok()?;
+    Some((file.dev(), file.ino()))
 }
 
 /// Returns the routes for probes and scrapers.

@@ -256,6 +256,18 @@ async fn a_unix_socket_is_served_and_one_left_behind_replaced() {
 }
 
 #[tokio::test]
+async fn a_socket_that_another_process_has_put_there_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("foreword.sock");
+    let running = start(Place::Unix(path.clone()), None, Bounds::default()).await;
+    std::fs::remove_file(&path).unwrap();
+    let _successor = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    running.stop.send(()).unwrap();
+    running.ended.await.unwrap().unwrap();
+    assert!(std::os::unix::net::UnixStream::connect(&path).is_ok());
+}
+
+#[tokio::test]
 async fn with_an_authority_only_gateways_with_its_certificate_are_served() {
     let named = |name: &str| rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
     let key = rcgen::KeyPair::generate().unwrap();

@@ -82,6 +82,12 @@ impl SimilarityConfig {
         self.raw.dimensions
     }
 
+    /// Returns the time after which an entry is forgotten, in milliseconds; `None` for never.
+    #[must_use]
+    pub fn ttl_ms(&self) -> Option<u64> {
+        self.raw.ttl_ms
+    }
+
     /// Returns the distance between two embeddings.
     #[must_use]
     pub fn metric(&self) -> Metric {

@@ -19,8 +19,9 @@ mod wheel;
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::thread;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 
 pub(crate) use self::browser::{chromium, npm_folder};
 pub(crate) use self::cyclonedx::install as cyclonedx;
@@ -33,6 +34,18 @@ use crate::workspace::{Workspace, cargo, output};
 /// Sets up everything, for `setup` and `test`.
 pub(crate) fn everything(workspace: &Workspace) -> Result<()> {
     components(workspace)?;
+    // It compiles for a minute, while the others mostly wait for the network.
+    thread::scope(|scope| {
+        let deny = scope.spawn(|| deny::install(workspace));
+        let others = others(workspace);
+        let deny = deny
+            .join()
+            .map_err(|_| anyhow!("building cargo-deny panicked"))?;
+        others.and(deny)
+    })
+}
+
+fn others(workspace: &Workspace) -> Result<()> {
     for_demo(workspace)?;
     smollm2(workspace)?;
     for packages in &packages::PACKAGES {
@@ -41,8 +54,7 @@ pub(crate) fn everything(workspace: &Workspace) -> Result<()> {
     browser::clients(workspace)?;
     helm::install(workspace)?;
     packages::postgres(workspace)?;
-    for_browser_tests(workspace)?;
-    deny::install(workspace)
+    for_browser_tests(workspace)
 }
 
 /// Installs the weights of the embedding model, 83 MB, which only semantic retrieval needs.

@@ -58,7 +58,10 @@ impl Packages {
         let folder = workspace.tools().join(self.folder);
         // Written last, so that an interrupted installation does not look complete.
         let installed = folder.join("installed.txt");
-        if std::fs::read_to_string(&installed).is_ok_and(|installed| installed == wanted) {
+        // Another Python may be the first on the path since.
+        if std::fs::read_to_string(&installed).is_ok_and(|installed| installed == wanted)
+            && run(self.check, &folder).is_ok()
+        {
             say(self.name, &format!("as {list} says"));
             return Ok(());
         }

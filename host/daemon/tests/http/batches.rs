@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 use tempfile::TempDir;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 pub(crate) fn config(folder: &Path) -> Config {
     Config {
@@ -715,6 +715,31 @@ async fn an_upload_that_is_broken_off_leaves_nothing() {
     until("it is being written", || left() == 2).await;
     drop(connection);
     until("it is removed", || left() == 1).await;
+}
+
+#[tokio::test]
+async fn a_form_comes_in_pieces_of_any_length_and_with_a_boundary_of_seventy_bytes_at_most() {
+    let folder = TempDir::new().unwrap();
+    let house = server(folder.path()).await;
+    for (length, status) in [(70, 200), (71, 400)] {
+        let boundary = "X".repeat(length);
+        let form = form("batch", &lines(2)).replace("--XX", &format!("--{boundary}"));
+        let mut connection = client::connect(house.address()).await;
+        let head = format!(
+            "POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary={boundary}\r\n\
+             transfer-encoding: chunked\r\n\r\n"
+        );
+        connection.write_all(head.as_bytes()).await.unwrap();
+        let mut pieces = String::new();
+        for byte in form.chars() {
+            pieces.push_str(&format!("1\r\n{byte}\r\n"));
+        }
+        pieces.push_str("0\r\n\r\n");
+        connection.write_all(pieces.as_bytes()).await.unwrap();
+        let mut line = [0; 12];
+        connection.read_exact(&mut line).await.unwrap();
+        assert_eq!(String::from_utf8_lossy(&line), format!("HTTP/1.1 {status}"));
+    }
 }
 
 #[tokio::test]

@@ -275,6 +275,29 @@ async fn refusals_name_the_fields_of_responses() {
 }
 
 #[tokio::test]
+async fn what_a_response_repeats_is_checked() {
+    let house = keeping().await;
+    let address = house.address();
+    for (field, value) in [
+        ("metadata", json!({"a": {"b": []}})),
+        ("metadata", json!({"a": "x".repeat(513)})),
+        ("user", json!(["x"])),
+        ("safety_identifier", json!({})),
+    ] {
+        let mut body = say("x");
+        body[field] = value;
+        post(address, PATH, &body)
+            .await
+            .error(400, "invalid_value", Some(field));
+    }
+    let mut body = say("x");
+    for field in ["metadata", "user", "prompt_cache_key", "safety_identifier"] {
+        body[field] = Value::Null;
+    }
+    assert_eq!(post(address, PATH, &body).await.status, 200);
+}
+
+#[tokio::test]
 async fn responses_go_on_from_kept_ones_where_some_are_kept() {
     let none = TestServer::open().await;
     let mut body = say("x");

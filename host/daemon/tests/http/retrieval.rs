@@ -96,6 +96,7 @@ async fn embeddings_come_in_openais_shape() {
     // Four bytes of f32 per number; three bytes are four characters of base64.
     assert_eq!(answer["data"][0]["embedding"].as_str().unwrap().len(), 4096);
 
+    let many = [vec!["x"; 129], vec!["?!"]].concat();
     for (body, status, words) in [
         (
             json!({"input": "x", "dimensions": 3}),
@@ -106,6 +107,11 @@ async fn embeddings_come_in_openais_shape() {
             json!({"input": ["x", "?!"]}),
             400,
             "text 1 has nothing to embed",
+        ),
+        (
+            json!({"input": many}),
+            400,
+            "text 129 has nothing to embed",
         ),
         (
             json!({"input": "x", "model": "ada"}),
@@ -170,6 +176,77 @@ async fn a_question_finds_its_documents_by_words_and_by_vector() {
             .to_string()
             .contains("1 dimensions, this index has 256")
     );
+}
+
+/// A store that refuses every search, with this reason.
+struct Refusing(&'static str);
+
+impl Store for Refusing {
+    fn search(&self, _: &Ask, _: &mut Stage<'_>) -> Result<Vec<ScoredDocument>, StoreError> {
+        Err(StoreError::Refused(self.0.to_owned()))
+    }
+
+    fn version(&self) -> Result<String, StoreError> {
+        Ok("1".to_owned())
+    }
+
+    fn embedder(&self) -> Result<Option<String>, StoreError> {
+        Ok(None)
+    }
+}
+
+#[tokio::test]
+async fn what_a_store_refuses_is_its_clients_fault_only_if_the_client_sent_it() {
+    let filters = json!({"price": 1.5});
+    for (reason, retrieval, status, param) in [
+        ("different dimensions", json!({}), 503, None),
+        (
+            "different dimensions",
+            json!({"filters": filters}),
+            503,
+            None,
+        ),
+        (
+            "no such filter",
+            json!({"filters": filters}),
+            400,
+            Some("filters"),
+        ),
+        (
+            "no such vector",
+            json!({"embedding": [1]}),
+            400,
+            Some("embedding"),
+        ),
+    ] {
+        let retrieval_config = Config {
+            store: Some(Arc::new(Refusing(reason))),
+            ..Config::default()
+        };
+        let house = TestServer::with(Options {
+            retrieval: retrieval_config,
+            ..Options::default()
+        })
+        .await;
+        let mut asked = retrieval.clone();
+        asked["query"] = "ferry".into();
+        let refused = post(house.address(), "/v1/retrieve", &asked).await;
+        assert_eq!(refused.status, status, "{reason}: {}", refused.text());
+        assert_eq!(refused.json()["error"]["param"].as_str(), param, "{reason}");
+        // A chat is answered without documents if it is not the client's fault.
+        let chat = json!({"model": MODEL, "retrieval": asked, "messages": [{"role": "user", "content": "say(ok)"}]});
+        let answer = post(house.address(), "/v1/chat/completions", &chat).await;
+        let (status, param) = match param {
+            Some(param) => (400, Some(format!("retrieval.{param}"))),
+            None => (200, None),
+        };
+        assert_eq!(answer.status, status, "{reason}: {}", answer.text());
+        assert_eq!(
+            answer.json()["error"]["param"].as_str(),
+            param.as_deref(),
+            "{reason}"
+        );
+    }
 }
 
 /// A store whose content is replaced while it is searched.

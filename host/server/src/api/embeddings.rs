@@ -51,6 +51,11 @@ pub(super) async fn embedded(app: &App, admitted: Admitted) -> Result<Json<Value
     let work = async {
         let (asked, name) = app.blocking(read).await?;
         let (mut data, mut tokens) = (Vec::with_capacity(asked.input.len()), 0);
+        // A few texts, as of a question, do not wait for many.
+        let permits = match asked.input.len() {
+            0..=FEW_TEXTS => &app.preparing,
+            _ => &app.embedding,
+        };
         let mut texts = asked.input.into_iter();
         // Piece by piece, so that little is computed for a client that has gone, and others' texts come in between.
         while texts.len() > 0 {
@@ -60,7 +65,7 @@ pub(super) async fn embedded(app: &App, admitted: Admitted) -> Result<Json<Value
                 let texts: Vec<&str> = piece.iter().map(String::as_str).collect();
                 retriever.embed("input", first, &texts)
             };
-            for embedding in blocking(&app.embedding, embed).await? {
+            for embedding in blocking(permits, embed).await? {
                 tokens += u64::from(embedding.tokens);
                 let vector = match asked.encoding {
                     Encoding::Float => json!(embedding.vector),
@@ -79,6 +84,8 @@ pub(super) async fn embedded(app: &App, admitted: Admitted) -> Result<Json<Value
     time.within(pass, work).await.map(Json)
 }
 
+/// Texts of a request that are few.
+const FEW_TEXTS: usize = 4;
 /// Number of texts that are embedded at once.
 const PIECE_TEXTS: usize = 128;
 

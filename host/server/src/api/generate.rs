@@ -321,7 +321,7 @@ async fn with_documents(
                 failure.log();
                 without(plain, HeaderValue::from_static("failed"))
             }
-            _ => return Err(failure),
+            _ => return Err(Retrieving::renamed(failure)),
         },
     }))
 }

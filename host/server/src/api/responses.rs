@@ -303,7 +303,7 @@ pub(super) fn earlier(
     };
     let found = transcripts.get(owner, id, Instant::now());
     let found = found.ok_or_else(|| Failure::not_stored("response", id, Some(field)))?;
-    let (bytes, limit) = (found.bytes() + body_bytes, app.limits.max_body_bytes);
+    let (bytes, limit) = (found.input.len() + body_bytes, app.limits.max_body_bytes);
     if bytes as u64 > limit {
         let message = format!(
             "previous_response_id has a chat of {bytes} bytes with this request, more than the limit of {limit} for a body"

@@ -776,7 +776,10 @@ impl Store {
     }
 
     fn drop_file(&self, state: &mut State, id: &str) -> std::io::Result<()> {
-        std::fs::remove_file(self.path(id, RECORD))?;
+        match std::fs::remove_file(self.path(id, RECORD)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
         if let Some(file) = state.files.remove(id) {
             state.release(&file.owner, file.bytes);
         }

@@ -67,6 +67,12 @@ impl Retrieving {
         body.windows(FIELD.len()).any(|bytes| bytes == FIELD)
     }
 
+    /// Names the fields of a failed search as they stand in a chat request.
+    #[must_use]
+    pub fn renamed(failure: Failure) -> Failure {
+        failure.renamed(&FIELD_PATHS)
+    }
+
     /// Returns the retrieval that a chat request's body asks for; `None` if it has no field `retrieval`, or is not
     /// valid JSON. The question is the one in `retrieval`, or else the text of the last user message.
     ///
@@ -91,7 +97,7 @@ impl Retrieving {
             let message = "retrieval and documents exclude each other";
             return Err(Failure::invalid("retrieval", message));
         }
-        let inside = |failure: Failure| failure.renamed(&FIELD_PATHS);
+        let inside = Self::renamed;
         let mut asked = take_asked(&mut fields).map_err(inside)?;
         let mut is_wordless = false;
         if asked.query.is_none() {

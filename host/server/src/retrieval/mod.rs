@@ -217,8 +217,10 @@ impl Retriever {
             ask.vector = self.embed("query", 0, &[&query])?.remove(0).vector;
         }
         let found = store.search(&ask, stage).map_err(|error| match error {
-            StoreError::Refused(reason) if is_embedded_here && ask.filters.is_empty() => {
-                // The client sent nothing that the store could refuse.
+            // The client sent no vector, and filters have no dimensions.
+            StoreError::Refused(reason)
+                if is_embedded_here && (ask.filters.is_empty() || reason.contains("dimension")) =>
+            {
                 Failure::retriever(reason)
             }
             StoreError::Refused(reason) if is_embedded_here => Failure::invalid("filters", reason),

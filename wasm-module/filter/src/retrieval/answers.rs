@@ -69,8 +69,8 @@ pub(super) fn found(answer: CallResponse<'_>, limit: usize) -> Result<RetrieverA
         data: Vec<Element<'a>>,
         #[serde(default)]
         version: Option<String>,
-        #[serde(default)]
-        metric: Option<String>,
+        #[serde(borrow, default)]
+        metric: Option<&'a RawValue>,
     }
     #[derive(Deserialize)]
     struct Element<'a> {
@@ -107,10 +107,13 @@ pub(super) fn found(answer: CallResponse<'_>, limit: usize) -> Result<RetrieverA
             element: element.into(),
         });
     }
+    let metric = read
+        .metric
+        .and_then(|raw| raw.get().strip_prefix('"')?.strip_suffix('"'));
     Ok(RetrieverAnswer {
         documents,
         version: read.version.unwrap_or_default(),
-        metric: read.metric.as_deref().and_then(Metric::named),
+        metric: metric.and_then(Metric::named),
     })
 }
 

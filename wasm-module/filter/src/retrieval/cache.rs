@@ -24,6 +24,8 @@ pub(super) struct Cache {
     previous_version: Option<String>,
     /// Time of the newest result that was stored, in milliseconds.
     newest_ms: u64,
+    /// How much older than the newest result another worker's may be, in milliseconds: a quarter of the time to live.
+    most_late_ms: u64,
 }
 
 /// The cached documents of a similar earlier question.
@@ -38,6 +40,7 @@ pub(super) struct Hit {
 impl Cache {
     pub(super) fn new(config: SimilarityConfig, max_document_bytes: usize) -> Self {
         Self {
+            most_late_ms: config.ttl_ms().map_or(u64::MAX, |ttl_ms| ttl_ms / 4),
             caches: SimilarityCaches::new(config),
             documents: Documents::new(max_document_bytes),
             version: String::new(),
@@ -109,7 +112,7 @@ impl Cache {
 
     /// Stores another worker's search result of the time `at_ms` like [`Cache::keep`], unless it has another retriever
     /// version than this cache, and one that this cache has just replaced or that is older than its newest result; or
-    /// unless it is older than that by [`LATE_MS`], as the cache would date all its newer results back to it. Returns
+    /// unless it is so much older than that that its date, to which the cache dates its newer results back, would end them too early. Returns
     /// whether it was stored.
     pub(super) fn learn(
         &mut self,
@@ -120,7 +123,7 @@ impl Cache {
     ) -> bool {
         let is_replaced = self.previous_version.as_ref() == Some(&found.version);
         let is_older = self.version != found.version && at_ms < self.newest_ms;
-        let is_late = at_ms.saturating_add(LATE_MS) < self.newest_ms;
+        let is_late = at_ms.saturating_add(self.most_late_ms) < self.newest_ms;
         !is_replaced && !is_older && !is_late && self.keep(tenant, vector, found, at_ms)
     }
 
@@ -157,9 +160,6 @@ impl Cache {
         }
     }
 }
-
-/// How much older than a cache's newest result another worker's may be, in milliseconds.
-const LATE_MS: u64 = 10_000;
 
 #[cfg(test)]
 mod tests {
