@@ -9,6 +9,7 @@ use clap::{Parser, Subcommand};
 use cli::{ended, failed, ingest, kv_bridge, measure, program, serve};
 use foreword_tools::check::{self, Verdict};
 use foreword_tools::{batch, doctor, evaluate, explain, index, ledger, replay};
+use std::hash::{BuildHasher, RandomState};
 use std::process::ExitCode;
 
 /// Foreword's host, which serves a language model and reuses what its prompts have in common, and the gateway's tools.
@@ -53,6 +54,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    foreword_ordering::hash::set_key(RandomState::new().hash_one(0));
     match Arguments::parse().command {
         Command::Serve(arguments) => serve::run(*arguments),
         Command::KvBridge(arguments) => {

@@ -13,16 +13,16 @@
 //! earlier documents were sent in the same order.
 
 use crate::document::Fingerprint;
+use crate::hash::KeyedSet;
 use crate::tree::{Bounds, Scope};
-use fxhash::FxHashSet;
 
 /// A simulated cache for one tenant and model: hashes of the sequences of documents that an engine's cache would hold
 /// if all requests were sent with their documents in their clients' order.
 #[derive(Debug)]
 pub(crate) struct ClientOrder {
     bounds: Bounds,
-    newer: FxHashSet<u64>,
-    older: FxHashSet<u64>,
+    newer: KeyedSet<u64>,
+    older: KeyedSet<u64>,
     /// Estimated tokens of the documents whose hashes are in `newer`, the more recent of the two sets.
     tokens: u64,
 }
@@ -31,8 +31,8 @@ impl ClientOrder {
     pub(crate) fn new(bounds: Bounds) -> Self {
         Self {
             bounds,
-            newer: FxHashSet::default(),
-            older: FxHashSet::default(),
+            newer: KeyedSet::default(),
+            older: KeyedSet::default(),
             tokens: 0,
         }
     }

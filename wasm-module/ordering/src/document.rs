@@ -4,8 +4,8 @@
 //! (id, title and text as in the prompt): an edited document is another document, and a document without an id has an
 //! identity too.
 
+use crate::hash::KeyedMap;
 use crate::slots::Slots;
-use fxhash::FxHashMap;
 
 /// 64-bit fingerprint (XXH3) of a document's block, that is, of the document with its tags. The same on every platform,
 /// since workers of different builds and offline replay must agree.
@@ -63,7 +63,7 @@ pub fn estimate_tokens(bytes: usize) -> u32 {
 /// An id is freed when its last tree node releases it, and may then be given to another document.
 #[derive(Debug, Default)]
 pub struct Catalog {
-    ids: FxHashMap<Fingerprint, DocumentId>,
+    ids: KeyedMap<Fingerprint, DocumentId>,
     entries: Slots<Entry>,
 }
 

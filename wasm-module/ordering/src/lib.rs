@@ -58,6 +58,7 @@ pub mod document;
 mod engines;
 mod experiment;
 pub mod feed;
+pub mod hash;
 pub mod head;
 pub mod hexadecimal;
 pub mod hint;

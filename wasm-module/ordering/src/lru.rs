@@ -1,15 +1,15 @@
 //! A map that evicts the least recently used of its values.
 
+use crate::hash::KeyedMap;
 use crate::recency::Recency;
 use crate::slots::Slots;
-use fxhash::FxHashMap;
 use std::hash::Hash;
 
 /// A map that knows the order in which its values were last used. The caller of [`Lru::insert`] gives the maximum
 /// number of values.
 #[derive(Debug)]
 pub(crate) struct Lru<K, T> {
-    places: FxHashMap<K, u32>,
+    places: KeyedMap<K, u32>,
     entries: Slots<Option<(K, T)>>,
     recency: Recency,
 }
@@ -17,7 +17,7 @@ pub(crate) struct Lru<K, T> {
 impl<K, T> Default for Lru<K, T> {
     fn default() -> Self {
         Self {
-            places: FxHashMap::default(),
+            places: KeyedMap::default(),
             entries: Slots::default(),
             recency: Recency::default(),
         }

@@ -108,11 +108,7 @@ async fn embeddings_come_in_openais_shape() {
             400,
             "text 1 has nothing to embed",
         ),
-        (
-            json!({"input": many}),
-            400,
-            "text 129 has nothing to embed",
-        ),
+        (json!({"input": many}), 400, "text 129 has nothing to embed"),
         (
             json!({"input": "x", "model": "ada"}),
             404,

@@ -21,12 +21,15 @@ use crate::metrics::Metrics;
 use crate::retrieval::Retrieval;
 use crate::salt::Salts;
 use crate::shared::Shared;
+use std::hash::{BuildHasher, RandomState};
 
 impl Plugin {
     /// Loads a plugin from the JSON of its configuration: validates it, defines the metrics, and applies the updates
     /// that other workers, or this one before a reload, have published. Returns an error if the configuration is
     /// refused.
     pub fn load(host: &impl Host, configuration: &[u8]) -> Result<Self, ConfigError> {
+        // The maps that are made below have this key. Clients must not know it.
+        foreword_ordering::hash::set_key(RandomState::new().hash_one(0));
         let mut config = Config::from_json(configuration)?;
         if host.pool().is_some() {
             config = config.for_pool()?;

@@ -291,7 +291,7 @@ impl Plugin {
         let is_control = matches!(&answer, Ok(rewrite) if rewrite.arm == Some(Arm::Control));
         let configured = |engine: EngineId| self.config.engines.get(usize::from(engine.0));
         let kind = engine.and_then(configured).map(|engine| engine.cache);
-        let kind = kind.filter(|kind| kind.has_markers() && !is_control);
+        let kind = kind.filter(|kind| kind.takes_markers(&named) && !is_control);
         let kind = kind.filter(|_| self.config.mode == Mode::Order);
         // The rewritten body is parsed only if it is marked; its diagnosis shares that parse.
         let rewritten = answer.as_ref().ok();

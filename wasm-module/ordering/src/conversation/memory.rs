@@ -27,10 +27,11 @@ use crate::arrangement::Arrangement;
 use crate::body::Chain;
 use crate::document::Fingerprint;
 use crate::engines::EngineId;
+use crate::hash::KeyedMap;
 use crate::recency::Recency;
 use crate::slots::Slots;
 use crate::work::looked;
-use fxhash::{FxHashMap, FxHashSet};
+use fxhash::FxHashSet;
 use smallvec::SmallVec;
 use std::cmp::Ordering;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -84,7 +85,7 @@ pub(crate) struct Memory {
     nodes: Slots<Node>,
     /// The recorded messages by the hash of the chat's text up to and including the message; several with the same hash
     /// are in the order in which they were recorded.
-    by_chain: FxHashMap<Chain, SmallVec<[MessageId; 2]>>,
+    by_chain: KeyedMap<Chain, SmallVec<[MessageId; 2]>>,
     /// Sum of the estimated bytes of all recorded messages.
     bytes: u64,
     recency: Recency,
@@ -116,7 +117,7 @@ impl Memory {
         Self {
             bounds,
             nodes: Slots::default(),
-            by_chain: FxHashMap::default(),
+            by_chain: KeyedMap::default(),
             bytes: 0,
             recency: Recency::default(),
         }

@@ -386,7 +386,9 @@ impl<'a> Reading<'a> {
                 CacheKind::Anthropic if block.fields > 0 && !block.has_void_mark => {
                     Some(MarkPlace::Field(offset_in(self.body, tool) + 1))
                 }
-                CacheKind::Bedrock => Some(MarkPlace::Behind(range_in(self.body, tool).end)),
+                CacheKind::Bedrock if block.is_tool_spec => {
+                    Some(MarkPlace::Behind(range_in(self.body, tool).end))
+                }
                 _ => None,
             };
             self.push(block.bytes, Part::Tools, None, place);
@@ -404,14 +406,18 @@ impl<'a> Reading<'a> {
         self.slots = documents_in(message);
         let before = self.layout.positions.len();
         let is_alone = message.raw.as_ptr() == message.content.as_ptr();
-        // A system text in a field of its own is OpenAI's `instructions`, which cannot have a marker.
+        // A system text in a field of its own is Anthropic's, or the `instructions` of Responses, which stay a string.
         let can_mark = self.format != Format::Other
             && match message.role {
-                Role::System => !(is_alone && self.kind == CacheKind::OpenAi),
+                Role::System => {
+                    !(is_alone
+                        && (self.kind == CacheKind::OpenAi || self.format == Format::Responses))
+                }
                 Role::User => true,
-                // The content of a `file_search_call` is its passages, or its id.
+                // The content of a `file_search_call` is its passages, or its id; that of a `function` is a string.
                 Role::Tool => {
-                    self.kind == CacheKind::OpenAi && message.role_name != "file_search_call"
+                    self.kind == CacheKind::OpenAi
+                        && !matches!(&*message.role_name, "file_search_call" | "function")
                 }
                 Role::Assistant | Role::Other => false,
             };
@@ -488,6 +494,8 @@ impl<'a> Reading<'a> {
             CacheKind::Bedrock => MarkPlace::Behind(range.end),
             _ => MarkPlace::Field(range.start + 1),
         };
+        // Bedrock refuses a `cachePoint` directly behind these.
+        let is_markable = is_markable && !block.is_converse_document && !block.is_converse_video;
         let run = match block.kind {
             Some("tool_use") => Some(Run::Calls),
             Some("tool_result") => Some(Run::Results),
@@ -582,15 +590,26 @@ fn pieces(
 
 /// Returns whether a part of a JSON string consists only of white space, literal or escaped.
 fn is_blank(piece: &str) -> bool {
-    let mut bytes = piece.bytes();
-    while let Some(byte) = bytes.next() {
-        let is_space = match byte {
-            b'\\' => matches!(bytes.next(), Some(b'n' | b't' | b'r')),
-            byte => byte.is_ascii_whitespace(),
+    let mut rest = piece;
+    while let Some(first) = rest.chars().next() {
+        let (is_space, length) = match rest.as_bytes() {
+            [b'\\', b'n' | b't' | b'r', ..] => (true, 2),
+            [b'\\', b'u', ..] => {
+                let code = rest
+                    .get(2..6)
+                    .and_then(|hex| u32::from_str_radix(hex, 16).ok());
+                (
+                    code.and_then(char::from_u32)
+                        .is_some_and(char::is_whitespace),
+                    6,
+                )
+            }
+            _ => (first.is_whitespace(), first.len_utf8()),
         };
         if !is_space {
             return false;
         }
+        rest = rest.get(length..).unwrap_or_default();
     }
     true
 }
@@ -619,6 +638,10 @@ struct Block<'a> {
     is_point: bool,
     /// True if the block is a document of Bedrock Converse.
     is_converse_document: bool,
+    /// True if the block is a video in the format of Bedrock Converse.
+    is_converse_video: bool,
+    /// True if the block is a tool in the format of Bedrock Converse.
+    is_tool_spec: bool,
     /// Hash of the names and JSON values of the block's fields, without cache markers. If the block is not an object,
     /// the hash of its JSON.
     hash: u64,
@@ -655,6 +678,11 @@ impl<'a> Block<'a> {
                 "text" if inner_of(value).is_some() => block.text = Some(value),
                 "document" if value.starts_with('{') => {
                     block.is_converse_document = true;
+                    block.others += 1;
+                }
+                "video" | "toolSpec" if value.starts_with('{') => {
+                    block.is_converse_video = name == "video";
+                    block.is_tool_spec = name == "toolSpec";
                     block.others += 1;
                 }
                 _ => {

@@ -20,6 +20,7 @@
 
 use super::layout::{Layout, MarkTtl, Part, Position};
 use super::rules::CacheRules;
+use crate::hash::KeyedMap;
 use crate::recency::Recency;
 use fxhash::FxHashMap;
 use std::collections::VecDeque;
@@ -29,7 +30,7 @@ use std::collections::VecDeque;
 #[derive(Debug)]
 pub(super) struct Ledger {
     most: u32,
-    slots: FxHashMap<u64, u32>,
+    slots: KeyedMap<u64, u32>,
     seen: Vec<Seen>,
     recency: Recency,
     classes: FxHashMap<Class, Trials>,
@@ -166,7 +167,7 @@ impl Ledger {
     pub(super) fn new(most: u32) -> Self {
         Self {
             most,
-            slots: FxHashMap::default(),
+            slots: KeyedMap::default(),
             seen: Vec::new(),
             recency: Recency::default(),
             classes: FxHashMap::default(),

@@ -27,6 +27,25 @@ impl CacheKind {
         matches!(self, Self::Anthropic | Self::OpenAi | Self::Bedrock)
     }
 
+    /// Returns whether a model takes this kind's cache markers, by its name: of OpenAI's models GPT-5.6 and later ones
+    /// do, of Bedrock's Claude; others refuse a request for them.
+    #[must_use]
+    pub fn takes_markers(self, model: &str) -> bool {
+        match self {
+            Self::Prefix | Self::Units => false,
+            Self::Anthropic => true,
+            Self::Bedrock => model.contains("claude"),
+            Self::OpenAi => model.split_once("gpt-").is_some_and(|(_, version)| {
+                let mut numbers = version.split(|c: char| !c.is_ascii_digit());
+                let mut number = || numbers.next().and_then(|number| number.parse::<u32>().ok());
+                let major = number();
+                // `gpt-5` is older than `gpt-5.6`; a date behind the number is no part of it.
+                let minor = version.contains('.').then(number).flatten();
+                (major, minor) >= (Some(5), Some(6))
+            }),
+        }
+    }
+
     /// Returns the published rules of this kind of cache for a model, found by parts of the model's name. Routers write
     /// dots in versions (`claude-opus-4.5`), where Anthropic has hyphens.
     #[must_use]

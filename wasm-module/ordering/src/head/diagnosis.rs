@@ -21,6 +21,7 @@ use super::tools::name_of;
 use crate::body::{Parsed, Role, inner_of};
 use crate::config::Config;
 use crate::document::Fingerprint;
+use crate::hash::KeyedMap;
 use crate::listing::Retrieved;
 use crate::orderer::Rewrite;
 use crate::slots::Slots;
@@ -190,14 +191,14 @@ pub struct Index {
     /// Number of requests diagnosed so far, evicted ones included.
     count: u64,
     entries: VecDeque<Entry>,
-    parts: FxHashMap<(u64, SegmentKind), Part>,
+    parts: KeyedMap<(u64, SegmentKind), Part>,
     pieces: Slab,
     /// The newest requests that contain a piece (tool, document or sentence), by the hash of its content
     /// ([`same`](super::outline::Piece::same)).
-    holders: FxHashMap<u64, Holders>,
+    holders: KeyedMap<u64, Holders>,
     /// For each position in a text at which a piece (sentence or line) changed between requests: up to three of its
     /// values, as hashes. The key is a hash of the pieces before and after the position.
-    slots: FxHashMap<u64, SmallVec<[u64; 3]>>,
+    slots: KeyedMap<u64, SmallVec<[u64; 3]>>,
 }
 
 /// The pieces (tools, documents, sentences) of one segment of a prompt: of a tool, a document or a text. All stored
@@ -304,10 +305,10 @@ impl Index {
             limits,
             count: 0,
             entries: VecDeque::new(),
-            parts: FxHashMap::default(),
+            parts: KeyedMap::default(),
             pieces: Slab::default(),
-            holders: FxHashMap::default(),
-            slots: FxHashMap::default(),
+            holders: KeyedMap::default(),
+            slots: KeyedMap::default(),
         }
     }
 

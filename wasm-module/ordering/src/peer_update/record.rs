@@ -134,7 +134,8 @@ impl OrderingRecord {
     }
 
     /// Corrects the record of a request that was sent to `engine` instead of the chosen one: no document counts as
-    /// cached there, and policies learn no order from it.
+    /// cached there, and policies learn no order from it. What the record has of chats and tools was applied when the
+    /// request was first sent, and is dropped: a message would count as forwarded twice.
     pub fn redirect(&mut self, engine: EngineId) {
         self.engine = engine;
         // The match on that engine is unknown, and the order was decided for the chosen one.
@@ -142,6 +143,9 @@ impl OrderingRecord {
             run.matched = 0;
             run.order = None;
         }
+        self.context = None;
+        self.claims.clear();
+        self.forms.clear();
     }
 
     /// Returns the estimated tokens of the forwarded body, less those of documents that the engine was believed to have

@@ -47,6 +47,8 @@ pub(super) struct Foresight {
 /// In even traffic (documents of a topic are requested alike), only this number of latest requests counts: combinations
 /// of documents in older ones are assumed to be evicted. From 20 to 300, reuse differs by less than 1 %.
 const EVEN_AGE: u16 = 100;
+/// Most recent requests times candidates that are compared for one order: 1,024 requests for 32 candidates.
+const MOST_STEPS: usize = 32_768;
 
 impl Foresight {
     pub(super) fn new(window: u16, allowed: Displacement) -> Self {
@@ -80,25 +82,37 @@ impl Policy for Foresight {
         if !skewed {
             recent.retain(|evidence| evidence.age <= EVEN_AGE);
         }
+        // Ages differ, so these are the newest ones. More would cost a small body too much.
+        let most = MOST_STEPS / open.len().max(1);
+        if recent.len() > most {
+            recent.retain(|evidence| usize::from(evidence.age) <= most);
+        }
+        let mut scores = Scores::of(&recent);
         while !recent.is_empty() && !open.is_empty() {
-            let scores = scores(&recent, skewed);
             let allowed = (open.iter())
                 .enumerate()
                 .filter(|(_, open)| self.allowed.next(&path, open.rank));
             // On a tie, the best-ranked document.
             let next = allowed.min_by_key(|(_, open)| {
-                let score = scores.get(open.bit as usize).copied().unwrap_or(0);
-                let gain = u128::from(score) * u128::from(open.tokens);
+                let [requests, tokens] = scores.get(open);
                 if skewed {
-                    u128::MAX - gain
+                    u128::MAX - u128::from(tokens) * u128::from(open.tokens)
                 } else {
-                    u128::from(score)
+                    u128::from(requests)
                 }
             });
             let Some((at, _)) = next else { break };
             let next = open.remove(at);
             path.push(next.rank);
-            recent.retain_mut(|evidence| evidence.follow(&next));
+            recent.retain_mut(|evidence| {
+                let remains = evidence.has(&next);
+                if !remains {
+                    scores.remove(evidence);
+                }
+                evidence.follow(&next);
+                remains && evidence.mask != 0
+            });
+            scores.follow(&next, &open);
         }
         followed_by_rank(path, candidates.len())
     }
@@ -163,30 +177,55 @@ impl Evidence {
         }
     }
 
+    fn has(&self, open: &Open) -> bool {
+        self.mask >> open.bit & 1 == 1
+    }
+
     /// Removes the candidate `next`, which was just added to the order, from this recent request's mask and tokens.
-    /// Returns true if the recent request has `next` and also another candidate that is not yet in the order.
-    fn follow(&mut self, next: &Open) -> bool {
-        let held = self.mask >> next.bit & 1 == 1;
+    fn follow(&mut self, next: &Open) {
         self.mask &= !(1 << next.bit);
         self.tokens = self.tokens.saturating_sub(next.tokens.into());
-        held && self.mask != 0
     }
 }
 
-/// Returns a score for each candidate, at the index of its bit, from the recent requests that have it. In even traffic,
-/// the score is the number of these requests; if `skewed`, the sum of the tokens of all candidates that each of them
-/// has.
-fn scores(recent: &[Evidence], skewed: bool) -> [u64; MAX_DOCUMENTS] {
-    let mut scores = [0_u64; MAX_DOCUMENTS];
-    for evidence in recent {
-        let weight = if skewed { evidence.tokens } else { 1 };
+/// For each candidate, at the index of its bit: the number of recent requests that have it, by which candidates are
+/// compared in even traffic, and the sum of the tokens of all candidates that each of these has, for skewed traffic.
+struct Scores([[u64; 2]; MAX_DOCUMENTS]);
+
+impl Scores {
+    fn of(recent: &[Evidence]) -> Self {
+        let mut scores = Self([[0; 2]; MAX_DOCUMENTS]);
+        for evidence in recent {
+            scores.change(evidence, u64::wrapping_add);
+        }
+        scores
+    }
+
+    fn get(&self, open: &Open) -> [u64; 2] {
+        self.0.get(open.bit as usize).copied().unwrap_or_default()
+    }
+
+    fn remove(&mut self, evidence: &Evidence) {
+        self.change(evidence, u64::wrapping_sub);
+    }
+
+    fn change(&mut self, evidence: &Evidence, change: impl Fn(u64, u64) -> u64) {
         for bit in bits(evidence.mask) {
-            if let Some(score) = scores.get_mut(bit) {
-                *score += weight;
+            if let Some([requests, tokens]) = self.0.get_mut(bit) {
+                *requests = change(*requests, 1);
+                *tokens = change(*tokens, evidence.tokens);
             }
         }
     }
-    scores
+
+    /// Subtracts the tokens of `next`, which was just added to the order, and which all remaining recent requests have.
+    fn follow(&mut self, next: &Open, open: &[Open]) {
+        for open in open {
+            if let Some([requests, tokens]) = self.0.get_mut(open.bit as usize) {
+                *tokens = tokens.wrapping_sub(*requests * u64::from(next.tokens));
+            }
+        }
+    }
 }
 
 fn bits(mut mask: u64) -> impl Iterator<Item = usize> {

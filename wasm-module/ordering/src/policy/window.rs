@@ -10,7 +10,7 @@
 //! prompts, or orders.
 
 use crate::document::Fingerprint;
-use fxhash::FxHashMap;
+use crate::hash::KeyedMap;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 
@@ -22,7 +22,7 @@ pub(super) const MAX_DOCUMENTS: usize = 64;
 #[derive(Debug)]
 pub(super) struct Window {
     slots: Vec<SmallVec<[Fingerprint; 8]>>,
-    postings: FxHashMap<Fingerprint, VecDeque<u16>>,
+    postings: KeyedMap<Fingerprint, VecDeque<u16>>,
     /// The index in `slots`, a ring buffer, at which the next request will be stored.
     next: u16,
     size: u16,
@@ -56,7 +56,7 @@ impl Window {
     pub(super) fn new(size: u16) -> Self {
         Self {
             slots: Vec::new(),
-            postings: FxHashMap::default(),
+            postings: KeyedMap::default(),
             next: 0,
             size: size.max(1),
             marks: Vec::new(),

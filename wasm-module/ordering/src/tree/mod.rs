@@ -20,10 +20,10 @@ pub use residency::ResidencyEvent;
 pub use view::{ViewedEdge, ViewedNode};
 
 use crate::document::{Catalog, DocumentId, Fingerprint};
+use crate::hash::KeyedMap;
 use crate::recency::Recency;
 use crate::slots::Slots;
 use children::Children;
-use fxhash::FxHashMap;
 use smallvec::SmallVec;
 
 /// Hash of the prompt's text before documents. Documents behind different scopes share no KV state in the engine's
@@ -53,7 +53,7 @@ pub struct Bounds {
 pub struct KnowledgeTree {
     bounds: Bounds,
     catalog: Catalog,
-    scopes: FxHashMap<Scope, NodeId>,
+    scopes: KeyedMap<Scope, NodeId>,
     nodes: Slots<Node>,
     /// Sum of the estimated tokens of all nodes' documents.
     tokens: u64,
@@ -90,7 +90,7 @@ impl KnowledgeTree {
         Self {
             bounds,
             catalog: Catalog::default(),
-            scopes: FxHashMap::default(),
+            scopes: KeyedMap::default(),
             nodes: Slots::default(),
             tokens: 0,
             recency: Recency::default(),
@@ -287,8 +287,8 @@ impl KnowledgeTree {
     fn check(&self) -> Result<(), String> {
         let mut seen = 0_usize;
         let mut tokens = 0_u64;
-        let mut holders: FxHashMap<DocumentId, u32> = FxHashMap::default();
-        let mut age: FxHashMap<NodeId, usize> = FxHashMap::default();
+        let mut holders: fxhash::FxHashMap<DocumentId, u32> = fxhash::FxHashMap::default();
+        let mut age: fxhash::FxHashMap<NodeId, usize> = fxhash::FxHashMap::default();
         for id in self.recency.iter().map(NodeId) {
             let node = self.node(id).ok_or("list leads out of the arena")?;
             if age.insert(id, seen).is_some() {

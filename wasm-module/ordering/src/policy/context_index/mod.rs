@@ -32,9 +32,9 @@ pub use tree::NodeId;
 
 use super::{Order, Policy, PolicyOptions, SentDocuments, Start, fingerprints, followed_by_rank};
 use crate::document::{Candidate, Fingerprint};
+use crate::hash::KeyedMap;
 use crate::recency::Recency;
 use crate::tree::Scope;
-use fxhash::FxHashMap;
 use std::sync::Arc;
 use tree::{ContextTree, ROOT};
 
@@ -47,10 +47,10 @@ pub struct ContextIndex {
     recency: Recency,
     /// The leaf of each context (document set of a request), by the context's key: a hash of the prompt before it and of
     /// its documents as sent.
-    leaves: FxHashMap<u64, NodeId>,
+    leaves: KeyedMap<u64, NodeId>,
     /// For each scope (hash of the prompt before documents), the node above its contexts (document sets of requests), a
     /// child of the tree's root.
-    scopes: FxHashMap<Scope, NodeId>,
+    scopes: KeyedMap<Scope, NodeId>,
     /// An inner node that has no children any more, while the engine still has some tokens of the documents that it
     /// adds cached; `None` if there is none.
     remnant: Option<NodeId>,
@@ -70,8 +70,8 @@ impl ContextIndex {
         Self {
             tree: ContextTree::new(),
             recency: Recency::default(),
-            leaves: FxHashMap::default(),
-            scopes: FxHashMap::default(),
+            leaves: KeyedMap::default(),
+            scopes: KeyedMap::default(),
             remnant: None,
             history: None,
             max_contexts: max_contexts.max(1),

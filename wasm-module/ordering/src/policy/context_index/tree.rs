@@ -6,6 +6,7 @@
 //! has.
 
 use crate::document::Fingerprint;
+use crate::hash::KeyedMap;
 use crate::policy::Order;
 use crate::slots::Slots;
 use crate::tree::Scope;
@@ -18,7 +19,7 @@ use smallvec::SmallVec;
 pub(super) struct ContextTree {
     nodes: Slots<Node>,
     /// The children of a node that add a document, by the pair of node and document.
-    by_document: FxHashMap<(NodeId, Fingerprint), SmallVec<[NodeId; 2]>>,
+    by_document: KeyedMap<(NodeId, Fingerprint), SmallVec<[NodeId; 2]>>,
 }
 
 /// Identifies a node of a context index. The id of a leaf is valid until its context (document set of a request) is
@@ -109,7 +110,7 @@ impl ContextTree {
         nodes.put(root);
         Self {
             nodes,
-            by_document: FxHashMap::default(),
+            by_document: KeyedMap::default(),
         }
     }
 
