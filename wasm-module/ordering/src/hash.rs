@@ -4,9 +4,8 @@
 //! look-up there, would then take time in proportion to its size. Maps are used for look-up only, so that workers with
 //! different keys decide alike.
 
-use siphasher::sip::SipHasher13;
 use std::collections::{HashMap, HashSet};
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(crate) type KeyedMap<K, V> = HashMap<K, V, Keyed>;
@@ -31,12 +30,56 @@ impl Default for Keyed {
 }
 
 impl BuildHasher for Keyed {
-    type Hasher = SipHasher13;
+    type Hasher = KeyedHasher;
 
-    fn build_hasher(&self) -> SipHasher13 {
-        SipHasher13::new_with_keys(self.0, !self.0)
+    fn build_hasher(&self) -> KeyedHasher {
+        KeyedHasher {
+            state: 0,
+            key: self.0,
+        }
     }
 }
+
+/// A hasher for a few numbers that are hashes themselves: the last one is mixed with the key. SipHash would cost a request
+/// up to 90 instructions a byte.
+pub(crate) struct KeyedHasher {
+    state: u64,
+    key: u64,
+}
+
+impl Hasher for KeyedHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.write_u64(u64::from(number));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.state = self.state.wrapping_mul(MULTIPLIER).rotate_left(26) ^ number;
+    }
+
+    fn write_usize(&mut self, number: usize) {
+        self.write_u64(number as u64);
+    }
+
+    fn write_u128(&mut self, number: u128) {
+        self.write_u64(number as u64);
+        self.write_u64((number >> 64) as u64);
+    }
+
+    /// Maps choose their places by the lower bits, on which all bits of the product depend.
+    fn finish(&self) -> u64 {
+        let hash = (self.state ^ self.key).wrapping_mul(MULTIPLIER);
+        hash ^ hash >> 32
+    }
+}
+
+/// Odd, with its bits well mixed (SplitMix64's).
+const MULTIPLIER: u64 = 0xbf58_476d_1ce4_e5b9;
 
 #[cfg(test)]
 mod tests {

@@ -1,30 +1,31 @@
 //! A map that evicts the least recently used of its values.
 
-use crate::hash::KeyedMap;
 use crate::recency::Recency;
 use crate::slots::Slots;
-use std::hash::Hash;
+use fxhash::FxHasher;
+use std::collections::HashMap;
+use std::hash::{BuildHasher, BuildHasherDefault, Hash};
 
 /// A map that knows the order in which its values were last used. The caller of [`Lru::insert`] gives the maximum
-/// number of values.
+/// number of values. A map of more than a few thousand has the hasher [`Keyed`](crate::hash::Keyed).
 #[derive(Debug)]
-pub(crate) struct Lru<K, T> {
-    places: KeyedMap<K, u32>,
+pub(crate) struct Lru<K, T, S = BuildHasherDefault<FxHasher>> {
+    places: HashMap<K, u32, S>,
     entries: Slots<Option<(K, T)>>,
     recency: Recency,
 }
 
-impl<K, T> Default for Lru<K, T> {
+impl<K, T, S: Default> Default for Lru<K, T, S> {
     fn default() -> Self {
         Self {
-            places: KeyedMap::default(),
+            places: HashMap::default(),
             entries: Slots::default(),
             recency: Recency::default(),
         }
     }
 }
 
-impl<K: Clone + Eq + Hash, T> Lru<K, T> {
+impl<K: Clone + Eq + Hash, T, S: BuildHasher> Lru<K, T, S> {
     /// Returns the number of values in the map.
     pub(crate) fn len(&self) -> usize {
         self.places.len()

@@ -198,7 +198,7 @@ pub struct Index {
     holders: KeyedMap<u64, Holders>,
     /// For each position in a text at which a piece (sentence or line) changed between requests: up to three of its
     /// values, as hashes. The key is a hash of the pieces before and after the position.
-    slots: KeyedMap<u64, SmallVec<[u64; 3]>>,
+    slots: FxHashMap<u64, SmallVec<[u64; 3]>>,
 }
 
 /// The pieces (tools, documents, sentences) of one segment of a prompt: of a tool, a document or a text. All stored
@@ -308,7 +308,7 @@ impl Index {
             parts: KeyedMap::default(),
             pieces: Slab::default(),
             holders: KeyedMap::default(),
-            slots: KeyedMap::default(),
+            slots: FxHashMap::default(),
         }
     }
 

@@ -87,6 +87,9 @@ impl Policy for Foresight {
         if recent.len() > most {
             recent.retain(|evidence| usize::from(evidence.age) <= most);
         }
+        if recent.is_empty() {
+            return followed_by_rank(path, candidates.len());
+        }
         let mut scores = Scores::of(&recent);
         while !recent.is_empty() && !open.is_empty() {
             let allowed = (open.iter())

@@ -18,6 +18,7 @@
 
 use crate::body::Chain;
 use crate::conversation::memory::Bounds;
+use crate::hash::Keyed;
 use crate::head::decision::ContextMessage;
 use crate::lru::Lru;
 use smallvec::SmallVec;
@@ -27,7 +28,7 @@ use smallvec::SmallVec;
 #[derive(Debug)]
 pub(crate) struct ContextMemory {
     bounds: Bounds,
-    messages: Lru<u128, SentContexts>,
+    messages: Lru<u128, SentContexts, Keyed>,
     bytes: u64,
     forgotten: Forgotten,
 }
