@@ -5,11 +5,16 @@
 //! different keys decide alike.
 
 use std::collections::{HashMap, HashSet};
-use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub(crate) type KeyedMap<K, V> = HashMap<K, V, Keyed>;
-pub(crate) type KeyedSet<K> = HashSet<K, Keyed>;
+pub(crate) type KeyedMap<K, V> = HashMap<K, V, MapHasher>;
+pub(crate) type KeyedSet<K> = HashSet<K, MapHasher>;
+
+#[cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
+pub(crate) type MapHasher = keyed::Keyed;
+/// In a page, whoever chooses the documents stalls nobody else, and a second hasher would make the package larger.
+#[cfg(all(target_arch = "wasm32", target_os = "unknown"))]
+pub(crate) type MapHasher = fxhash::FxBuildHasher;
 
 /// Sets the key of all maps that are created from now on. Programs that serve clients call it first, with a random number;
 /// without it the key is 0.
@@ -19,71 +24,79 @@ pub fn set_key(key: u64) {
 
 static KEY: AtomicU64 = AtomicU64::new(0);
 
-/// Hashes with the key that was set when this value was made.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Keyed(u64);
+#[cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
+mod keyed {
+    use super::KEY;
+    use std::hash::{BuildHasher, Hasher};
+    use std::sync::atomic::Ordering;
 
-impl Default for Keyed {
-    fn default() -> Self {
-        Self(KEY.load(Ordering::Relaxed))
-    }
-}
+    /// Hashes with the key that was set when this value was made.
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) struct Keyed(pub(super) u64);
 
-impl BuildHasher for Keyed {
-    type Hasher = KeyedHasher;
-
-    fn build_hasher(&self) -> KeyedHasher {
-        KeyedHasher {
-            state: 0,
-            key: self.0,
-        }
-    }
-}
-
-/// A hasher for a few numbers that are hashes themselves: the last one is mixed with the key. SipHash would cost a request
-/// up to 90 instructions a byte.
-pub(crate) struct KeyedHasher {
-    state: u64,
-    key: u64,
-}
-
-impl Hasher for KeyedHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
+    impl Default for Keyed {
+        fn default() -> Self {
+            Self(KEY.load(Ordering::Relaxed))
         }
     }
 
-    fn write_u32(&mut self, number: u32) {
-        self.write_u64(u64::from(number));
+    impl BuildHasher for Keyed {
+        type Hasher = KeyedHasher;
+
+        fn build_hasher(&self) -> KeyedHasher {
+            KeyedHasher {
+                state: 0,
+                key: self.0,
+            }
+        }
     }
 
-    fn write_u64(&mut self, number: u64) {
-        self.state = self.state.wrapping_mul(MULTIPLIER).rotate_left(26) ^ number;
+    /// A hasher for a few numbers that are hashes themselves: the last one is mixed with the key. SipHash would cost a request
+    /// up to 90 instructions a byte.
+    pub(crate) struct KeyedHasher {
+        state: u64,
+        key: u64,
     }
 
-    fn write_usize(&mut self, number: usize) {
-        self.write_u64(number as u64);
+    impl Hasher for KeyedHasher {
+        fn write(&mut self, bytes: &[u8]) {
+            for byte in bytes {
+                self.write_u64(u64::from(*byte));
+            }
+        }
+
+        fn write_u32(&mut self, number: u32) {
+            self.write_u64(u64::from(number));
+        }
+
+        fn write_u64(&mut self, number: u64) {
+            self.state = self.state.wrapping_mul(MULTIPLIER).rotate_left(26) ^ number;
+        }
+
+        fn write_usize(&mut self, number: usize) {
+            self.write_u64(number as u64);
+        }
+
+        fn write_u128(&mut self, number: u128) {
+            self.write_u64(number as u64);
+            self.write_u64((number >> 64) as u64);
+        }
+
+        /// Maps choose their places by the lower bits, on which all bits of the product depend.
+        fn finish(&self) -> u64 {
+            let hash = (self.state ^ self.key).wrapping_mul(MULTIPLIER);
+            hash ^ hash >> 32
+        }
     }
 
-    fn write_u128(&mut self, number: u128) {
-        self.write_u64(number as u64);
-        self.write_u64((number >> 64) as u64);
-    }
-
-    /// Maps choose their places by the lower bits, on which all bits of the product depend.
-    fn finish(&self) -> u64 {
-        let hash = (self.state ^ self.key).wrapping_mul(MULTIPLIER);
-        hash ^ hash >> 32
-    }
+    /// Odd, with its bits well mixed (SplitMix64's).
+    const MULTIPLIER: u64 = 0xbf58_476d_1ce4_e5b9;
 }
-
-/// Odd, with its bits well mixed (SplitMix64's).
-const MULTIPLIER: u64 = 0xbf58_476d_1ce4_e5b9;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::keyed::Keyed;
+    use std::hash::BuildHasher;
 
     #[test]
     fn numbers_that_fall_together_under_one_key_do_not_under_another() {

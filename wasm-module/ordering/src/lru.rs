@@ -2,17 +2,23 @@
 
 use crate::recency::Recency;
 use crate::slots::Slots;
-use fxhash::FxHasher;
+use fxhash::FxBuildHasher;
 use std::collections::HashMap;
-use std::hash::{BuildHasher, BuildHasherDefault, Hash};
+use std::fmt::{self, Debug, Formatter};
+use std::hash::{BuildHasher, Hash};
 
 /// A map that knows the order in which its values were last used. The caller of [`Lru::insert`] gives the maximum
-/// number of values. A map of more than a few thousand has the hasher [`Keyed`](crate::hash::Keyed).
-#[derive(Debug)]
-pub(crate) struct Lru<K, T, S = BuildHasherDefault<FxHasher>> {
+/// number of values. A map of more than a few thousand has the hasher [`MapHasher`](crate::hash::MapHasher).
+pub(crate) struct Lru<K, T, S = FxBuildHasher> {
     places: HashMap<K, u32, S>,
     entries: Slots<Option<(K, T)>>,
     recency: Recency,
+}
+
+impl<K: Debug, T: Debug, S> Debug for Lru<K, T, S> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        self.entries.fmt(f)
+    }
 }
 
 impl<K, T, S: Default> Default for Lru<K, T, S> {

@@ -18,7 +18,7 @@
 
 use crate::body::Chain;
 use crate::conversation::memory::Bounds;
-use crate::hash::Keyed;
+use crate::hash::MapHasher;
 use crate::head::decision::ContextMessage;
 use crate::lru::Lru;
 use smallvec::SmallVec;
@@ -28,7 +28,7 @@ use smallvec::SmallVec;
 #[derive(Debug)]
 pub(crate) struct ContextMemory {
     bounds: Bounds,
-    messages: Lru<u128, SentContexts, Keyed>,
+    messages: Lru<u128, SentContexts, MapHasher>,
     bytes: u64,
     forgotten: Forgotten,
 }
