@@ -266,7 +266,7 @@ impl Server {
     }
 }
 
-/// Returns the device and the number of the file at `path`, by which it is told apart from one that took its place.
+/// Returns device and inode of the file at `path`: a file that replaces it has others. `None` if there is no file.
 fn file_of(path: &Path) -> Option<(u64, u64)> {
     let file = std::fs::symlink_metadata(path).ok()?;
     Some((file.dev(), file.ino()))

@@ -252,8 +252,8 @@ impl Server {
     }
 }
 
-/// Removes files, batches and stored responses whose lifetime is over, also while nobody asks for any; ends with the
-/// server.
+/// Removes expired files, batches and stored responses once a minute, since requests remove them only when there are
+/// any. Returns when the server has ended.
 async fn expire(app: Weak<App>) {
     let mut ticks = tokio::time::interval(Duration::from_secs(60));
     loop {

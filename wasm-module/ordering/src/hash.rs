@@ -12,7 +12,8 @@ pub(crate) type KeyedSet<K> = HashSet<K, MapHasher>;
 
 #[cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 pub(crate) type MapHasher = keyed::Keyed;
-/// In a page, whoever chooses the documents stalls nobody else, and a second hasher would make the package larger.
+/// The hasher in a browser, without a key: a page that chooses colliding documents slows only itself, and a second hasher
+/// would make the npm package larger.
 #[cfg(all(target_arch = "wasm32", target_os = "unknown"))]
 pub(crate) type MapHasher = fxhash::FxBuildHasher;
 

@@ -316,7 +316,7 @@ pub(super) fn earlier(
     Ok(items)
 }
 
-/// What a stored response has of a chat.
+/// The field of a stored response that a continued chat needs: its output items.
 #[derive(Deserialize)]
 struct Output {
     output: Vec<Value>,

@@ -29,7 +29,7 @@ use crate::abi::{self, EnvoyBuffer, ModuleBuffer};
 /// Envoy's object for the running hook: a configuration or a request. It is valid only during the hook.
 pub(crate) struct Envoy<'hook> {
     scope: Scope,
-    /// What [`Envoy::finish`] has to do; the last call counts.
+    /// The response or resumption that [`Envoy::finish`] performs; `None` for neither. A later one replaces an earlier one.
     last: RefCell<Option<Last>>,
     hook: PhantomData<&'hook ()>,
 }

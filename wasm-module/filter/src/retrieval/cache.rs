@@ -24,7 +24,8 @@ pub(super) struct Cache {
     previous_version: Option<String>,
     /// Time of the newest result that was stored, in milliseconds.
     newest_ms: u64,
-    /// How much older than the newest result another worker's may be, in milliseconds: a quarter of the time to live.
+    /// Maximum age, in milliseconds, of another worker's result compared with the newest one here; an older result is not
+    /// stored. It is a quarter of the entries' time to live.
     most_late_ms: u64,
 }
 
