@@ -20,7 +20,7 @@ export interface Config {
     seed?: number;
     /** Recent requests that `foresight` learns from. */
     window?: number;
-    /** Places that `foresight` may move a document. */
+    /** Places that `foresight` may move a document; the best ones (`rank.documents`) move farther and do not count. */
     max_displacement?: number | null;
     /** Contexts that `context-index` keeps. */
     max_contexts?: number;

@@ -37,6 +37,18 @@ pub(crate) struct PromptUsage {
     pub(crate) prompt: u64,
     /// Number of prompt tokens that were cached; `None` if the response does not say.
     pub(crate) cached: Option<u64>,
+    pub(crate) form: UsageForm,
+}
+
+/// The fields in which a usage report counts prompt tokens (see the [table](self)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum UsageForm {
+    /// `prompt_tokens` or `promptTokenCount`.
+    Prompt,
+    /// `input_tokens` with `input_tokens_details`.
+    InputDetails,
+    /// `input_tokens` or `inputTokens`, without details.
+    Input,
 }
 
 impl UsageReader {
@@ -142,13 +154,18 @@ impl Usage {
         let within = |details: Option<Details>| details?.cached_tokens;
         if let Some(prompt) = self.prompt_tokens {
             let cached = within(self.prompt_tokens_details).or(self.cached_content);
-            return Some(PromptUsage { prompt, cached });
+            return Some(PromptUsage {
+                prompt,
+                cached,
+                form: UsageForm::Prompt,
+            });
         }
         let input = self.input_tokens?;
         if let Some(details) = self.input_tokens_details {
             return Some(PromptUsage {
                 prompt: input,
                 cached: details.cached_tokens,
+                form: UsageForm::InputDetails,
             });
         }
         let read = self.cache_read_input_tokens;
@@ -158,6 +175,7 @@ impl Usage {
         Some(PromptUsage {
             prompt,
             cached: read,
+            form: UsageForm::Input,
         })
     }
 }
@@ -180,7 +198,7 @@ mod tests {
     use super::*;
 
     /// The usage found if the text arrives in chunks of that size.
-    fn found(text: &str, chunk: usize) -> Option<PromptUsage> {
+    fn found(text: &str, chunk: usize) -> Option<(u64, Option<u64>)> {
         let mut usage_reader = UsageReader::default();
         for chunk in text.as_bytes().chunks(chunk) {
             let read = |from: usize, size: usize| -> Result<_, ()> {
@@ -191,11 +209,11 @@ mod tests {
                 usage_reader.first.len() <= FIRST_BYTES && usage_reader.last.len() <= LAST_BYTES
             );
         }
-        usage_reader.counted()
+        let counted = usage_reader.counted()?;
+        Some((counted.prompt, counted.cached))
     }
 
     fn check(text: &str, expected: Option<(u64, Option<u64>)>) {
-        let expected = expected.map(|(prompt, cached)| PromptUsage { prompt, cached });
         for chunk in [1, 7, 300, 5_000, 100_000] {
             assert_eq!(
                 found(text, chunk),
@@ -321,9 +339,10 @@ mod tests {
                     reader.take(chunk.len(), read).unwrap();
                 }
                 let cached = Some(0);
+                let counted = reader.counted().unwrap();
                 assert_eq!(
-                    reader.counted(),
-                    Some(PromptUsage { prompt, cached }),
+                    (counted.prompt, counted.cached),
+                    (prompt, cached),
                     "{piece}"
                 );
                 let id = reader.response_id();

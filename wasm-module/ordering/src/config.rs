@@ -45,7 +45,8 @@ object! {
         /// Number of recent requests of a tenant and model that `foresight` learns from; each takes about 250 bytes at
         /// 15 documents.
         pub window: u32 = 1024; 1..=u16::MAX.into(),
-        /// The maximum number of positions by which `foresight` moves a document, up or down; unlimited if absent.
+        /// The maximum number of positions by which `foresight` moves a document, up or down; unlimited if absent. The
+        /// favoured documents (`rank.documents`) are moved farther, and are not counted where the others' positions are.
         pub max_displacement: Option<u32> = None; 0..=MAX_CANDIDATES.into(),
         /// The maximum number of contexts (document sets of requests) that `context-index` keeps for one tenant and
         /// model.

@@ -213,7 +213,13 @@ impl Bodies {
         let documents = self.documents();
         let question = format!("\nWhat of {number}?");
         if self.kind != CacheKind::Bedrock && self.one_in(2) {
-            return json!({"role": "user", "content": format!("{before}{documents}{question}")});
+            let mut message =
+                json!({"role": "user", "content": format!("{before}{documents}{question}")});
+            if self.kind == CacheKind::Anthropic && *left > 0 && self.one_in(5) {
+                *left -= 1;
+                message["cache_control"] = json!({"type": "ephemeral"});
+            }
+            return message;
         }
         let mut content = Vec::new();
         if self.kind == CacheKind::Anthropic && self.one_in(2) {

@@ -57,6 +57,17 @@ impl Ring {
         Ok(ring)
     }
 
+    /// Removes the entries of the ring buffer `name` with room for `entries` entries. Workers that still use it can go
+    /// on.
+    pub(super) fn empty(host: &impl Host, name: &str, entries: u32) -> Result<(), HostError> {
+        let ring = Self::open(host, name, entries)?;
+        let used = ring.head(host)?.next.min(ring.entries());
+        (0..used).try_for_each(|slot| {
+            host.set_shared_data(&ring.slot(slot), &[], None)?;
+            Ok(())
+        })
+    }
+
     pub(super) fn entries(&self) -> u64 {
         u64::from(self.entries)
     }

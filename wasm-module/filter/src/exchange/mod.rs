@@ -459,7 +459,7 @@ impl Exchange {
         if self.restored > 0 {
             fields.push(("restored", self.restored.to_string()));
         }
-        if let Some(PromptUsage { prompt, cached }) = counted {
+        if let Some(PromptUsage { prompt, cached, .. }) = counted {
             fields.push(("prompt_tokens", prompt.to_string()));
             fields.extend(cached.map(|cached| ("cached_tokens", cached.to_string())));
         }

@@ -9,6 +9,7 @@ use crate::agreement::Agreement;
 use crate::config::Config;
 use crate::host::{Host, LogLevel};
 use crate::metrics::Metrics;
+use crate::usage::{PromptUsage, UsageForm};
 
 pub(super) struct Knowledge {
     pub(super) orderer: Orderer,
@@ -17,9 +18,9 @@ pub(super) struct Knowledge {
     /// The worker's access to the ring buffer through which workers share updates about cached prefixes; `None` if they
     /// share none.
     pub(super) agreement: Option<Agreement>,
-    /// The engines and models of which some response reported cached tokens, at most [`MAX_REPORTING`]. From then on, a
-    /// response of such an engine and model without that number means that none were cached.
-    pub(super) reporting: BTreeSet<(EngineId, Box<str>)>,
+    /// The engines and models of which some response reported cached tokens, and in which fields, at most
+    /// [`MAX_REPORTING`]. From then on, such a response without that number means that none were cached.
+    pub(super) reporting: BTreeSet<(EngineId, UsageForm, Box<str>)>,
     /// Number of requests that the ordering core has processed since the plugin was loaded.
     pub(super) request_number: u64,
 }
@@ -29,10 +30,10 @@ const MAX_REPORTING: usize = 1_024;
 
 impl Knowledge {
     /// Returns whether a response without the number of cached tokens means that none were cached: the engine has
-    /// reported that number for the model before. `cached` is what this response reports.
-    pub(super) fn reports(&mut self, record: &OrderingRecord, cached: Option<u64>) -> bool {
-        let reporter = (record.engine(), record.model().into());
-        if cached.is_some() && self.reporting.len() < MAX_REPORTING {
+    /// reported that number for the model before, in the same fields. `counted` is what this response reports.
+    pub(super) fn reports(&mut self, record: &OrderingRecord, counted: PromptUsage) -> bool {
+        let reporter = (record.engine(), counted.form, record.model().into());
+        if counted.cached.is_some() && self.reporting.len() < MAX_REPORTING {
             self.reporting.insert(reporter);
             return true;
         }

@@ -11,7 +11,7 @@ use super::clock::Clock;
 use super::gateways::gateway_id;
 use super::knowledge::Knowledge;
 use super::misses_of;
-use crate::agreement::Agreement;
+use crate::agreement::{self, Agreement};
 use crate::answers::Answers;
 use crate::config::{Config, ConfigError, KEY, Mode, SaltKey, TenantSource};
 use crate::engines::Engines;
@@ -94,7 +94,11 @@ fn ring(host: &impl Host, config: &Config) -> Result<(String, Option<Agreement>)
             // By default, plugins of other names, or for other tenants, routes or engines, use other rings.
             let plugin = host.property(&["plugin_name"])?.unwrap_or_default();
             let plugin = String::from_utf8_lossy(&plugin);
-            format!("of/{:016x}/{plugin}", config.audience)
+            let name = |audience| format!("of/{audience:016x}/{plugin}");
+            if wanted.entries > 0 {
+                agreement::retire_rings(host, &plugin, config.audience, wanted.entries, name)?;
+            }
+            name(config.audience)
         }
     };
     let agreement = (wanted.entries > 0)

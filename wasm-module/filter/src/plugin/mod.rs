@@ -381,7 +381,7 @@ impl Plugin {
             events: vec![Event::Cleared],
         };
         if let Some(mut knowledge) = self.knowledge() {
-            knowledge.reporting.retain(|(other, _)| *other != engine);
+            knowledge.reporting.retain(|(other, ..)| *other != engine);
             let update = PeerUpdate::Residency(cleared);
             knowledge.take(host, &self.metrics, &update);
         }
@@ -468,7 +468,7 @@ impl Plugin {
             self.metrics.counted(host, arm, counted);
             return counted;
         };
-        if knowledge.reports(record, counted.cached) {
+        if knowledge.reports(record, counted) {
             counted.cached = counted.cached.or(Some(0));
         }
         self.metrics.counted(host, arm, counted);
@@ -523,6 +523,7 @@ impl Plugin {
         if let Some(PromptUsage {
             prompt,
             cached: Some(cached),
+            ..
         }) = counted
         {
             miss.apply_usage(prompt, cached, ordering.block_tokens());

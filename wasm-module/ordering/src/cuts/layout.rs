@@ -401,13 +401,21 @@ impl<'a> Reading<'a> {
         self.fold(message.role_name.as_bytes());
         // The name and id of a tool call are outside the message's content, so the bytes around the content count too.
         let (head, tail) = body::around(message.raw, message.content);
-        self.fold(head.as_bytes());
-        self.fold(tail.as_bytes());
+        let mut mark = None;
+        for part in [head, tail] {
+            let Some((without, marker)) = message_marker(part) else {
+                self.fold(part.as_bytes());
+                continue;
+            };
+            self.fold(without.as_bytes());
+            mark = ttl(marker);
+        }
         self.slots = documents_in(message);
         let before = self.layout.positions.len();
         let is_alone = message.raw.as_ptr() == message.content.as_ptr();
         // A system text in a field of its own is Anthropic's, or the `instructions` of Responses, which stay a string.
         let can_mark = self.format != Format::Other
+            && mark.is_none()
             && match message.role {
                 Role::System => {
                     !(is_alone
@@ -461,6 +469,7 @@ impl<'a> Reading<'a> {
         if let Some(last) = self.layout.positions.last_mut() {
             last.ends_message = ends;
         }
+        self.mark(mark);
     }
 
     fn block(&mut self, raw: &'a str, part: Part, can_mark: bool) {
@@ -542,6 +551,28 @@ impl<'a> Reading<'a> {
             });
         }
     }
+}
+
+/// Returns `part`, a message's JSON before or after its content, without its field `cache_control`, and that field's
+/// value; `None` if it has none. OpenRouter and LiteLLM read the field there, as a marker on the message's last block.
+fn message_marker(part: &str) -> Option<(String, &str)> {
+    let (before, rest) = part.split_once("\"cache_control\"")?;
+    let mut scan = Scan::new(rest);
+    scan.next();
+    scan.expect(b':').ok()?;
+    scan.next();
+    let marker = scan.value().ok()?;
+    let after = rest.get(scan.at()..)?.trim_ascii_start();
+    // One of the two commas around the field goes with it.
+    let without = match before.trim_ascii_end().strip_suffix(',') {
+        Some(before) => [before.trim_ascii_end(), after].concat(),
+        None => [
+            before,
+            after.strip_prefix(',').unwrap_or(after).trim_ascii_start(),
+        ]
+        .concat(),
+    };
+    Some((without, marker))
 }
 
 /// Returns the ranges in the body that the documents of a message occupy, sorted.
@@ -762,5 +793,36 @@ fn mode(options: &str) -> Mode {
     match mode.ok().and_then(|[mode]| inner_of(mode?)) {
         Some("explicit") => Mode::Explicit,
         _ => Mode::Implicit,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn a_marker_beside_a_messages_content_counts_and_changes_no_hash() {
+        let layout = |around: [&str; 2]| {
+            let [before, after] = around;
+            let body = format!(
+                r#"{{"messages":[{{{before}"role":"user","content":"So."{after}}},{{"role":"user","content":"?"}}]}}"#
+            );
+            let parsed = body::parse(body.as_bytes(), &Config::default()).unwrap();
+            Layout::of(&parsed, CacheKind::Anthropic, Blocks::Split, 0).unwrap()
+        };
+        let plain = layout(["", ""]);
+        assert!(plain.marks(CacheKind::Anthropic).is_empty());
+        for around in [
+            [r#""cache_control" : {"type":"ephemeral"} , "#, ""],
+            ["", r#" , "cache_control":{"type":"ephemeral"}"#],
+        ] {
+            let marked = layout(around);
+            let marks = marked.marks(CacheKind::Anthropic);
+            assert_eq!(marks, [(0, MarkTtl::Default)], "{around:?}");
+            for (marked, plain) in marked.positions.iter().zip(&plain.positions) {
+                assert_eq!(marked.hash, plain.hash, "{around:?}");
+            }
+        }
     }
 }

@@ -174,7 +174,8 @@ pub struct PolicyOptions {
     pub seed: u64,
     /// Number of recent requests of a tenant and model from which `foresight` learns.
     pub window: u16,
-    /// The maximum number of positions by which `foresight` moves a document, up or down; unlimited if `None`.
+    /// The maximum number of positions by which `foresight` moves a document, up or down; unlimited if `None`. Favoured
+    /// documents (`placement`) are moved farther, and are not counted where the others' positions are.
     pub max_displacement: Option<u16>,
     /// The maximum number of contexts (document sets of requests) that `context-index` keeps for a tenant and model.
     pub max_contexts: u32,
