@@ -384,7 +384,7 @@ impl Store for Slow {
             words: ask.words.as_deref(),
             k: ask.k,
             filters: &ask.filters,
-            cancelled: None,
+            caller: None,
         };
         let search = |stage: &mut dyn FnMut(&[Hit]) -> ControlFlow<()>| {
             let hits = self.collection.search(&query, stage);

@@ -1,7 +1,7 @@
 //! Batches of an engine's feed, a 0 byte between two, as a reader follows them and tells other workers.
 
 use crate::settings::Settings;
-use foreword_ordering::feed::{Batch, Change, Event, FeedKey, Follower, ReadError};
+use foreword_ordering::feed::{Batch, Event, FeedKey, Follower, ReadError};
 use foreword_ordering::{EngineId, Orderer, PeerUpdate, Residency, Tenant};
 
 const BOUNDED: Settings = Settings::new(0x0077);
@@ -14,22 +14,23 @@ pub(crate) fn run(input: &[u8]) {
         .expect("it has a document");
     let mut follower = Follower::default();
     for batch in input.split(|byte| *byte == 0).take(8) {
-        let Ok(batch) = serde_json::from_slice::<Batch>(batch) else {
+        let Ok(batch) = Batch::read(batch, None) else {
             continue;
         };
-        let again = serde_json::to_vec(&batch).expect("a batch is JSON");
-        assert_eq!(
-            serde_json::from_slice::<Batch>(&again).ok().as_ref(),
-            Some(&batch)
-        );
+        let again = serde_json::to_vec(&batch.wire(None)).expect("a batch is JSON");
+        assert_eq!(Batch::read(&again, None).as_ref(), Ok(&batch));
         let key = FeedKey::new(b"a key");
         let sealed = serde_json::to_vec(&batch.wire(Some(&key))).expect("a batch is JSON");
         assert_eq!(Batch::read(&sealed, Some(&key)).as_ref(), Ok(&batch));
         assert_eq!(Batch::read(&sealed, None), Err(ReadError::Sealed));
         let before = follower.query();
-        let changes: Vec<Change<'_>> = follower.follow(&batch).collect();
+        let changes: Vec<&Event> = follower.follow(&batch).collect();
         if before.is_empty() && !batch.reset {
-            assert_eq!(changes, [Change::Forget], "it begins with all that is held");
+            assert_eq!(
+                changes,
+                [&Event::Cleared],
+                "it begins with all that is held"
+            );
         }
         let told = PeerUpdate::Residency(Residency {
             engine: EngineId(2),

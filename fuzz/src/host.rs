@@ -15,7 +15,7 @@ use axum::body::{Body, to_bytes};
 use axum::extract::Request;
 use axum::http::response::Parts;
 use foreword_engine::backend::{Backend, BackendError, BackendShape, Output, PageId, Step};
-use foreword_engine::engine::EngineConfig;
+use foreword_engine::engine::{Engine, EngineConfig};
 use foreword_server::api::drop_in::DropIn;
 use foreword_server::api::{self, Limits};
 use foreword_server::connections::Bounds;
@@ -142,8 +142,8 @@ fn model() -> Model {
     let folder = tempfile::tempdir().expect("a folder");
     parrot::write_checkpoint(folder.path(), Some(parrot::TEMPLATE));
     let backend = Box::new(Tame(Parrot::new(Steps::free())));
-    let engine = EngineConfig::default();
-    Model::on_backend(folder.path(), MODEL.to_owned(), backend, engine)
+    let start = |backend| Engine::start(backend, EngineConfig::default());
+    Model::with_engine(folder.path(), None, MODEL.to_owned(), backend, start)
         .expect("the checkpoint is whole")
 }
 

@@ -58,7 +58,7 @@ fn held(address: SocketAddr) -> Option<BTreeSet<(u64, Vec<u64>)>> {
     if response.status == 503 {
         return None;
     }
-    let batch: Batch = serde_json::from_slice(&response.body).unwrap();
+    let batch = Batch::read(&response.body, None).unwrap();
     let mut held = BTreeSet::new();
     for event in batch.events {
         let Event::Stored { scope, path, .. } = event else {

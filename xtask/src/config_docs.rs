@@ -12,8 +12,8 @@ use std::fmt::Write;
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
-use serde::Deserialize;
-use serde::de::{Deserializer, MapAccess, Visitor};
+use indexmap::IndexMap;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use crate::workspace::Workspace;
@@ -58,7 +58,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
 #[derive(Deserialize, Default)]
 struct Part {
     #[serde(default)]
-    properties: Properties,
+    properties: IndexMap<String, Part>,
     #[serde(default)]
     description: String,
     #[serde(rename = "type", default)]
@@ -87,32 +87,6 @@ fn given<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D:
     Value::deserialize(deserializer).map(Some)
 }
 
-/// Properties in their written order.
-#[derive(Default)]
-struct Properties(Vec<(String, Part)>);
-
-impl<'de> Deserialize<'de> for Properties {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct InOrder;
-        impl<'de> Visitor<'de> for InOrder {
-            type Value = Properties;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Properties, M::Error> {
-                let mut list = Vec::new();
-                while let Some(property) = map.next_entry()? {
-                    list.push(property);
-                }
-                Ok(Properties(list))
-            }
-        }
-        deserializer.deserialize_map(InOrder)
-    }
-}
-
 impl Part {
     fn is(&self, kind: &str) -> bool {
         match &self.kind {
@@ -122,10 +96,8 @@ impl Part {
     }
 
     fn property(&self, name: &str) -> Result<&Part> {
-        let mut properties = self.properties.0.iter();
-        let property = properties.find(|(known, _)| known == name);
-        let (_, part) = property.with_context(|| format!("the schema has no {name}"))?;
-        Ok(part)
+        let part = self.properties.get(name);
+        part.with_context(|| format!("the schema has no {name}"))
     }
 
     /// Returns the text of the column *default*.
@@ -174,7 +146,7 @@ type Texts = Vec<(&'static str, String)>;
 /// Returns the README's two tables: the gateway's fields, and those of `ordering`.
 fn tables(root: &Part) -> Result<Texts> {
     let mut gateway = head("field");
-    for (name, part) in &root.properties.0 {
+    for (name, part) in &root.properties {
         if name == "ordering" {
             row(&mut gateway, name, part)?;
         } else {
@@ -182,7 +154,7 @@ fn tables(root: &Part) -> Result<Texts> {
         }
     }
     let mut ordering = head("field of `ordering`");
-    for (name, part) in &root.property("ordering")?.properties.0 {
+    for (name, part) in &root.property("ordering")?.properties {
         rows(&mut ordering, name, part)?;
     }
     Ok(vec![("fields", gateway), ("ordering", ordering)])
@@ -195,17 +167,17 @@ fn head(first: &str) -> String {
 /// Writes the rows of a field and of its fields.
 fn rows(table: &mut String, path: &str, part: &Part) -> Result<()> {
     let items = part.items.as_deref();
-    let items = items.filter(|items| !items.properties.0.is_empty());
+    let items = items.filter(|items| !items.properties.is_empty());
     // An object that cannot be `null` has no row of its own.
-    let is_group = !part.properties.0.is_empty() && !part.is("null");
+    let is_group = !part.properties.is_empty() && !part.is("null");
     if !is_group {
         row(table, path, part)?;
     }
-    for (name, part) in &part.properties.0 {
+    for (name, part) in &part.properties {
         rows(table, &format!("{path}.{name}"), part)?;
     }
     if let Some(items) = items {
-        for (name, part) in &items.properties.0 {
+        for (name, part) in &items.properties {
             rows(table, &format!("{path}[].{name}"), part)?;
         }
     }
@@ -248,8 +220,8 @@ fn types(root: &Part) -> Result<Texts> {
 
 fn members(text: &mut String, part: &Part, depth: usize) {
     let indent = "  ".repeat(depth);
-    for (name, part) in &part.properties.0 {
-        if part.properties.0.is_empty() {
+    for (name, part) in &part.properties {
+        if part.properties.is_empty() {
             let meaning = &part.description;
             let _ = writeln!(text, "{indent}/** {meaning} */");
             let _ = writeln!(text, "{indent}{name}?: {};", type_of(name, part));
@@ -283,7 +255,7 @@ fn type_of(name: &str, part: &Part) -> String {
             None => "unknown[]".to_owned(),
         },
         Some("object") => {
-            let members = part.properties.0.iter();
+            let members = part.properties.iter();
             let members = members.map(|(name, part)| format!("{name}?: {}", type_of(name, part)));
             format!("{{ {} }}", members.collect::<Vec<_>>().join("; "))
         }
@@ -330,7 +302,7 @@ mod tests {
     fn a_row_has_what_the_schema_says_in_the_schemas_order() {
         let root: Part = serde_json::from_str(SCHEMA).unwrap();
         let mut table = String::new();
-        for (name, part) in &root.properties.0 {
+        for (name, part) in &root.properties {
             rows(&mut table, name, part).unwrap();
         }
         assert_eq!(

@@ -293,7 +293,7 @@ fn held(bridge: &Bridge) -> Result<HashSet<(u64, Vec<u64>)>> {
         "the feed answered {}",
         response.status
     );
-    let batch: Batch = serde_json::from_slice(&response.body)?;
+    let batch = Batch::read(&response.body, None)?;
     let mut held = HashSet::new();
     for event in batch.events {
         if let Event::Stored { scope, path, .. } = event {

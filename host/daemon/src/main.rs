@@ -58,7 +58,7 @@ fn main() -> ExitCode {
     match Arguments::parse().command {
         Command::Serve(arguments) => serve::run(*arguments),
         Command::KvBridge(arguments) => {
-            cli::until_signal(arguments.log_format, kv_bridge::run(*arguments))
+            foreword_process::run::<Arguments>(arguments.log_format, kv_bridge::run(*arguments))
         }
         Command::Replay(options) => done(replay::run(&options)),
         Command::Explain(options) => done(explain::run(&options)),

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 /// A table of measured prefill times, from which the seconds for a number of cached and of new tokens are interpolated.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Table", into = "Table")]
+#[serde(try_from = "Table")]
 pub struct CostProfile {
     /// The rows of the table `seconds`: numbers of cached tokens, ascending, not empty.
     cached: Vec<u32>,
@@ -25,7 +25,7 @@ pub struct CostProfile {
 }
 
 /// A [`CostProfile`] as it is serialised, not yet validated.
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Table {
     cached: Vec<u32>,
@@ -192,16 +192,6 @@ impl TryFrom<Table> for CostProfile {
 
     fn try_from(table: Table) -> Result<Self, CostError> {
         Self::new(table.cached, table.new, table.seconds)
-    }
-}
-
-impl From<CostProfile> for Table {
-    fn from(profile: CostProfile) -> Self {
-        Self {
-            cached: profile.cached,
-            new: profile.new,
-            seconds: profile.seconds,
-        }
     }
 }
 

@@ -10,12 +10,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::{CommandFactory, Parser, ValueHint, error::ErrorKind};
+use clap::{Parser, ValueHint};
 use foreword_gateway::pool::source::{Name, Source};
 use foreword_gateway::pool::{Pool, PoolOptions};
 use foreword_gateway::processor::{Bounds, Processor};
 use foreword_gateway::server::{Options, Place, Server, Tls};
-use foreword_process::{InternalListen, LogFormat, StopSignals, announce, start_log};
+use foreword_process::{InternalListen, LogFormat, StopSignals, announce, share};
 use futures_util::FutureExt;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
@@ -116,12 +116,6 @@ fn metrics_path(text: &str) -> Result<MetricsPath, String> {
     }
 }
 
-fn share(text: &str) -> Result<f64, String> {
-    let share = text.parse().ok();
-    let share = share.filter(|share| (0.0..=1.0).contains(share));
-    share.ok_or_else(|| "it must be a number from 0 to 1".to_owned())
-}
-
 fn cluster(text: &str) -> Result<(String, String), String> {
     let parts = text.split_once('=');
     let is_address = |address: &str| {
@@ -138,22 +132,7 @@ fn cluster(text: &str) -> Result<(String, String), String> {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    if let Err(error) = start_log(arguments.log_format) {
-        Arguments::command()
-            .error(ErrorKind::ValueValidation, format!("FOREWORD_LOG: {error}"))
-            .exit();
-    }
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .context("cannot start threads");
-    match runtime.and_then(|runtime| runtime.block_on(run(arguments))) {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    foreword_process::run::<Arguments>(arguments.log_format, run(arguments))
 }
 
 /// Serves until a stop signal, and then until all streams or the grace period end, or a second signal comes.

@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicU64;
 
 use foreword_filter::MetricId;
 use foreword_process::connections::Counts;
-use prometheus_client::encoding::text::encode;
+use foreword_process::metrics::{openmetrics, registered};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
@@ -55,9 +55,7 @@ struct Own<'r>(&'r mut Registry);
 
 impl Own<'_> {
     fn metric<M: Metric + Clone + Default>(&mut self, name: &str, help: &str) -> M {
-        let (name, metric) = (format!("foreword_ext_proc_{name}"), M::default());
-        self.0.register(name, help, metric.clone());
-        metric
+        registered(self.0, &format!("foreword_ext_proc_{name}"), help)
     }
 }
 
@@ -190,11 +188,8 @@ impl Metrics {
 
     /// Returns all metrics in the text format of OpenMetrics, which Prometheus reads.
     pub(crate) fn text(&self) -> String {
-        let filter = self.filter.read();
-        let mut text = String::new();
         // Writing to a string cannot fail.
-        let _ = encode(&mut text, &filter.registry);
-        text
+        openmetrics(&self.filter.read().registry).unwrap_or_default()
     }
 }
 

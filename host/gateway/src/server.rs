@@ -16,10 +16,11 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use axum::Router;
-use axum::http::{StatusCode, header};
+use axum::http::StatusCode;
 use axum::routing::get;
 use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_server::SERVICE_NAME;
 use foreword_process::connections::{self, Book, Bounds, Listening, NeverClosing};
+use foreword_process::metrics::OPENMETRICS;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::oneshot;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -274,11 +275,7 @@ fn file_of(path: &Path) -> Option<(u64, u64)> {
 
 /// Returns the routes for probes and scrapers.
 fn internal(processor: Arc<Processor>, is_ready: Arc<AtomicBool>) -> Router {
-    const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    let metrics = move || async move {
-        let text = processor.metrics.text();
-        ([(header::CONTENT_TYPE, OPENMETRICS)], text)
-    };
+    let metrics = move || async move { (OPENMETRICS, processor.metrics.text()) };
     let ready = move || async move {
         match is_ready.load(Ordering::Relaxed) {
             true => (StatusCode::OK, "ready\n"),

@@ -1,15 +1,18 @@
 //! The parts of a process that the servers `foreword` and `foreword-gateway` share: log, stop signals, announced
-//! addresses, and limits on connections.
+//! addresses, limits on connections, and metrics.
 
 pub mod connections;
+pub mod metrics;
 
 use std::io::Write;
 use std::net::SocketAddr;
 use std::panic;
+use std::process::ExitCode;
 use std::str::FromStr;
 
 use anyhow::Context;
-use clap::ValueEnum;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, ValueEnum};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -21,6 +24,33 @@ pub enum LogFormat {
     Text,
     /// One JSON object per line.
     Json,
+}
+
+/// Starts the log, runs `mode` until it ends, and returns its exit code. An error of `mode` is printed, with the exit
+/// code 1; an invalid `FOREWORD_LOG` is reported as a usage error of the command `C`.
+pub fn run<C: CommandFactory>(
+    log: LogFormat,
+    mode: impl Future<Output = anyhow::Result<ExitCode>>,
+) -> ExitCode {
+    if let Err(error) = start_log(log) {
+        C::command()
+            .error(ErrorKind::ValueValidation, format!("FOREWORD_LOG: {error}"))
+            .exit();
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("cannot start threads");
+    let ended = runtime.and_then(|runtime| {
+        let ended = runtime.block_on(mode);
+        // The runtime does not wait for blocking work, such as a model that is being loaded.
+        runtime.shutdown_background();
+        ended
+    });
+    ended.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
 }
 
 /// Starts the log on standard error, at the level in `FOREWORD_LOG` (default `info`). Of a panic only the source
@@ -78,6 +108,16 @@ pub fn address(text: &str) -> Result<SocketAddr, String> {
     let words =
         "it must be an IP address with a port: 127.0.0.1:8000, or 0.0.0.0:8000 for every interface";
     text.parse().map_err(|_| words.to_owned())
+}
+
+/// Parses a share from 0 to 1.
+///
+/// # Errors
+/// Returns a description of the expected form.
+pub fn share(text: &str) -> Result<f64, String> {
+    let share = text.parse().ok();
+    let share = share.filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| "it must be a number from 0 to 1".to_owned())
 }
 
 /// The argument `--internal-listen`: an address, or `none`.

@@ -1,7 +1,6 @@
 //! Faults of a module: which callback failed, and why. They contain no text of a request: of a panic's message, only
 //! the place in the source is recorded.
 
-use crate::limits::{Exited, HandedOver, MemoryExceeded};
 use std::time::Duration;
 use wasmtime::Trap;
 
@@ -30,7 +29,7 @@ pub enum FaultKind {
     #[error("it did not end within {0:?}")]
     Deadline(Duration),
     /// The module exceeded its memory limit.
-    #[error("{}", MemoryExceeded { wanted: *.wanted, limit: *.limit })]
+    #[error("it wanted {wanted} bytes of memory, more than the limit of {limit}")]
     Memory {
         /// Bytes requested.
         wanted: u64,
@@ -38,10 +37,10 @@ pub enum FaultKind {
         limit: u64,
     },
     /// The callback passed more than 256 MiB to the proxy.
-    #[error("{HandedOver}")]
+    #[error("it handed the proxy more than {HANDED_OVER} bytes")]
     HandedOver,
     /// The module exited with this code, by WASI's `proc_exit`.
-    #[error("{}", Exited(*.0))]
+    #[error("it ended itself with code {0}")]
     Exit(i32),
     /// The module paused the request, and no pending call could make it resume.
     #[error("it holds the request, and no call is under way that could end that")]
@@ -70,7 +69,8 @@ fn panicked(place: &Option<String>) -> String {
 }
 
 impl Fault {
-    /// Converts wasmtime's error from a callback to a fault; `fuel` and `deadline` are the limits of the call.
+    /// Converts wasmtime's error from a callback to a fault; `fuel` and `deadline` are the limits of the call. A host
+    /// call ends the callback with a [`FaultKind`] as its error.
     pub(crate) fn new(
         callback: &'static str,
         error: &wasmtime::Error,
@@ -78,23 +78,13 @@ impl Fault {
         deadline: Duration,
         place: Option<String>,
     ) -> Self {
-        let kind = if let Some(exceeded) = error.downcast_ref::<MemoryExceeded>() {
-            FaultKind::Memory {
-                wanted: exceeded.wanted,
-                limit: exceeded.limit,
-            }
-        } else if error.is::<HandedOver>() {
-            FaultKind::HandedOver
-        } else if let Some(Exited(code)) = error.downcast_ref() {
-            FaultKind::Exit(*code)
-        } else {
-            match error.downcast_ref::<Trap>() {
-                Some(Trap::OutOfFuel) => FaultKind::Fuel(fuel),
-                Some(Trap::Interrupt) => FaultKind::Deadline(deadline),
-                Some(trap) => FaultKind::Trap(trap.to_string()),
-                None => FaultKind::Trap(error.root_cause().to_string()),
-            }
-        };
+        let thrown = error.downcast_ref::<FaultKind>().cloned();
+        let kind = thrown.unwrap_or_else(|| match error.downcast_ref::<Trap>() {
+            Some(Trap::OutOfFuel) => FaultKind::Fuel(fuel),
+            Some(Trap::Interrupt) => FaultKind::Deadline(deadline),
+            Some(trap) => FaultKind::Trap(trap.to_string()),
+            None => FaultKind::Trap(error.root_cause().to_string()),
+        });
         Self {
             callback,
             kind,
@@ -102,3 +92,6 @@ impl Fault {
         }
     }
 }
+
+/// Maximum number of bytes that a callback may pass to the proxy, which stores some of them outside the VM's memory.
+pub(crate) const HANDED_OVER: usize = 256 << 20;

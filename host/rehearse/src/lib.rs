@@ -30,6 +30,6 @@ pub use abi::Headers;
 pub use fault::{Fault, FaultKind};
 pub use limits::Limits;
 pub use module::{Module, ModuleError};
-pub use proxy::{Proxy, Setup, Totals, headers};
+pub use proxy::{Proxy, Setup, Totals};
 pub use request::{Answer, Forwarded, LocalResponse, Outcome, Request};
 pub use vm::{CallbackUse, StartError};

@@ -1,5 +1,6 @@
-//! A module's limits: instructions and time per callback, memory, and bytes passed to the proxy.
+//! A module's limits: instructions and time per callback, and memory.
 
+use crate::fault::FaultKind;
 use std::time::Duration;
 use wasmtime::ResourceLimiter;
 
@@ -25,9 +26,6 @@ impl Default for Limits {
     }
 }
 
-/// Maximum number of bytes that a callback may pass to the proxy, which stores some of them outside the VM's memory.
-pub(crate) const HANDED_OVER: usize = 256 << 20;
-
 /// Limits the memory of a VM: the sum of its linear memories, and the entries of its tables.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryWatch {
@@ -38,24 +36,6 @@ pub(crate) struct MemoryWatch {
     /// Largest sum so far, in bytes.
     pub(crate) peak: u64,
 }
-
-/// The error of a module that exceeds its memory limit.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("it wanted {wanted} bytes of memory, more than the limit of {limit}")]
-pub(crate) struct MemoryExceeded {
-    pub(crate) wanted: u64,
-    pub(crate) limit: u64,
-}
-
-/// The error of a callback that passes more than [`HANDED_OVER`] bytes to the proxy.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("it handed the proxy more than {HANDED_OVER} bytes")]
-pub(crate) struct HandedOver;
-
-/// The error by which `proc_exit` ends a module, with the exit code.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("it ended itself with code {0}")]
-pub(crate) struct Exited(pub(crate) i32);
 
 impl MemoryWatch {
     pub(crate) fn new(limit: u64) -> Self {
@@ -76,7 +56,7 @@ impl ResourceLimiter for MemoryWatch {
         let wanted = self.held + desired.saturating_sub(current) as u64;
         let limit = self.limit;
         if wanted > limit {
-            return Err(MemoryExceeded { wanted, limit }.into());
+            return Err(FaultKind::Memory { wanted, limit }.into());
         }
         self.held = wanted;
         self.peak = self.peak.max(wanted);

@@ -92,14 +92,6 @@ impl Module {
     }
 }
 
-impl std::fmt::Debug for Module {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Module")
-            .field("limits", &self.limits)
-            .finish_non_exhaustive()
-    }
-}
-
 const VERSIONS: [&str; 2] = ["proxy_abi_version_0_2_0", "proxy_abi_version_0_2_1"];
 const TICK: Duration = Duration::from_millis(50);
 

@@ -1,7 +1,6 @@
 //! A proxy: VMs that share data. Requests are played one at a time, on each VM in turn, and the clock advances by the
 //! same interval before each. So a log needs the same instructions in every run with the same number of VMs.
 
-use crate::abi::Headers;
 use crate::fault::Fault;
 use crate::module::Module;
 use crate::request::{Answer, Outcome, Request};
@@ -242,24 +241,6 @@ impl Totals {
             *sum += lines;
         }
     }
-}
-
-impl std::fmt::Debug for Proxy<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Proxy")
-            .field("setup", &self.setup)
-            .field("vms", &self.vms.len())
-            .finish_non_exhaustive()
-    }
-}
-
-/// Returns headers with these names and values.
-#[must_use]
-pub fn headers(pairs: &[(&str, &str)]) -> Headers {
-    let pairs = pairs.iter();
-    pairs
-        .map(|(name, value)| (name.as_bytes().to_vec(), value.as_bytes().to_vec()))
-        .collect()
 }
 
 /// The clock's first time, in nanoseconds since 1970. Fixed, so that runs do not differ.

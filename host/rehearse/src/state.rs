@@ -1,7 +1,8 @@
 //! The state of one VM for its host calls: the request of the running callback, the plugin's configuration, the clock.
 
 use crate::abi::Headers;
-use crate::limits::{HANDED_OVER, HandedOver, MemoryWatch};
+use crate::fault::{FaultKind, HANDED_OVER};
+use crate::limits::MemoryWatch;
 use crate::request::{Answer, LocalResponse};
 use crate::shared::Shared;
 use foreword_ordering::random::Random;
@@ -130,10 +131,10 @@ impl State {
     }
 
     /// Counts bytes that the callback passes to the proxy. Fails beyond [`HANDED_OVER`].
-    pub(crate) fn take(&mut self, bytes: usize) -> Result<(), HandedOver> {
+    pub(crate) fn take(&mut self, bytes: usize) -> Result<(), FaultKind> {
         self.handed_over = self.handed_over.saturating_add(bytes);
         if self.handed_over > HANDED_OVER {
-            return Err(HandedOver);
+            return Err(FaultKind::HandedOver);
         }
         Ok(())
     }

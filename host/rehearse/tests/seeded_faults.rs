@@ -1,7 +1,7 @@
 //! Tests modules with known faults, written in WAT: each fault is reported with its request and callback.
 
 use foreword_rehearse::{
-    Fault, FaultKind, Limits, Module, ModuleError, Proxy, Request, Setup, StartError, headers,
+    Fault, FaultKind, Limits, Module, ModuleError, Proxy, Request, Setup, StartError,
 };
 use std::time::Duration;
 
@@ -192,7 +192,7 @@ fn a_refused_configuration_is_told_in_the_modules_words() {
         r#"(func (export "proxy_on_configure") (param i32 i32) (result i32)
             (drop (call $log (i32.const 4) (i32.const 16) (i32.const 11))) (i32.const 0))"#,
     );
-    let error = start(&module).unwrap_err();
+    let error = start(&module).err().unwrap();
     let said = vec!["it says why".to_owned()];
     assert_eq!(error, StartError::Refused { said });
     assert!(error.to_string().contains("it says why"));
@@ -202,7 +202,8 @@ fn a_refused_configuration_is_told_in_the_modules_words() {
 fn a_module_that_cannot_run_here_says_why() {
     let error = |text: &str| {
         let bytes = wat::parse_str(text).unwrap();
-        Module::compile(&bytes, LIMITS).unwrap_err().to_string()
+        let compiled = Module::compile(&bytes, LIMITS);
+        compiled.err().unwrap().to_string()
     };
     assert!(error("(module)").contains("it says nothing"));
     let old = error(r#"(module (func (export "proxy_abi_version_0_1_0")))"#);
@@ -211,10 +212,10 @@ fn a_module_that_cannot_run_here_says_why() {
         r#"(module (import "env" "proxy_unheard_of" (func)) (func (export "proxy_abi_version_0_2_1")))"#,
     );
     assert!(unknown.contains("proxy_unheard_of"), "{unknown}");
-    let none = Module::compile(b"no module", LIMITS).unwrap_err();
+    let none = Module::compile(b"no module", LIMITS).err().unwrap();
     assert!(matches!(none, ModuleError::Wasm(_)));
     let module = module(r#"(func (export "proxy_on_tick") (result i32) (i32.const 0))"#);
-    let error = start(&module).unwrap_err();
+    let error = start(&module).err().unwrap();
     assert!(error.to_string().contains("proxy_on_tick"), "{error}");
 }
 
@@ -310,7 +311,8 @@ fn fuel_and_calls_are_the_same_in_every_run() {
         let mut request = request();
         let short = proxy.play(&request).unwrap();
         request.body.push(b' ');
-        request.headers = headers(&[(":method", "POST"), (":path", "/")]);
+        let header = |name: &str, value: &str| (name.into(), value.into());
+        request.headers = vec![header(":method", "POST"), header(":path", "/")];
         let long = proxy.play(&request).unwrap();
         assert!(long.fuel > short.fuel);
         assert_eq!((short.calls, long.calls), (0, 1));

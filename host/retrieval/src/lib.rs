@@ -13,7 +13,6 @@
 //! of documents or HTTP servers, and runs no daemon. A [`Collection`] is immutable; to update one, write a new file in
 //! its place.
 
-mod cancelled;
 pub mod collection;
 mod document;
 pub mod embedder;
@@ -23,8 +22,7 @@ pub mod ingest;
 pub mod store;
 mod words;
 
-pub use cancelled::{CancelOnDrop, Cancelled};
-pub use collection::{Collection, Editor, Query, QueryError, ScoredDocument, Spec, Tuning};
+pub use collection::{Collection, Editor, Query, ScoredDocument, Spec, Tuning};
 pub use document::Document;
 pub use embedder::{EmbedError, Embedder, Embedding};
 pub use store::{Ask, Shelf, Store, StoreError};

@@ -5,12 +5,11 @@ use foreword_retrieval::embedder::{Embedder, Hashing};
 use foreword_retrieval::file::FileError;
 use foreword_retrieval::index::{Hit, Kind, Metric};
 use foreword_retrieval::ingest::{Summary, mirror};
-use foreword_retrieval::{
-    Cancelled, Collection, Document, Editor, Query, ScoredDocument, Spec, Tuning,
-};
+use foreword_retrieval::{Collection, Document, Editor, Query, ScoredDocument, Spec, Tuning};
 use serde_json::{Map, json};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 const KINDS: [Kind; 3] = [Kind::Flat, Kind::Ivf, Kind::Hnsw];
 
@@ -52,9 +51,10 @@ fn find(
         words: words.then_some(question),
         k,
         filters,
-        cancelled: None,
+        caller: None,
     };
-    collection.find(&query).unwrap()
+    let hits = collection.search(&query, |_| ControlFlow::Continue(()));
+    collection.found(&hits.unwrap()).unwrap()
 }
 
 /// Returns a collection of a hundred documents with the same two words.
@@ -74,21 +74,22 @@ fn a_search_ends_when_its_caller_has_gone() {
     for kind in KINDS {
         let collection = of_some_words(kind, &embedder);
         let vector = &embedder.embed(&["some words"]).unwrap()[0].vector;
-        let cancelled = Cancelled::default();
+        let mut caller = Some(Arc::new(()));
+        let present = caller.as_ref().map(Arc::downgrade);
         let query = Query {
             vector,
             words: Some("some words"),
             k: 5,
             filters: &Map::new(),
-            cancelled: Some(&cancelled),
+            caller: present.as_ref(),
         };
         // Counts the stages of a search, and cancels it in the one of this number.
-        let stages = |cancelling: usize| {
+        let mut stages = |cancelling: usize| {
             let mut count = 0;
             let stage = |_: &[Hit]| {
                 count += 1;
                 if count == cancelling {
-                    drop(cancelled.on_drop());
+                    drop(caller.take());
                 }
                 ControlFlow::Continue(())
             };
@@ -114,7 +115,7 @@ fn a_question_without_words_is_searched_by_its_vector_alone() {
                 words,
                 k: 5,
                 filters: &Map::new(),
-                cancelled: None,
+                caller: None,
             };
             let mut stages = 0;
             let stage = |_: &[Hit]| {
@@ -154,7 +155,7 @@ fn random_edits_leave_what_an_obvious_model_holds() {
                     assert!(editor.holds(&document));
                     model.insert(id, document);
                 }
-                assert_eq!(editor.len(), model.len());
+                assert_eq!(editor.ids().count(), model.len());
             }
             collection = editor.finish().unwrap();
             if round % 3 == 2 {
@@ -310,7 +311,7 @@ fn a_search_can_be_ended_after_any_stage() {
         words: None,
         k: 1,
         filters: &Map::new(),
-        cancelled: None,
+        caller: None,
     };
     let mut stages = 0;
     let hits = collection.search(&query, |_| {
@@ -435,9 +436,10 @@ fn a_file_with_right_checksums_and_wrong_contents_does_no_harm() {
                             words: Some("number7 words"),
                             k: 9,
                             filters: &Map::new(),
-                            cancelled: None,
+                            caller: None,
                         };
-                        let _ = collection.find(&query);
+                        let hits = collection.search(&query, |_| ControlFlow::Continue(()));
+                        let _ = hits.map(|hits| collection.found(&hits));
                     }
                     if let Ok(editor) = Editor::new(collection) {
                         let _ = editor.finish();

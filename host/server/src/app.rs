@@ -81,22 +81,14 @@ pub struct Limits {
     pub request_timeout: Duration,
 }
 
-/// The engine that the server imitates in the responses in which vLLM and SGLang differ.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DropIn {
-    /// `owned_by` is `vllm`, and `/get_load` an object with `load`.
-    #[default]
-    Vllm,
-    /// `owned_by` is `sglang`, and `/get_load` a list with `num_tokens`.
-    Sglang,
-}
-
-impl DropIn {
-    /// The name used as `owned_by` in `/v1/models`.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Vllm => "vllm",
-            Self::Sglang => "sglang",
-        }
+foreword_ordering::named! {
+    /// The engine that the server imitates in the responses in which vLLM and SGLang differ.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum DropIn {
+        /// `owned_by` is `vllm`, and `/get_load` an object with `load`.
+        #[default]
+        Vllm = "vllm",
+        /// `owned_by` is `sglang`, and `/get_load` a list with `num_tokens`.
+        Sglang = "sglang",
     }
 }

@@ -86,23 +86,12 @@ impl Model {
         })
     }
 
-    /// Reads everything except the weights of a model from `folder` and starts an engine on `backend`, which has the
-    /// weights.
+    /// Reads everything except the weights of a model from `folder`, and calls `start` for an engine on `backend`,
+    /// which has the weights. `template` is as for [`Model::load`].
     ///
     /// # Errors
     /// Returns the errors of [`Model::load`].
-    pub fn on_backend(
-        folder: &Path,
-        name: String,
-        backend: Box<dyn Backend>,
-        engine: EngineConfig,
-    ) -> anyhow::Result<Self> {
-        Self::with_engine(folder, None, name, backend, |backend| {
-            Engine::start(backend, engine)
-        })
-    }
-
-    fn with_engine(
+    pub fn with_engine(
         folder: &Path,
         template: Option<&Path>,
         name: String,

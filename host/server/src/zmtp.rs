@@ -17,17 +17,19 @@ use axum::body::Bytes;
 use std::io;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 
-/// A kind of ZeroMQ socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Socket {
-    /// A socket that publishes to subscribers.
-    Pub,
-    /// A socket that subscribes to publishers.
-    Sub,
-    /// A socket that answers requests.
-    Router,
-    /// A socket that sends requests.
-    Dealer,
+foreword_ordering::named! {
+    /// A kind of ZeroMQ socket.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Socket {
+        /// A socket that publishes to subscribers.
+        Pub = "PUB",
+        /// A socket that subscribes to publishers.
+        Sub = "SUB",
+        /// A socket that answers requests.
+        Router = "ROUTER",
+        /// A socket that sends requests.
+        Dealer = "DEALER",
+    }
 }
 
 /// The other end of a connection, after the handshake as a socket of one kind.
@@ -88,15 +90,6 @@ pub enum Error {
 }
 
 impl Socket {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Pub => "PUB",
-            Self::Sub => "SUB",
-            Self::Router => "ROUTER",
-            Self::Dealer => "DEALER",
-        }
-    }
-
     /// Returns the kinds of sockets that can be connected to this one, for errors.
     fn peers(self) -> &'static str {
         match self {

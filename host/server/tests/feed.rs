@@ -13,7 +13,7 @@ use foreword_engine::cache::{
 };
 use foreword_engine::engine::feed::{Feed, Position};
 use foreword_ordering::document::Fingerprint;
-use foreword_ordering::feed::{Change, Follower, TenantKey};
+use foreword_ordering::feed::{Batch, Follower, TenantKey};
 use foreword_ordering::random::Random;
 use foreword_ordering::tree::{Bounds, KnowledgeTree, Scope};
 use foreword_server::kv::wire;
@@ -209,22 +209,21 @@ impl Gateway {
         let since = query(&self.follower.query());
         let news = feed.documents_since(since, limit);
         // Over the wire and back.
-        let json = serde_json::to_vec(&wire::batch(&news, "m", None)).unwrap();
-        let batch = serde_json::from_slice(&json).unwrap();
+        let json = serde_json::to_vec(&wire::batch(&news, "m", None).wire(None)).unwrap();
+        let batch = Batch::read(&json, None).unwrap();
         self.resets += u32::from(news.reset);
-        for change in self.follower.follow(&batch) {
-            match change {
-                Change::Forget => self.trees.clear(),
-                Change::Tenant(tenant, event) => {
-                    let bounds = Bounds {
-                        max_nodes: 100_000,
-                        max_tokens: None,
-                    };
-                    let tree = self.trees.entry(tenant);
-                    tree.or_insert_with(|| KnowledgeTree::new(bounds))
-                        .apply(event);
-                }
-            }
+        for event in self.follower.follow(&batch) {
+            let Some(tenant) = event.tenant() else {
+                self.trees.clear();
+                continue;
+            };
+            let bounds = Bounds {
+                max_nodes: 100_000,
+                max_tokens: None,
+            };
+            let tree = self.trees.entry(tenant);
+            tree.or_insert_with(|| KnowledgeTree::new(bounds))
+                .apply(event.residency());
         }
         news.reset || news.events.len() == limit
     }

@@ -16,7 +16,6 @@ mod client;
 pub mod doctor;
 pub mod evaluate;
 pub mod explain;
-mod files;
 pub mod index;
 pub mod ledger;
 pub mod options;

@@ -28,10 +28,7 @@ pub(crate) fn concurrency() -> impl TypedValueParser<Value = usize> {
 /// Returns a parser for the order in which a batch's requests are sent: `plan` or `input`.
 #[must_use]
 pub fn batch_order() -> impl TypedValueParser<Value = BatchOrder> {
-    one_of([
-        ("plan", "", BatchOrder::Plan),
-        ("input", "", BatchOrder::Input),
-    ])
+    one_of(BatchOrder::ALL.map(|order| (order.name(), "", order)))
 }
 
 /// Returns a parser that accepts the names of `values` and yields the value of that name. Each entry is a name, a text

@@ -3,7 +3,7 @@
 use crate::values::{self, refused, refused_argument};
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::tree::{ViewedEdge, ViewedNode};
-use foreword_ordering::{StandaloneDocument, Tenant, documents_of};
+use foreword_ordering::{Report, StandaloneDocument, Tenant, documents_of};
 use foreword_ordering::{hexadecimal, object};
 use serde::Serialize;
 use wasm_bindgen::prelude::*;
@@ -53,7 +53,7 @@ impl Orderer {
         values::plain(&Rewrite {
             changed: sent.is_some(),
             body: sent.as_deref().unwrap_or(&body),
-            report: report.map(Report::from),
+            report,
             head,
             skipped: skipped.map(|skip| Skipped {
                 reason: skip.reason(),
@@ -84,17 +84,7 @@ impl Orderer {
             &options.before,
             &list,
         );
-        let ordered = ordered.map_err(refused)?;
-        values::plain(&Ordered {
-            order: ordered.order,
-            matched: ordered.matched,
-            matched_tokens: ordered.matched_tokens,
-            document_tokens: ordered.document_tokens,
-            moved: ordered.moved,
-            dropped: ordered.dropped,
-            hint: ordered.hint,
-            numbered: ordered.numbered,
-        })
+        values::plain(&ordered.map_err(refused)?)
     }
 
     /// Returns the documents found in an OpenAI chat body, without duplicates. Records nothing.
@@ -178,42 +168,6 @@ struct Rewrite<'a> {
 }
 
 #[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Report {
-    policy: &'static str,
-    documents: u32,
-    matched: u32,
-    moved: u32,
-    dropped: u32,
-    deduplicated: u32,
-    pinned: u32,
-    replayed: u32,
-    hinted: bool,
-    numbered: bool,
-    document_tokens: u64,
-    matched_tokens: u64,
-}
-
-impl From<foreword_ordering::Report> for Report {
-    fn from(report: foreword_ordering::Report) -> Self {
-        Self {
-            policy: report.policy,
-            documents: report.documents,
-            matched: report.matched,
-            moved: report.moved,
-            dropped: report.dropped,
-            deduplicated: report.deduplicated,
-            pinned: report.pinned,
-            replayed: report.replayed,
-            hinted: report.hinted,
-            numbered: report.numbered,
-            document_tokens: report.document_tokens,
-            matched_tokens: report.matched_tokens,
-        }
-    }
-}
-
-#[derive(Serialize)]
 struct Skipped {
     reason: &'static str,
     message: String,
@@ -250,19 +204,6 @@ struct Options {
 }
 
 object!(impl<'de> Options { before, tenant, model, limit });
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Ordered {
-    order: Vec<u16>,
-    matched: u32,
-    matched_tokens: u64,
-    document_tokens: u64,
-    moved: u32,
-    dropped: u32,
-    hint: Option<String>,
-    numbered: bool,
-}
 
 #[derive(Serialize)]
 struct ListedDocument {

@@ -124,8 +124,7 @@ impl Trace {
         #[wasm_bindgen(unchecked_optional_param_type = "number | null")] seed: &JsValue,
     ) -> Result<JsValue, JsValue> {
         let seed = values::whole("seed", seed, Some(0), (0, u32::MAX.into()))?;
-        let Bound { share, sampled } = Bound::of(&self.requests, seed, |_| ());
-        values::plain(&BoundOut { share, sampled })
+        values::plain(&Bound::of(&self.requests, seed, 1, |_| ()))
     }
 
     /// Parses the stored line, which is now complete, and counts it.
@@ -204,10 +203,4 @@ struct Named {
     /// Number of the line, from 1.
     line: u64,
     message: String,
-}
-
-#[derive(Serialize)]
-struct BoundOut {
-    share: f64,
-    sampled: bool,
 }

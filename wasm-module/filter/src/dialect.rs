@@ -12,8 +12,6 @@
 //! | `/converse`, `/converse-stream` | Bedrock | `{"__type","message"}` |
 //! | anything else: `/chat/completions`, `/responses` | OpenAI | `{"error":{"message","type","param","code"}}` |
 
-use serde::Serialize;
-
 /// The format of error responses to a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Dialect {
@@ -58,119 +56,63 @@ impl Dialect {
     /// Returns the JSON body of an error response with HTTP status `status`. `code` is the reason in one kebab-case
     /// word; only OpenAI's format contains it.
     pub(crate) fn error(self, status: u16, message: &str, code: &str) -> Vec<u8> {
+        let message = serde_json::to_string(message).unwrap_or_default();
         let body = match self {
-            Self::OpenAi => serde_json::to_vec(&OpenAi {
-                error: OpenAiError {
-                    message,
-                    r#type: match status {
-                        403 => "permission_error",
-                        429 => "rate_limit_error",
-                        500.. => "server_error",
-                        _ => "invalid_request_error",
-                    },
-                    param: None,
-                    code,
-                },
-            }),
-            Self::Anthropic => serde_json::to_vec(&Anthropic {
-                r#type: "error",
-                error: AnthropicError {
-                    r#type: match status {
-                        403 => "permission_error",
-                        404 => "not_found_error",
-                        413 => "request_too_large",
-                        429 => "rate_limit_error",
-                        503 => "overloaded_error",
-                        500.. => "api_error",
-                        _ => "invalid_request_error",
-                    },
-                    message,
-                },
-            }),
-            Self::Cohere => serde_json::to_vec(&Cohere { message }),
-            Self::Gemini => serde_json::to_vec(&Gemini {
-                error: GeminiError {
-                    code: status,
-                    message,
-                    status: match status {
-                        403 => "PERMISSION_DENIED",
-                        404 => "NOT_FOUND",
-                        429 => "RESOURCE_EXHAUSTED",
-                        503 => "UNAVAILABLE",
-                        500.. => "INTERNAL",
-                        _ => "INVALID_ARGUMENT",
-                    },
-                },
-            }),
-            Self::Bedrock => serde_json::to_vec(&Bedrock {
-                r#type: match status {
+            // https://platform.openai.com/docs/guides/error-codes
+            Self::OpenAi => {
+                let kind = match status {
+                    403 => "permission_error",
+                    429 => "rate_limit_error",
+                    500.. => "server_error",
+                    _ => "invalid_request_error",
+                };
+                format!(
+                    r#"{{"error":{{"message":{message},"type":"{kind}","param":null,"code":"{code}"}}}}"#
+                )
+            }
+            // https://docs.anthropic.com/en/api/errors
+            Self::Anthropic => {
+                let kind = match status {
+                    403 => "permission_error",
+                    404 => "not_found_error",
+                    413 => "request_too_large",
+                    429 => "rate_limit_error",
+                    503 => "overloaded_error",
+                    500.. => "api_error",
+                    _ => "invalid_request_error",
+                };
+                format!(r#"{{"type":"error","error":{{"type":"{kind}","message":{message}}}}}"#)
+            }
+            // https://docs.cohere.com/reference/errors
+            Self::Cohere => format!(r#"{{"message":{message}}}"#),
+            // https://docs.cloud.google.com/apis/design/errors#http_mapping
+            Self::Gemini => {
+                let kind = match status {
+                    403 => "PERMISSION_DENIED",
+                    404 => "NOT_FOUND",
+                    429 => "RESOURCE_EXHAUSTED",
+                    503 => "UNAVAILABLE",
+                    500.. => "INTERNAL",
+                    _ => "INVALID_ARGUMENT",
+                };
+                format!(r#"{{"error":{{"code":{status},"message":{message},"status":"{kind}"}}}}"#)
+            }
+            // The type may be in a header instead:
+            // https://docs.aws.amazon.com/bedrock/latest/APIReference/CommonErrors.html
+            Self::Bedrock => {
+                let kind = match status {
                     403 => "AccessDeniedException",
                     404 => "ResourceNotFoundException",
                     429 => "ThrottlingException",
                     503 => "ServiceUnavailableException",
                     500.. => "InternalServerException",
                     _ => "ValidationException",
-                },
-                message,
-            }),
+                };
+                format!(r#"{{"__type":"{kind}","message":{message}}}"#)
+            }
         };
-        body.unwrap_or_default()
+        body.into_bytes()
     }
-}
-
-/// Body of an error in OpenAI's shape: <https://platform.openai.com/docs/guides/error-codes>
-#[derive(Serialize)]
-struct OpenAi<'a> {
-    error: OpenAiError<'a>,
-}
-
-#[derive(Serialize)]
-struct OpenAiError<'a> {
-    message: &'a str,
-    r#type: &'a str,
-    param: Option<&'a str>,
-    code: &'a str,
-}
-
-/// Body of an error in Anthropic's shape: <https://docs.anthropic.com/en/api/errors>
-#[derive(Serialize)]
-struct Anthropic<'a> {
-    r#type: &'a str,
-    error: AnthropicError<'a>,
-}
-
-#[derive(Serialize)]
-struct AnthropicError<'a> {
-    r#type: &'a str,
-    message: &'a str,
-}
-
-/// Body of an error in Cohere's shape: <https://docs.cohere.com/reference/errors>
-#[derive(Serialize)]
-struct Cohere<'a> {
-    message: &'a str,
-}
-
-/// Body of an error in Gemini's shape: <https://docs.cloud.google.com/apis/design/errors#http_mapping>
-#[derive(Serialize)]
-struct Gemini<'a> {
-    error: GeminiError<'a>,
-}
-
-#[derive(Serialize)]
-struct GeminiError<'a> {
-    code: u16,
-    message: &'a str,
-    status: &'a str,
-}
-
-/// Body of an error in Bedrock's shape; the type may be in a header instead:
-/// <https://docs.aws.amazon.com/bedrock/latest/APIReference/CommonErrors.html>
-#[derive(Serialize)]
-struct Bedrock<'a> {
-    #[serde(rename = "__type")]
-    r#type: &'a str,
-    message: &'a str,
 }
 
 #[cfg(test)]

@@ -13,7 +13,6 @@ use foreword_ordering::cuts::Cut;
 use foreword_ordering::head::{Diagnosis, HeadReport};
 use foreword_ordering::{Arm, Entry, Release, Skip};
 
-use crate::agreement::LearnResult;
 use crate::counter::{Counter, Histogram, metrics};
 use crate::exchange::listed::Unlisted;
 use crate::host::Host;
@@ -69,21 +68,21 @@ metrics! {
             .collect(),
         engine_prompt_tokens: Counter = "foreword_engine_prompt_tokens_total",
         engine_cached_tokens: Counter = "foreword_engine_cached_tokens_total",
-        corrections: Counter = "foreword_corrections_total",
-        feed_events: Counter = "foreword_feed_events_total",
-        feed_key_mismatches: Counter = "foreword_feed_key_mismatches_total",
+        pub(crate) corrections: Counter = "foreword_corrections_total",
+        pub(crate) feed_events: Counter = "foreword_feed_events_total",
+        pub(crate) feed_key_mismatches: Counter = "foreword_feed_key_mismatches_total",
         /// Document tokens that would have matched engines' prefix caches if every request had been sent in its
         /// client's order.
         client_matched_tokens: Counter = "foreword_client_matched_tokens_total",
         arms: [(Arm, ArmCounters); 2] => Arm::ALL.map(|arm| (arm, ArmCounters::define(host, arm))),
-        learnt_entries: Counter = "foreword_learnt_entries_total",
-        lost_entries: Counter = "foreword_lost_entries_total",
-        unpublished_updates: Counter = "foreword_untold_requests_total",
+        pub(crate) learnt_entries: Counter = "foreword_learnt_entries_total",
+        pub(crate) lost_entries: Counter = "foreword_lost_entries_total",
+        pub(crate) unpublished_updates: Counter = "foreword_untold_requests_total",
         /// Updates about cached prefixes sent to gateways of other proxies. The next two fields count those received
         /// from them and those lost on the way.
-        sent_updates: Counter = "foreword_sent_updates_total",
-        received_updates: Counter = "foreword_received_updates_total",
-        lost_updates: Counter = "foreword_lost_updates_total",
+        pub(crate) sent_updates: Counter = "foreword_sent_updates_total",
+        pub(crate) received_updates: Counter = "foreword_received_updates_total",
+        pub(crate) lost_updates: Counter = "foreword_lost_updates_total",
         /// Requests forwarded with their original body, one counter for each reason. The reasons are words in the
         /// source, so their number is bounded.
         passed: Vec<(&'static str, Counter)> => Skip::REASONS
@@ -105,10 +104,10 @@ metrics! {
             .map(|(_, why)| Counter::define(host, &format!("foreword_burst_released_{why}_total"))),
         /// Requests whose clients disconnected while the requests were held behind another one that computes the same
         /// documents.
-        left: Counter = "foreword_burst_left_total",
+        pub(crate) left: Counter = "foreword_burst_left_total",
         /// Model answers that were stored, and messages in later requests that were restored from stored answers.
-        answers_kept: Counter = "foreword_answers_kept_total",
-        messages_restored: Counter = "foreword_messages_restored_total",
+        pub(crate) answers_kept: Counter = "foreword_answers_kept_total",
+        pub(crate) messages_restored: Counter = "foreword_messages_restored_total",
         held_milliseconds: Histogram = "foreword_burst_held_milliseconds",
         ordering_microseconds: Histogram = "foreword_ordering_microseconds",
         documents_per_request: Histogram = "foreword_documents_per_request",
@@ -258,59 +257,6 @@ impl Metrics {
         }
     }
 
-    /// Counts a response whose reported number of cached tokens corrected a prefix tree (the record of what an engine
-    /// has cached).
-    pub(crate) fn corrected(&self, host: &impl Host) {
-        self.corrections.add(host, 1);
-    }
-
-    /// Adds to the number of cache events read from engines' feeds.
-    pub(crate) fn fed(&self, host: &impl Host, events: u64) {
-        self.feed_events.add(host, events);
-    }
-
-    /// Counts a response of an engine's event feed that is sealed (encrypted) with another key than the configured one,
-    /// or that is unsealed although a key is configured.
-    pub(crate) fn feed_key_mismatch(&self, host: &impl Host) {
-        self.feed_key_mismatches.add(host, 1);
-    }
-
-    /// Counts the entries read from the ring buffer through which workers share updates about cached prefixes: those
-    /// applied, and those lost.
-    pub(crate) fn learnt(&self, host: &impl Host, learnt: LearnResult) {
-        self.learnt_entries.add(host, learnt.entries);
-        self.lost_entries.add(host, learnt.lost);
-    }
-
-    /// Counts an update about cached prefixes that this worker could not publish to the other workers.
-    pub(crate) fn unpublished(&self, host: &impl Host) {
-        self.unpublished_updates.add(host, 1);
-    }
-
-    /// Counts updates about cached prefixes for gateways of other proxies that the server of an engine's feed accepted.
-    pub(crate) fn sent_updates(&self, host: &impl Host, updates: u64) {
-        self.sent_updates.add(host, updates);
-    }
-
-    /// Counts updates about cached prefixes received from gateways of other proxies.
-    pub(crate) fn received_updates(&self, host: &impl Host, updates: u64) {
-        self.received_updates.add(host, updates);
-    }
-
-    /// Counts updates from here that gateways of other proxies did not receive, and updates from those gateways that
-    /// cannot be read.
-    pub(crate) fn lost_updates(&self, host: &impl Host, updates: u64) {
-        self.lost_updates.add(host, updates);
-    }
-
-    pub(crate) fn answer_kept(&self, host: &impl Host) {
-        self.answers_kept.add(host, 1);
-    }
-
-    pub(crate) fn restored(&self, host: &impl Host, messages: u64) {
-        self.messages_restored.add(host, messages);
-    }
-
     /// Counts a request by its role in a burst (simultaneous requests that begin with the same uncached documents).
     /// `holds` is false in the mode `report`, which holds none and counts those that would be held.
     pub(crate) fn entered(&self, host: &impl Host, entry: Entry, holds: bool) {
@@ -333,12 +279,6 @@ impl Metrics {
             counter.add(host, 1);
         }
         self.held_milliseconds.record(host, held_ms);
-    }
-
-    /// Counts a request that ended while it was held behind another one that computes the same documents. Counts
-    /// nothing if `was_held` is false.
-    pub(crate) fn left(&self, host: &impl Host, was_held: bool) {
-        self.left.add(host, was_held.into());
     }
 
     fn arm(&self, arm: Option<Arm>) -> Option<&ArmCounters> {

@@ -8,6 +8,7 @@ use std::fmt;
 use foreword_ordering::cuts::Cut;
 use foreword_ordering::head::HeadReport;
 use foreword_ordering::{Arm, Report, Skip};
+use thiserror::Error;
 
 use crate::config::OnFailure;
 use crate::exchange::listed::Unlisted;
@@ -220,48 +221,47 @@ pub(crate) mod reason {
 }
 
 /// The reason why the filter did not order a request, with the values for the message to the client.
-#[derive(Debug)]
+#[derive(Debug, Error)]
 pub(crate) enum Fault {
-    BadTenant {
-        limit: usize,
-    },
+    #[error(
+        "the request's tenant is not a text of at most {limit} bytes without control characters"
+    )]
+    BadTenant { limit: usize },
+    #[error("the gateway is busy")]
     Busy,
     /// With cache salts on: the body has the named field, with which a client could name KV-cache state. `*` in the
     /// name matches any suffix.
-    CacheField {
-        field: &'static str,
-    },
+    #[error(
+        "the gateway takes no `{field}` from a client: it names KV state, which the gateway keeps apart by tenants"
+    )]
+    CacheField { field: &'static str },
+    #[error("the request has no body")]
     EmptyBody,
+    #[error("the request's content-encoding is not `identity`, the only one that is read here")]
     Encoded,
-    Host(HostError),
+    /// A failure of the proxy, which does not concern the client; it is logged.
+    #[error("the gateway failed")]
+    Host(#[from] HostError),
     /// No documents could be retrieved, and the configuration `retrieval.on_failure` is `refuse`.
+    #[error("{0}")]
     Retrieval(Reason),
+    #[error("the request names no tenant")]
     NoTenant,
     /// The header that names the tenant has several values or a comma, so it was not set by the proxy.
+    #[error("the request names several tenants; the header must have one value, without a comma")]
     SeveralTenants,
+    #[error("the request's content-type is not `application/json`, the only one that is read here")]
     NotJson,
     /// The body is longer than `limit` bytes. `found` is its length in bytes; `None` if it is unknown because the body
     /// came in chunks.
-    TooLarge {
-        found: Option<u64>,
-        limit: u32,
-    },
+    #[error("{}", too_large(.found, .limit))]
+    TooLarge { found: Option<u64>, limit: u32 },
     /// The ordering core found nothing to order in the body, or an error in it. The value says which.
+    #[error(transparent)]
     Skip(Skip),
     /// With cache salts on: the request's method and path are not on the lists of allowed paths.
-    Unlisted(Unlisted),
-}
-
-impl From<HostError> for Fault {
-    fn from(error: HostError) -> Self {
-        Self::Host(error)
-    }
-}
-
-impl From<Unlisted> for Fault {
-    fn from(unlisted: Unlisted) -> Self {
-        Self::Unlisted(unlisted)
-    }
+    #[error(transparent)]
+    Unlisted(#[from] Unlisted),
 }
 
 impl Fault {
@@ -320,50 +320,11 @@ impl Fault {
     }
 }
 
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::BadTenant { limit } => write!(
-                f,
-                "the request's tenant is not a text of at most {limit} bytes without control characters"
-            ),
-            Self::Retrieval(reason) => reason.fmt(f),
-            Self::Busy => f.write_str("the gateway is busy"),
-            Self::SeveralTenants => {
-                f.write_str("the request names several tenants; the header must have one value, without a comma")
-            }
-            Self::CacheField { field } => write!(
-                f,
-                "the gateway takes no `{field}` from a client: it names KV state, which the gateway keeps apart by tenants"
-            ),
-            Self::EmptyBody => f.write_str("the request has no body"),
-            Self::Encoded => f.write_str(
-                "the request's content-encoding is not `identity`, the only one that is read here",
-            ),
-            // A failure of the proxy does not concern the client; it is logged.
-            Self::Host(_) => f.write_str("the gateway failed"),
-            Self::NoTenant => f.write_str("the request names no tenant"),
-            Self::NotJson => f.write_str(
-                "the request's content-type is not `application/json`, the only one that is read here",
-            ),
-            Self::TooLarge {
-                found: Some(found),
-                limit,
-            } => {
-                write!(
-                    f,
-                    "the request body has {found} bytes; the limit is {limit}"
-                )
-            }
-            Self::TooLarge { found: None, limit } => {
-                write!(
-                    f,
-                    "the request body has more than {limit} bytes, which is the limit"
-                )
-            }
-            Self::Skip(skip) => skip.fmt(f),
-            Self::Unlisted(unlisted) => unlisted.fmt(f),
-        }
+/// Returns the message of [`Fault::TooLarge`].
+fn too_large(found: &Option<u64>, limit: &u32) -> String {
+    match found {
+        Some(found) => format!("the request body has {found} bytes; the limit is {limit}"),
+        None => format!("the request body has more than {limit} bytes, which is the limit"),
     }
 }
 

@@ -14,6 +14,30 @@ pub(crate) fn create(host: &impl Host, key: &str, value: &[u8]) -> Result<(), Ho
     Ok(())
 }
 
+/// Returns the numbers under `key` in the proxy's shared data, as [`bytes`] encodes them, and the value's
+/// compare-and-swap number. Returns an error with this status if the value is missing or has another length.
+pub(crate) fn numbers<const N: usize>(
+    host: &impl Host,
+    key: &str,
+    status: u32,
+) -> Result<([u64; N], u32), HostError> {
+    let missing = HostError {
+        call: "shared_data",
+        status,
+    };
+    let (bytes, number) = host.shared_data(key)?.ok_or(missing)?;
+    let (fields, []) = bytes.as_chunks::<8>() else {
+        return Err(missing);
+    };
+    let fields: [[u8; 8]; N] = fields.try_into().map_err(|_| missing)?;
+    Ok((fields.map(u64::from_le_bytes), number))
+}
+
+/// Returns the bytes of numbers in the proxy's shared data.
+pub(crate) fn bytes<const N: usize>(numbers: [u64; N]) -> Vec<u8> {
+    numbers.map(u64::to_le_bytes).concat()
+}
+
 /// Replaces the value under `key` in the proxy's shared data by `next(value)`, and tries again if another worker
 /// changed it meanwhile.
 ///

@@ -15,9 +15,7 @@
 //! Tenant, salt, model and engine are compared by value, documents by chained hashes; no text is kept. Only documents
 //! are compared: whether a prompt's head is resident is unknown here. Requests and waiting times are bounded.
 
-use crate::engines::EngineId;
-use crate::feed::TenantKey;
-use crate::peer_update::OrderingRecord;
+use crate::peer_update::{About, OrderingRecord};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// The limits on holding back requests that would compute the same documents: on waiting times, on the number of
@@ -48,11 +46,7 @@ impl Default for BurstLimits {
 /// The documents with which a forwarded prompt begins, to compare with those of other prompts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opening {
-    tenant: Box<str>,
-    /// The key of the request's `cache_salt`. Engines share no KV state between salts.
-    key: TenantKey,
-    model: Box<str>,
-    engine: EngineId,
+    about: About,
     /// For each document: a hash of the prompt up to and including this document, and the estimated tokens of all
     /// documents up to and including it.
     links: Vec<(u64, u64)>,
@@ -83,10 +77,7 @@ impl Opening {
             }
         }
         Self {
-            tenant: record.tenant.clone(),
-            key: record.key,
-            model: record.model.clone(),
-            engine: record.engine,
+            about: record.about.clone(),
             links,
             resident,
         }
@@ -95,8 +86,7 @@ impl Opening {
     /// Returns the estimated tokens of the documents with which both prompts begin; 0 for different engines, tenants,
     /// salts or models.
     fn shared(&self, other: &Self) -> u64 {
-        let whose = |opening: &Self| (opening.engine, opening.key);
-        if whose(self) != whose(other) || self.tenant != other.tenant || self.model != other.model {
+        if self.about != other.about {
             return 0;
         }
         let pairs = self.links.iter().zip(&other.links);
@@ -361,6 +351,7 @@ const MAX_LINKS: usize = 32;
 mod tests {
     use super::*;
     use crate::document::Fingerprint;
+    use crate::engines::EngineId;
     use crate::feed::TenantKey;
     use crate::peer_update::SentRun;
     use crate::random::Random;
@@ -381,10 +372,12 @@ mod tests {
             (chain, count * 300)
         });
         Opening {
-            tenant: tenant.into(),
-            key: TenantKey::default(),
-            model: "m".into(),
-            engine: EngineId(0),
+            about: About {
+                tenant: tenant.into(),
+                key: TenantKey::default(),
+                model: "m".into(),
+                engine: EngineId(0),
+            },
             links: links.collect(),
             resident: resident * 300,
         }
@@ -439,10 +432,10 @@ mod tests {
         held(enter(&mut bursts, 0, opening("t", "abcd", 4), 'x'));
         leads(enter(&mut bursts, 0, opening("u", "abcd", 0), 'x'));
         let mut other = opening("t", "abcd", 0);
-        other.model = "n".into();
+        other.about.model = "n".into();
         leads(enter(&mut bursts, 0, other, 'x'));
         let mut other = opening("t", "abcd", 0);
-        other.engine = EngineId(1);
+        other.about.engine = EngineId(1);
         leads(enter(&mut bursts, 0, other, 'x'));
         assert_eq!(
             enter(&mut bursts, 0, opening("t", "q", 0), 'x'),
@@ -527,10 +520,12 @@ mod tests {
         };
         let of = |runs: Vec<SentRun>| {
             Opening::of(&OrderingRecord {
-                tenant: "t".into(),
-                key: TenantKey::of("t"),
-                model: "m".into(),
-                engine: EngineId(0),
+                about: About {
+                    tenant: "t".into(),
+                    key: TenantKey::of("t"),
+                    model: "m".into(),
+                    engine: EngineId(0),
+                },
                 tokens: 0,
                 runs,
                 chat: None,

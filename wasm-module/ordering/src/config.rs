@@ -2,9 +2,9 @@
 
 use crate::conversation::memory;
 use crate::head::config::{Head, RawHead};
-use crate::hint::{HintTemplate, LocationTemplate, TemplateError};
+use crate::hint::{HintTemplate, LocationTemplate};
 use crate::object;
-use crate::object::{BadValue, Ranges, within};
+use crate::object::{ConfigError, Ranges, within};
 use crate::policy::context_index::{ContextIndex, history};
 use crate::policy::{MAX_CANDIDATES, Place, Placement, Policy, PolicyKind, PolicyOptions};
 use crate::tree::Bounds;
@@ -309,23 +309,6 @@ pub struct Config {
     pub(crate) head: Head,
 }
 
-/// The reason why a configuration of ordering is invalid.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// The configuration is not JSON, or a field is unknown or has a value of the wrong type: serde's message, with
-    /// line and column.
-    #[error(transparent)]
-    Shape(#[from] serde_json::Error),
-    /// A field of the configuration has a value that is not allowed.
-    #[error("{field}: {reason}")]
-    Value {
-        /// The path of the field in the configuration, such as `rank.place`.
-        field: &'static str,
-        /// The value found, and the values allowed, as text.
-        reason: String,
-    },
-}
-
 impl RawRank {
     /// Returns the configuration in which no document is favoured (given a fixed place as one of the retriever's best):
     /// the policy orders all documents.
@@ -569,27 +552,6 @@ impl TryFrom<RawConfig> for Config {
 
 /// The maximum number of tokens in a block of an engine's cache; hybrid models have up to about 8,000.
 const MAX_BLOCK_TOKENS: u64 = 65_536;
-
-impl From<BadValue> for ConfigError {
-    fn from(BadValue { field, reason }: BadValue) -> Self {
-        Self::Value { field, reason }
-    }
-}
-
-impl From<TemplateError> for ConfigError {
-    fn from(error: TemplateError) -> Self {
-        let (field, mark) = match error {
-            TemplateError::NoOrder => ("hint.template", "{order}"),
-            TemplateError::NoShortOrder => ("hint.short", "{order}"),
-            TemplateError::NoLabel => ("hint.label", "{label}"),
-            TemplateError::NoDocument => ("hint.location", "{document}"),
-        };
-        Self::Value {
-            field,
-            reason: format!("it must contain `{mark}` once"),
-        }
-    }
-}
 
 fn refuse<T>(field: &'static str, reason: String) -> Result<T, ConfigError> {
     Err(ConfigError::Value { field, reason })

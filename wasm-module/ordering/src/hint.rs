@@ -22,6 +22,7 @@
 
 use crate::body::escape::is_control;
 use crate::body::{inner_of, unescaped};
+use crate::object::ConfigError;
 use crate::sort::sort_by_key;
 
 /// A validated template of order hints (sentences with the retriever's ranking of the documents). All texts except
@@ -69,23 +70,6 @@ pub struct OrderHint {
     pub numbered: bool,
 }
 
-/// The error that a template of hints (the sentences about documents that the gateway writes into a prompt) does not
-/// have a placeholder, such as `{order}`, exactly once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TemplateError {
-    /// `{order}` does not occur exactly once in `hint.template`, the long form of the sentence with the retriever's
-    /// ranking.
-    NoOrder,
-    /// `{label}` does not occur exactly once in `hint.label`, the form in which a hint writes a document's label.
-    NoLabel,
-    /// `{order}` does not occur exactly once in `hint.short`, the short form of the sentence with the retriever's
-    /// ranking.
-    NoShortOrder,
-    /// `{document}` does not occur exactly once in `hint.location`, the sentence that refers to a document's earlier
-    /// copy.
-    NoDocument,
-}
-
 /// The maximum length of a document's label in a hint, in bytes without escapes.
 pub const MAX_LABEL_BYTES: usize = 64;
 
@@ -95,17 +79,17 @@ impl HintTemplate {
     /// hints.
     ///
     /// # Errors
-    /// Returns a [`TemplateError`] for another number of occurrences.
+    /// Returns a [`ConfigError`] for another number of occurrences.
     pub fn new(
         template: &str,
         label: &str,
         separator: &str,
         short: &str,
-    ) -> Result<Self, TemplateError> {
+    ) -> Result<Self, ConfigError> {
         let short = match short {
             "" => None,
             short => {
-                let (before, after) = once(short, "{order}").ok_or(TemplateError::NoShortOrder)?;
+                let (before, after) = once("hint.short", short, "{order}")?;
                 Some(Words {
                     before: escape(before),
                     after: escape(after),
@@ -114,8 +98,8 @@ impl HintTemplate {
                 })
             }
         };
-        let (before, after) = once(template, "{order}").ok_or(TemplateError::NoOrder)?;
-        let (label_before, label_after) = once(label, "{label}").ok_or(TemplateError::NoLabel)?;
+        let (before, after) = once("hint.template", template, "{order}")?;
+        let (label_before, label_after) = once("hint.label", label, "{label}")?;
         Ok(Self {
             short,
             long: Words {
@@ -243,10 +227,10 @@ impl LocationTemplate {
     /// and `{label}` once in `label`, the form of a label.
     ///
     /// # Errors
-    /// Returns a [`TemplateError`] for another number of occurrences.
-    pub fn new(template: &str, label: &str) -> Result<Self, TemplateError> {
-        let (before, after) = once(template, "{document}").ok_or(TemplateError::NoDocument)?;
-        let (label_before, label_after) = once(label, "{label}").ok_or(TemplateError::NoLabel)?;
+    /// Returns a [`ConfigError`] for another number of occurrences.
+    pub fn new(template: &str, label: &str) -> Result<Self, ConfigError> {
+        let (before, after) = once("hint.location", template, "{document}")?;
+        let (label_before, label_after) = once("hint.label", label, "{label}")?;
         Ok(Self {
             before: escape(before),
             after: escape(after),
@@ -312,10 +296,18 @@ fn is_quote(character: char) -> bool {
     )
 }
 
-/// Returns the parts of `text` before and after `mark`; `None` unless `mark` occurs in it exactly once.
-fn once<'a>(text: &'a str, mark: &str) -> Option<(&'a str, &'a str)> {
-    let (before, after) = text.split_once(mark)?;
-    (!after.contains(mark)).then_some((before, after))
+/// Returns the parts of `text`, the value of `field`, before and after `mark`, which must occur in it exactly once.
+fn once<'a>(
+    field: &'static str,
+    text: &'a str,
+    mark: &str,
+) -> Result<(&'a str, &'a str), ConfigError> {
+    let parts = text.split_once(mark);
+    let parts = parts.filter(|(_, after)| !after.contains(mark));
+    parts.ok_or_else(|| ConfigError::Value {
+        field,
+        reason: format!("it must contain `{mark}` once"),
+    })
 }
 
 /// Escapes `text` for the inside of a JSON string.
@@ -464,9 +456,10 @@ mod tests {
             r#"See \"[a\u00e9]\"."#
         );
         assert_eq!(template.render(""), None);
+        let error = LocationTemplate::new("See it.", "{label}").unwrap_err();
         assert_eq!(
-            LocationTemplate::new("See it.", "{label}"),
-            Err(TemplateError::NoDocument)
+            error.to_string(),
+            "hint.location: it must contain `{document}` once"
         );
     }
 

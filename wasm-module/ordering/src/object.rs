@@ -42,7 +42,7 @@ use std::ops::RangeInclusive;
 /// let shape: Shape = serde_json::from_str(r#"{"sides": 2}"#).unwrap();
 /// assert_eq!(shape.kind, "polygon");
 /// let error = shape.check().unwrap_err();
-/// assert_eq!((error.field, &*error.reason), ("shape.sides", "2 is out of range, it must be 3 to 1000"));
+/// assert_eq!(error.to_string(), "shape.sides: 2 is out of range, it must be 3 to 1000");
 /// ```
 ///
 /// An unknown key is an error that lists the known keys, since a misspelt setting would have no effect; a duplicate key
@@ -119,7 +119,7 @@ macro_rules! object {
         }
 
         impl $crate::object::Ranges for $name {
-            fn check(&self) -> Result<(), $crate::object::BadValue> {
+            fn check(&self) -> Result<(), $crate::object::ConfigError> {
                 $($($crate::object::within(concat!($path, stringify!($field)), &self.$field, $range)?;)?)+
                 Ok(())
             }
@@ -137,16 +137,24 @@ pub trait Ranges {
     ///
     /// # Errors
     /// Returns an error for the first number that is out of its range.
-    fn check(&self) -> Result<(), BadValue>;
+    fn check(&self) -> Result<(), ConfigError>;
 }
 
-/// The error that a field of a configuration has a value that is not allowed.
-#[derive(Debug, PartialEq, Eq)]
-pub struct BadValue {
-    /// The path of the field in the configuration, such as `tree.max_nodes`.
-    pub field: &'static str,
-    /// The value found, and the values allowed, as text.
-    pub reason: String,
+/// The reason why a configuration is invalid.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The configuration is not JSON, or a field is unknown or has a value of the wrong type: serde's message, with
+    /// line and column.
+    #[error(transparent)]
+    Shape(#[from] serde_json::Error),
+    /// A field of the configuration has a value that is not allowed.
+    #[error("{field}: {reason}")]
+    Value {
+        /// The path of the field in the configuration, such as `rank.place`.
+        field: &'static str,
+        /// The value found, and the values allowed, as text.
+        reason: String,
+    },
 }
 
 /// A number, possibly absent, of a configuration, for range checks; used by [`object!`](crate::object).
@@ -180,12 +188,12 @@ pub fn within(
     field: &'static str,
     value: &impl Number,
     range: RangeInclusive<u64>,
-) -> Result<(), BadValue> {
+) -> Result<(), ConfigError> {
     match value.number() {
         Some(number) if !range.contains(&number) => {
             let (low, high) = range.into_inner();
             let reason = format!("{number} is out of range, it must be {low} to {high}");
-            Err(BadValue { field, reason })
+            Err(ConfigError::Value { field, reason })
         }
         _ => Ok(()),
     }

@@ -7,6 +7,7 @@ use crate::hint::OrderHint;
 use crate::policy::{Order, Policy, SentDocuments, Start, fingerprints, match_of};
 use crate::tree::{KnowledgeTree, Scope};
 use fxhash::FxHashSet;
+use serde::Serialize;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// A document of a caller that writes its own prompts; a part that it does not have is empty.
@@ -22,7 +23,8 @@ pub struct StandaloneDocument<'a> {
 
 /// The order in which a caller should send its documents, and the order hint (the retriever's ranking) to send after
 /// them.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct StandaloneOrder {
     /// Indices of the documents in the caller's list, in the order in which to send them; documents that repeat an
     /// earlier one are left out.

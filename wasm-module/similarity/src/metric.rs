@@ -3,18 +3,20 @@
 use super::distance::Machine;
 use serde::Deserialize;
 
-/// The distance between two embeddings. Choose the retriever's metric.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Metric {
-    /// The Euclidean distance.
-    L2,
-    /// One minus the cosine of the angle: 0 for the same direction, 2 for opposite ones. Lengths do not matter.
-    #[default]
-    Cosine,
-    /// One minus the inner product: the cosine distance if both have length 1, and below 0 for long vectors with
-    /// similar directions.
-    InnerProduct,
+foreword_ordering::named! {
+    /// The distance between two embeddings. Choose the retriever's metric.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum Metric {
+        /// The Euclidean distance.
+        L2 = "l2",
+        /// One minus the cosine of the angle: 0 for the same direction, 2 for opposite ones. Lengths do not matter.
+        #[default]
+        Cosine = "cosine",
+        /// One minus the inner product: the cosine distance if both have length 1, and below 0 for long vectors with
+        /// similar directions.
+        InnerProduct = "inner-product",
+    }
 }
 
 /// Why an embedding or its entry is invalid. The cache is then unchanged.
@@ -26,24 +28,6 @@ pub struct SimilarityError(pub(super) String);
 const MAX_LENGTH: f64 = 4e18;
 
 impl Metric {
-    const ALL: [Self; 3] = [Self::L2, Self::Cosine, Self::InnerProduct];
-
-    /// Returns the metric's name in a configuration.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::L2 => "l2",
-            Self::Cosine => "cosine",
-            Self::InnerProduct => "inner-product",
-        }
-    }
-
-    /// Returns the metric of this name.
-    #[must_use]
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|metric| metric.name() == name)
-    }
-
     /// Returns the range of valid tolerances.
     pub(super) fn tolerances(self) -> (f64, f64) {
         match self {

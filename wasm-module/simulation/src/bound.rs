@@ -10,10 +10,11 @@ use foreword_ordering::document::Fingerprint;
 use foreword_ordering::random::Random;
 use foreword_ordering::tree::Scope;
 use fxhash::FxHashMap;
+use serde::Serialize;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// An upper bound on reuse under any order.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Bound {
     /// The bound, as a share of the document tokens.
     pub share: f64,
@@ -22,17 +23,11 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// Computes the bound of `trace`; `seed` determines the sample. `progress` is called after every part (a group of
-    /// documents that is ordered separately), with its number from 1.
+    /// Computes the bound of `trace`, with matches cut to whole pages of `page_tokens` tokens, like those of
+    /// [`EngineCache`](super::EngineCache). `seed` determines the sample. `progress` is called after every part (a
+    /// group of documents that is ordered separately), with its number from 1.
     #[must_use]
-    pub fn of(trace: &CompactTrace, seed: u64, progress: impl FnMut(usize)) -> Self {
-        Self::within(trace, seed, 1, BUDGET, progress)
-    }
-
-    /// Computes the bound with matches cut to whole pages of `page_tokens` tokens, like those of
-    /// [`EngineCache`](super::EngineCache).
-    #[must_use]
-    pub fn in_pages(
+    pub fn of(
         trace: &CompactTrace,
         seed: u64,
         page_tokens: u32,
@@ -155,7 +150,7 @@ mod tests {
     fn it_is_the_exact_bound_and_a_sample_comes_near() {
         let (trace, requests) = generated(2_000);
         let mut told = Vec::new();
-        let exact = Bound::of(&trace, 0, |done| told.push(done));
+        let exact = Bound::of(&trace, 0, 1, |done| told.push(done));
         let list = crate::workloads::upper_bound(&requests).share();
         assert!(!exact.sampled && (exact.share - list).abs() < 1e-12);
         assert_eq!(told, (1..=2_000).collect::<Vec<_>>());

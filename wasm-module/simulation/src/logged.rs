@@ -17,6 +17,15 @@ use foreword_ordering::string;
 use std::borrow::Cow;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+/// Declares a variable for each of the named fields of a JSON object, with the field's value as JSON.
+macro_rules! fields {
+    (
+        let { $($field:ident = $name:literal),+ $(,)? } = scan::fields($text:expr)$($rest:tt)*
+    ) => {
+        let [$($field),+] = scan::fields($text, [$($name),+])$($rest)*;
+    };
+}
+
 /// A request in a log, with the log's data on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Logged<'a> {
@@ -65,40 +74,14 @@ impl<'a> Logged<'a> {
         let text = std::str::from_utf8(line).map_err(|error| BadLine::NotAnObject {
             column: error.valid_up_to() + 1,
         })?;
-        let names = [
-            "messages",
-            "docs",
-            "message",
-            "request",
-            "body",
-            "response",
-            "usage",
-            "tenant",
-            "engine",
-            "upstream",
-            "path",
-            "prompt_tokens",
-            "cached_tokens",
-            "time",
-            "timestamp",
-        ];
-        let [
-            messages,
-            docs,
-            message,
-            request,
-            body,
-            response,
-            usage,
-            tenant,
-            engine,
-            upstream,
-            path,
-            prompt,
-            cached,
-            time,
-            timestamp,
-        ] = scan::fields(text, names).map_err(|Bad(at)| BadLine::NotAnObject { column: at + 1 })?;
+        fields! {
+            let {
+                messages = "messages", docs = "docs", message = "message", request = "request",
+                body = "body", response = "response", usage = "usage", tenant = "tenant",
+                engine = "engine", upstream = "upstream", path = "path", prompt = "prompt_tokens",
+                cached = "cached_tokens", time = "time", timestamp = "timestamp",
+            } = scan::fields(text).map_err(|Bad(at)| BadLine::NotAnObject { column: at + 1 })?
+        }
         let inner = request
             .or(body)
             .filter(|_| messages.is_none() && docs.is_none() && message.is_none());
@@ -177,27 +160,17 @@ fn number(value: &str) -> Option<u64> {
 
 /// Returns the prompt's tokens and the cached ones, from any API's usage.
 fn counted(usage: &str) -> [Option<u64>; 2] {
-    let names = [
-        "prompt_tokens",
-        "prompt_tokens_details",
-        "input_tokens",
-        "input_tokens_details",
-        "cache_read_input_tokens",
-        "cache_creation_input_tokens",
-    ];
-    // The fields of Bedrock and Gemini.
-    let others = [
-        "inputTokens",
-        "cacheReadInputTokens",
-        "cacheWriteInputTokens",
-        "promptTokenCount",
-        "cachedContentTokenCount",
-    ];
-    let (Ok(fields), Ok(others)) = (scan::fields(usage, names), scan::fields(usage, others)) else {
-        return [None; 2];
-    };
-    let [prompt, details, input, input_details, read, created] = fields;
-    let [bedrocks, bedrocks_read, written, geminis, held] = others;
+    fields! {
+        let {
+            prompt = "prompt_tokens", details = "prompt_tokens_details", input = "input_tokens",
+            input_details = "input_tokens_details", read = "cache_read_input_tokens",
+            created = "cache_creation_input_tokens",
+            // The fields of Bedrock and Gemini.
+            bedrocks = "inputTokens", bedrocks_read = "cacheReadInputTokens",
+            written = "cacheWriteInputTokens", geminis = "promptTokenCount",
+            held = "cachedContentTokenCount",
+        } = scan::fields(usage).unwrap_or_default()
+    }
     let (prompt, input) = (prompt.or(geminis), input.or(bedrocks));
     let (read, created) = (read.or(bedrocks_read).or(held), created.or(written));
     let within = |details: Option<&str>| {

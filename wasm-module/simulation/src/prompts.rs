@@ -11,13 +11,13 @@
 use super::logged::realm_hash;
 use super::{Capacity, EngineCache, Replay, Request, Retrieved, Reuse};
 use crate::Logged;
-use foreword_ordering::config::{Config, ConfigError, RawConfig};
 use foreword_ordering::feed::TenantKey;
 use foreword_ordering::head::{self, SegmentKind};
 use foreword_ordering::policy::{Order, PolicyKind};
 use foreword_ordering::tree::Scope;
 use foreword_ordering::{
-    EngineCandidate, EngineId, MAX_ENGINES, Orderer, Rewrite, RewriteOptions, Skip, Tenant, Trial,
+    Config, ConfigError, EngineCandidate, EngineId, MAX_ENGINES, Orderer, RawConfig, Rewrite,
+    RewriteOptions, Skip, Tenant, Trial,
 };
 use fxhash::FxHashMap;
 

@@ -74,24 +74,15 @@ pub fn bursty(seed: u64, requests: usize, shape: Bursty) -> Trace {
     trace
 }
 
-/// The order of a request's documents.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ranks {
-    /// A random order, drawn anew for each request: the worst case for retrieval order.
-    Shuffled,
-    /// The best first. A document that ranks well is likely to be requested again: of a burst's documents, those that a
-    /// request keeps are its first ones, in the order of the request before.
-    Stable,
-}
-
-impl Ranks {
-    /// Returns the order's name in commands and tables.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Shuffled => "shuffled",
-            Self::Stable => "stable",
-        }
+foreword_ordering::named! {
+    /// The order of a request's documents.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Ranks {
+        /// A random order, drawn anew for each request: the worst case for retrieval order.
+        Shuffled = "shuffled",
+        /// The best first. A document that ranks well is likely to be requested again: of a burst's documents, those that
+        /// a request keeps are its first ones, in the order of the request before.
+        Stable = "stable",
     }
 }
 

@@ -1,7 +1,6 @@
 //! `foreword ingest`: makes or updates an index file from a folder of texts.
 
 use anyhow::{Context, bail, ensure};
-use clap::ValueEnum;
 use foreword_retrieval::index::{HnswOptions, IvfOptions, Kind, Metric};
 use foreword_retrieval::ingest::{Passages, Summary, documents, mirror};
 use foreword_retrieval::{Collection, Embedder, Spec, Tuning};
@@ -25,11 +24,12 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "EMBEDDER", default_value = "hashing")]
     embedder: EmbedderSource,
     /// Search method of a new index
-    #[arg(long, value_enum, default_value_t = IndexKind::Hnsw)]
-    kind: IndexKind,
+    #[arg(long, value_parser = one_of(KINDS), default_value = "hnsw")]
+    kind: Kind,
     /// Metric of a new index
     #[arg(long, value_parser = one_of(METRICS), default_value = "cosine")]
     metric: Metric,
+    // 160 words are about 220 tokens of English; MiniLM reads 256.
     /// Most words of a passage; longer texts are cut
     #[arg(long, value_name = "WORDS", default_value_t = 160, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     passage_words: u32,
@@ -91,15 +91,23 @@ impl Arguments {
     }
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum IndexKind {
-    /// Compares with all vectors: exact, for some thousand documents
-    Flat,
-    /// Clusters of vectors, of which the nearest are searched: fast to build
-    Ivf,
-    /// A graph of near vectors: fast to search
-    Hnsw,
-}
+const KINDS: [(&str, &str, Kind); 3] = [
+    (
+        "flat",
+        "Compares with all vectors: exact, for some thousand documents",
+        Kind::Flat,
+    ),
+    (
+        "ivf",
+        "Clusters of vectors, of which the nearest are searched: fast to build",
+        Kind::Ivf,
+    ),
+    (
+        "hnsw",
+        "A graph of near vectors: fast to search",
+        Kind::Hnsw,
+    ),
+];
 
 const METRICS: [(&str, &str, Metric); 3] = [
     ("cosine", "Cosine of the angle", Metric::Cosine),
@@ -172,16 +180,11 @@ fn collection(arguments: &Arguments, embedder: &dyn Embedder) -> anyhow::Result<
         );
         return Ok(collection);
     }
-    let kind = match arguments.kind {
-        IndexKind::Flat => Kind::Flat,
-        IndexKind::Ivf => Kind::Ivf,
-        IndexKind::Hnsw => Kind::Hnsw,
-    };
-    arguments.check(kind)?;
+    arguments.check(arguments.kind)?;
     Ok(Collection::new(Spec {
         dimensions: embedder.dimensions(),
         metric: arguments.metric,
-        kind,
+        kind: arguments.kind,
         embedder: embedder.name().to_owned(),
         tuning: arguments.tuning(),
     }))

@@ -136,7 +136,7 @@ impl Request {
 
 fn batch(response: &Response) -> Batch {
     assert_eq!(response.status, 200, "{}", response.text());
-    serde_json::from_slice(&response.body).expect("a batch")
+    Batch::read(&response.body, None).expect("a batch")
 }
 
 /// The query that waits for what follows a batch.

@@ -6,7 +6,7 @@ use crate::support::client::{JSON, Reply, Response, get, post_bytes, send};
 use crate::support::{MODEL, Options, TestServer, internal, loading, until};
 use foreword_engine::cache::CacheEvent;
 use foreword_ordering::document::Fingerprint;
-use foreword_ordering::feed::{Batch, Change, Event, FeedKey, Follower, TenantKey};
+use foreword_ordering::feed::{Batch, Event, FeedKey, Follower, TenantKey};
 use foreword_ordering::{Config, Orderer, Tenant};
 use foreword_server::keys::ApiKeys;
 use foreword_server::kv::http::MAX_READERS;
@@ -39,7 +39,7 @@ fn happen(house: &TestServer, events: Vec<CacheEvent>) {
 
 fn batch(response: &Response) -> Batch {
     assert_eq!(response.status, 200, "{}", response.text());
-    serde_json::from_slice(&response.body).expect("a batch")
+    Batch::read(&response.body, None).expect("a batch")
 }
 
 async fn read(house: &TestServer, query: &str) -> Batch {
@@ -71,7 +71,7 @@ async fn a_reader_gets_all_that_is_held_and_then_what_happens() {
     let all = read(&house, &follower.query()).await;
     assert_eq!((all.reset, &*all.model), (true, MODEL));
     assert_eq!(paths(&all), [[1, 3]]);
-    assert_eq!(follower.follow(&all).next(), Some(Change::Forget));
+    assert_eq!(follower.follow(&all).next(), Some(&Event::Cleared));
 
     happen(
         &house,
@@ -152,22 +152,27 @@ async fn stream(house: &TestServer, headers: &[(&str, &str)]) -> Reply {
     send(house.internal(), "GET", EVENTS, &headers, b"").await
 }
 
+async fn streamed(reply: &mut Reply) -> Batch {
+    let event = reply.event_json().await.to_string();
+    Batch::read(event.as_bytes(), None).expect("a batch")
+}
+
 #[tokio::test]
 async fn a_stream_tells_one_batch_after_another_and_goes_on_where_it_broke_off() {
     let house = TestServer::open().await;
     happen(&house, vec![stored("", &[1])]);
     let mut first = stream(&house, &[]).await;
-    let all: Batch = serde_json::from_value(first.event_json().await).unwrap();
+    let all = streamed(&mut first).await;
     assert_eq!(paths(&all), [[1]]);
     happen(&house, vec![stored("", &[2])]);
-    let more: Batch = serde_json::from_value(first.event_json().await).unwrap();
+    let more = streamed(&mut first).await;
     assert_eq!((more.reset, paths(&more)), (false, vec![vec![2]]));
     drop(first);
 
     happen(&house, vec![stored("", &[3])]);
     let id = format!("{:016x}-{}", more.epoch.0, more.next);
     let mut second = stream(&house, &[("last-event-id", &id)]).await;
-    let more: Batch = serde_json::from_value(second.event_json().await).unwrap();
+    let more = streamed(&mut second).await;
     assert_eq!((more.reset, paths(&more)), (false, vec![vec![3]]));
 }
 

@@ -24,7 +24,8 @@ use crate::TokenId;
 use foreword_ordering::random::Random;
 use penalties::Penalties;
 
-/// The parameters by which tokens are sampled. Their ranges are checked by [`Sampling::new`] and its companions.
+/// The parameters by which tokens are sampled. Their ranges are checked by [`Sampling::new`] and
+/// [`SamplingFields::sampling`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// Temperature by which logits are divided; 0 always takes the most likely token.
@@ -49,13 +50,14 @@ pub struct SamplingFields {
     pub top_p: Option<f32>,
     /// Top-k; 0 for no limit.
     pub top_k: Option<u32>,
-    /// Min-p, 0 to 1.
+    /// Min-p, 0 to 1: excludes tokens less likely than this times the most likely one.
     pub min_p: Option<f32>,
-    /// OpenAI's frequency penalty, -2 to 2.
+    /// OpenAI's frequency penalty, -2 to 2: subtracted from a logit for each time that the token was generated.
     pub frequency_penalty: Option<f32>,
-    /// OpenAI's presence penalty, -2 to 2.
+    /// OpenAI's presence penalty, -2 to 2: subtracted once from a logit if the token was generated.
     pub presence_penalty: Option<f32>,
-    /// Hugging Face's repetition penalty, above 0 to 2.
+    /// Hugging Face's and vLLM's repetition penalty, above 0 to 2: before the other penalties, divides positive logits
+    /// and multiplies negative ones of all tokens in the prompt or the answer.
     pub repetition_penalty: Option<f32>,
 }
 
@@ -80,18 +82,25 @@ impl SamplingFields {
     /// # Errors
     /// Returns [`OutOfRange`] for the first parameter out of its range.
     pub fn sampling(self, seed: u64) -> Result<Sampling, OutOfRange> {
-        Sampling::new(
+        let sampling = Sampling::new(
             self.temperature.unwrap_or(1.0),
             self.top_p.unwrap_or(1.0),
             self.top_k.unwrap_or(0),
             seed,
-        )?
-        .with_min_p(self.min_p.unwrap_or(0.0))?
-        .with_penalties(
+        )?;
+        let min_p = self.min_p.unwrap_or(0.0);
+        let within = (0.0..=1.0).contains(&min_p);
+        OutOfRange::check("min_p", min_p, within, "within 0 to 1")?;
+        let penalties = Penalties::new(
             self.frequency_penalty.unwrap_or(0.0),
             self.presence_penalty.unwrap_or(0.0),
             self.repetition_penalty.unwrap_or(1.0),
-        )
+        )?;
+        Ok(Sampling {
+            min_p,
+            penalties,
+            ..sampling
+        })
     }
 }
 
@@ -181,34 +190,6 @@ impl Sampling {
             penalties: Penalties::default(),
             seed,
         })
-    }
-
-    /// Returns this sampling, but also excluding tokens less likely than `min_p` times the most likely one; 0 excludes
-    /// none.
-    ///
-    /// # Errors
-    /// Returns [`OutOfRange`] if `min_p` is not within 0 to 1.
-    pub fn with_min_p(self, min_p: f32) -> Result<Self, OutOfRange> {
-        let within = (0.0..=1.0).contains(&min_p);
-        OutOfRange::check("min_p", min_p, within, "within 0 to 1")?;
-        Ok(Self { min_p, ..self })
-    }
-
-    /// Returns this sampling, but making tokens less likely that already occur. `frequency` (-2 to 2) is subtracted
-    /// from a logit for each time that the token was generated, and `presence` (-2 to 2) once if it was, as OpenAI
-    /// defines them. Before that, `repetition` (above 0 to 2; 1 has no effect) divides positive logits and multiplies
-    /// negative ones of all tokens in the prompt or the answer, as Hugging Face and vLLM define it.
-    ///
-    /// # Errors
-    /// Returns [`OutOfRange`] for the first penalty out of its range.
-    pub fn with_penalties(
-        self,
-        frequency: f32,
-        presence: f32,
-        repetition: f32,
-    ) -> Result<Self, OutOfRange> {
-        let penalties = Penalties::new(frequency, presence, repetition)?;
-        Ok(Self { penalties, ..self })
     }
 
     /// Returns the sampling for answer number `index` of several answers to one prompt: the seed differs, except for
@@ -321,7 +302,8 @@ impl Sampling {
 }
 
 /// The parameters of one choice of a token, as [`Sampling`] defines them. Together with the logits they determine the
-/// token.
+/// token. CUDA's kernel reads them as they are laid out here.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Draw {
     /// The random point at which the token is selected, as a fraction, in `[0, 1)`, of the sum of the weights of all
@@ -428,13 +410,12 @@ mod tests {
             let error = Sampling::new(temperature, top_p, 0, 0).unwrap_err();
             assert!(error.to_string().contains(word), "{error}");
         }
-        assert!(
-            Sampling::greedy()
-                .with_min_p(1.5)
-                .unwrap_err()
-                .to_string()
-                .contains("min_p is 1.5")
-        );
+        let fields = SamplingFields {
+            min_p: Some(1.5),
+            ..SamplingFields::default()
+        };
+        let error = fields.sampling(0).unwrap_err();
+        assert!(error.to_string().contains("min_p is 1.5"), "{error}");
         assert!(
             Sampling::new(0.0, 1.0, 0, 0).is_ok()
                 && Sampling::new(2.0, 1e-9, u32::MAX, u64::MAX).is_ok()
@@ -519,7 +500,10 @@ mod tests {
             &shares(&sampling(1.0, 0.6, 2), &row),
             &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0],
         );
-        let min_p = sampling(1.0, 1.0, 0).with_min_p(0.6).unwrap();
+        let min_p = Sampling {
+            min_p: 0.6,
+            ..sampling(1.0, 1.0, 0)
+        };
         assert_near(&shares(&min_p, &row), &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]);
         assert_near(
             &shares(&sampling(1.0, 1.0, 2), &[0.0; 4]),

@@ -4,7 +4,7 @@ use super::OutOfRange;
 use crate::TokenId;
 use fxhash::FxHashMap;
 
-/// The penalties on tokens that already occur, see [`super::Sampling::with_penalties`]; within their ranges.
+/// The penalties on tokens that already occur, see [`super::SamplingFields`]; within their ranges.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Penalties {
     frequency: f32,

@@ -107,6 +107,7 @@ impl Sampler {
 
 #[cfg(test)]
 mod tests {
+    use super::super::SamplingFields;
     use super::*;
 
     fn token(choice: NextToken) -> (TokenId, Option<Box<Logprobs>>) {
@@ -116,10 +117,19 @@ mod tests {
         }
     }
 
+    /// Greedy sampling with this presence penalty.
+    fn penalised(presence: f32) -> Sampling {
+        let fields = SamplingFields {
+            temperature: Some(0.0),
+            presence_penalty: Some(presence),
+            ..SamplingFields::default()
+        };
+        fields.sampling(0).unwrap()
+    }
+
     #[test]
     fn a_penalty_sees_what_was_chosen_before() {
-        let sampling = Sampling::greedy().with_penalties(0.0, 1.0, 1.0).unwrap();
-        let mut sampler = Sampler::new(sampling, &[], &[], None, None);
+        let mut sampler = Sampler::new(penalised(1.0), &[], &[], None, None);
         let ids: Vec<TokenId> = (0..3)
             .map(|position| token(sampler.next(&mut [2.0, 1.6, 1.3, 0.0], position).unwrap()).0)
             .collect();
@@ -130,10 +140,7 @@ mod tests {
     fn logprobs_are_those_of_the_row_before_penalties() {
         let row = [2.0, 1.9, 0.0];
         let with = |presence| {
-            let sampling = Sampling::greedy()
-                .with_penalties(0.0, presence, 1.0)
-                .unwrap();
-            let mut sampler = Sampler::new(sampling, &[], &[], None, Some(2));
+            let mut sampler = Sampler::new(penalised(presence), &[], &[], None, Some(2));
             sampler.next(&mut row.clone(), 0).unwrap();
             token(sampler.next(&mut row.clone(), 1).unwrap())
         };
@@ -162,9 +169,8 @@ mod tests {
             let expected = here.next(&mut row.clone(), position).unwrap();
             assert_eq!(elsewhere.accept(chosen), expected);
         }
-        let penalised = sampling.clone().with_penalties(0.0, 0.5, 1.0).unwrap();
         for sampler in [
-            Sampler::new(penalised, &[], &[], None, None),
+            Sampler::new(penalised(0.5), &[], &[], None, None),
             Sampler::new(sampling, &[], &[], None, Some(0)),
         ] {
             assert_eq!(sampler.draw(3), None);

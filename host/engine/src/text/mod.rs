@@ -34,19 +34,15 @@ pub use template::{ChatTemplate, Ending};
 pub use tokenizer::Tokenizer;
 pub use tool_calls::{OPEN as OPEN_TOOL_CALL, Part, ToolCall, ToolCalls};
 
+use std::fmt::Display;
 use std::path::Path;
 
 /// An error in a checkpoint's tokenizer or chat template, or in a text that they process.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
     /// A file of the checkpoint is missing or malformed.
-    #[error("{file}: {reason}")]
-    Checkpoint {
-        /// Path of the checkpoint's file that is missing or malformed.
-        file: String,
-        /// A sentence that says why the file cannot be used.
-        reason: String,
-    },
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// The messages do not fit the model's chat template; contains the template's own message or the interpreter's.
     #[error("chat template: {0}")]
     Template(String),
@@ -61,17 +57,8 @@ pub enum TextError {
     Grammar(String),
 }
 
-impl From<CheckpointError> for TextError {
-    fn from(CheckpointError { file, reason }: CheckpointError) -> Self {
-        Self::Checkpoint { file, reason }
-    }
-}
-
 impl TextError {
-    fn checkpoint(file: &Path, reason: impl ToString) -> Self {
-        Self::Checkpoint {
-            file: file.display().to_string(),
-            reason: reason.to_string(),
-        }
+    fn checkpoint(file: &Path, reason: impl Display) -> Self {
+        Self::Checkpoint(CheckpointError::new(file, reason))
     }
 }

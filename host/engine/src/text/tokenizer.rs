@@ -297,7 +297,7 @@ mod tests {
             std::fs::write(folder.path().join("tokenizer.json"), content).unwrap();
             let error = Tokenizer::load(folder.path()).err().unwrap();
             assert!(
-                matches!(&error, TextError::Checkpoint { file, .. } if file.ends_with("tokenizer.json")),
+                matches!(&error, TextError::Checkpoint(error) if error.file.ends_with("tokenizer.json")),
                 "{error}"
             );
         }

@@ -33,6 +33,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use envoy_types::pb::envoy::config::core::v3::HeaderMap;
+use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request;
 use envoy_types::pb::envoy::service::ext_proc::v3::{
     HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
@@ -41,7 +42,7 @@ use foreword_filter::{DESTINATION_HEADER, Exchange, Plugin};
 use tonic::Status;
 
 use self::answers::Side;
-use self::mode::{BodyMode, Modes};
+use self::mode::Modes;
 use crate::calls::{Answer, Call};
 use crate::pool::subset::Subset;
 use crate::processor::Processor;
@@ -264,10 +265,12 @@ impl ProcessingStream {
         }
         if self.exchange.wants_request_body() {
             let words = match modes.request {
-                BodyMode::Buffered | BodyMode::Partial | BodyMode::Duplex => None,
-                BodyMode::None => Some("NONE"),
-                BodyMode::Streamed => Some("STREAMED"),
-                BodyMode::Unknown => Some("unknown"),
+                BodySendMode::Buffered
+                | BodySendMode::BufferedPartial
+                | BodySendMode::FullDuplexStreamed => None,
+                BodySendMode::None => Some("NONE"),
+                BodySendMode::Streamed => Some("STREAMED"),
+                BodySendMode::Grpc => Some("unknown"),
             };
             if let Some(words) = words {
                 return Err(Status::failed_precondition(format!(
@@ -275,7 +278,7 @@ impl ProcessingStream {
                 )));
             }
             self.request = RequestPhase::Collecting;
-            if modes.request != BodyMode::Duplex {
+            if modes.request != BodySendMode::FullDuplexStreamed {
                 let changes = self.request_changes();
                 self.out.push_back(answers::headers(Side::Request, changes));
             }
@@ -289,9 +292,9 @@ impl ProcessingStream {
         let mut answer = self.directed(changes, |changes| answers::headers(Side::Request, changes));
         let wants_response = self.exchange.wants_response_headers();
         // Pieces of a streamed body may be on their way, and would be lost if they were not sent back.
-        let is_over = ends || modes.request != BodyMode::Duplex;
+        let is_over = ends || modes.request != BodySendMode::FullDuplexStreamed;
         self.is_closed = is_over && !wants_response && modes.may_close();
-        if wants_response && modes.request != BodyMode::Duplex {
+        if wants_response && modes.request != BodySendMode::FullDuplexStreamed {
             answer.mode_override = Some(answers::without_bodies(true));
         }
         if self.is_closed {
@@ -308,7 +311,7 @@ impl ProcessingStream {
             RequestPhase::Collecting => {}
             RequestPhase::Passing => {
                 let answer = match modes.request {
-                    BodyMode::Duplex => answers::piece(Side::Request, body, ends),
+                    BodySendMode::FullDuplexStreamed => answers::piece(Side::Request, body, ends),
                     _ => answers::body(Side::Request, answers::Changes::new(), None),
                 };
                 self.out.push_back(answer);
@@ -334,16 +337,18 @@ impl ProcessingStream {
         }
         let (size, is_whole) = match (modes.request, ends) {
             // Trailers may follow, but no more of the body.
-            (BodyMode::Buffered, _) => (state.body.len(), true),
+            (BodySendMode::Buffered, _) => (state.body.len(), true),
             // The body exceeds the gateway's buffer, so it counts as larger than any limit.
-            (BodyMode::Partial, false) => (usize::MAX, false),
+            (BodySendMode::BufferedPartial, false) => (usize::MAX, false),
             _ => (state.body.len(), ends),
         };
         self.with(|exchange, proxy| exchange.on_request_body(proxy, size, is_whole));
-        self.decide_request(match ends || modes.request != BodyMode::Duplex {
-            true => End::Body,
-            false => End::Open,
-        });
+        self.decide_request(
+            match ends || modes.request != BodySendMode::FullDuplexStreamed {
+                true => End::Body,
+                false => End::Open,
+            },
+        );
         Ok(())
     }
 
@@ -424,7 +429,7 @@ impl ProcessingStream {
 
     fn on_response_headers(&mut self, modes: Modes, headers: HttpHeaders) {
         self.state.get_mut().response = fields(headers.headers);
-        let is_last = headers.end_of_stream || modes.response == BodyMode::None;
+        let is_last = headers.end_of_stream || modes.response == BodySendMode::None;
         self.with(|exchange, proxy| {
             exchange.on_response_headers(proxy);
             if is_last {
@@ -450,7 +455,9 @@ impl ProcessingStream {
         self.with(|exchange, proxy| exchange.on_response_body(proxy, size, ends));
         let chunk = std::mem::take(&mut self.state.get_mut().chunk);
         let answer = match modes.response {
-            BodyMode::Duplex | BodyMode::Unknown => answers::piece(Side::Response, chunk, ends),
+            BodySendMode::FullDuplexStreamed | BodySendMode::Grpc => {
+                answers::piece(Side::Response, chunk, ends)
+            }
             _ => answers::body(Side::Response, answers::Changes::new(), None),
         };
         if ends {
@@ -495,7 +502,7 @@ impl ProcessingStream {
     }
 
     fn is_duplex(&self) -> bool {
-        (self.modes).is_some_and(|modes| modes.request == BodyMode::Duplex)
+        (self.modes).is_some_and(|modes| modes.request == BodySendMode::FullDuplexStreamed)
     }
 
     /// Refuses a request whose destinations all left the pool while its body arrived, or that ends with trailers and no

@@ -12,40 +12,17 @@
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
 use envoy_types::pb::envoy::service::ext_proc::v3::ProtocolConfiguration;
 
-/// The modes in which Envoy sends the bodies of requests and of responses.
+/// The modes in which Envoy sends the bodies of requests and of responses. `Grpc` also stands for unknown modes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Modes {
-    pub(super) request: BodyMode,
-    pub(super) response: BodyMode,
-}
-
-/// The mode in which Envoy sends a body.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum BodyMode {
-    None,
-    /// One message has the whole body.
-    Buffered,
-    /// One message has the body, or only its beginning if the body exceeds the gateway's buffer.
-    Partial,
-    /// The body arrives in pieces, each of which waits for its answer.
-    Streamed,
-    /// The body arrives in pieces that do not wait for answers; the pieces sent back replace it.
-    Duplex,
-    /// An unsupported mode.
-    Unknown,
+    pub(super) request: BodySendMode,
+    pub(super) response: BodySendMode,
 }
 
 impl Modes {
     /// Returns the modes that `config` states. Without `config`, assumes that the gateway buffers requests.
     pub(super) fn of(config: Option<&ProtocolConfiguration>) -> Self {
-        let mode = |mode| match BodySendMode::try_from(mode) {
-            Ok(BodySendMode::None) => BodyMode::None,
-            Ok(BodySendMode::Buffered) => BodyMode::Buffered,
-            Ok(BodySendMode::BufferedPartial) => BodyMode::Partial,
-            Ok(BodySendMode::Streamed) => BodyMode::Streamed,
-            Ok(BodySendMode::FullDuplexStreamed) => BodyMode::Duplex,
-            _ => BodyMode::Unknown,
-        };
+        let mode = |mode: i32| BodySendMode::try_from(mode).unwrap_or(BodySendMode::Grpc);
         match config {
             Some(config) => Self {
                 request: mode(config.request_body_mode),
@@ -53,8 +30,8 @@ impl Modes {
             },
             // A piece that is not the last means that the body exceeds the buffer.
             None => Self {
-                request: BodyMode::Partial,
-                response: BodyMode::Streamed,
+                request: BodySendMode::BufferedPartial,
+                response: BodySendMode::Streamed,
             },
         }
     }
@@ -63,6 +40,9 @@ impl Modes {
     /// directions, because pieces on their way would be lost. The end of the request does not matter, since a gateway
     /// may respond before it.
     pub(super) fn may_close(self) -> bool {
-        !matches!(self.response, BodyMode::Duplex | BodyMode::Unknown)
+        !matches!(
+            self.response,
+            BodySendMode::FullDuplexStreamed | BodySendMode::Grpc
+        )
     }
 }

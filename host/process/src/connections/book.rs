@@ -1,6 +1,7 @@
 //! The book of a listener's connections: which connections hold a place, and which one is closed if all places are
 //! taken. It does not depend on sockets or HTTP.
 
+use crate::metrics::registered;
 use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -381,8 +382,8 @@ impl Place {
     /// connection is closed for another.
     pub(super) async fn serve_until_closed(self, work: impl Future<Output = ()>) {
         let mut work = pin!(work);
-        let mut clock = self.clock();
-        while let Some(next) = clock.next() {
+        let mut window = (Instant::now(), 0);
+        while let Some(next) = self.check(&mut window) {
             tokio::select! {
                 biased;
                 () = &mut work => return,
@@ -392,12 +393,35 @@ impl Place {
         }
     }
 
-    fn clock(&self) -> Clock<'_> {
-        Clock {
-            place: self,
-            window: Instant::now(),
-            written: 0,
+    /// Checks the connection's deadlines and its client's rate of reading. Returns when to check again; `None` if a
+    /// deadline has passed or the client is too slow. `window` has the start of the current window and the number of
+    /// bytes that were written before it.
+    fn check(&self, window: &mut (Instant, u64)) -> Option<Instant> {
+        let Self {
+            book, id, traffic, ..
+        } = self;
+        let bounds = &book.bounds;
+        let now = Instant::now();
+        let written = traffic.written.load(Ordering::Relaxed);
+        let is_stuck = bounds.rate > 0 && traffic.is_stuck.load(Ordering::Relaxed);
+        let is_over = now.duration_since(window.0) >= bounds.window;
+        if is_stuck && is_over && written - window.1 < bounds.bytes_in_window() {
+            book.counts.closed(book.name, "slow_reader");
+            return None;
         }
+        if !is_stuck || is_over {
+            *window = (now, written);
+        }
+        let deadline = book.deadline(*id);
+        if let Some((deadline, cause)) = deadline
+            && now >= deadline
+        {
+            book.counts.closed(book.name, cause);
+            return None;
+        }
+        // Whatever stage begins meanwhile, its deadline is not before this.
+        let again = now + bounds.head_time.min(bounds.idle_time).min(bounds.window);
+        Some(deadline.map_or(again, |(deadline, _)| deadline.min(again)))
     }
 }
 
@@ -498,46 +522,6 @@ impl Drop for Arriving {
     }
 }
 
-/// Checks a connection's deadlines and its client's rate of reading.
-struct Clock<'p> {
-    place: &'p Place,
-    /// Start of the current window.
-    window: Instant,
-    /// Number of bytes that were written before the current window.
-    written: u64,
-}
-
-impl Clock<'_> {
-    /// Returns when to check again; `None` if a deadline has passed or the client is too slow.
-    fn next(&mut self) -> Option<Instant> {
-        let Place {
-            book, id, traffic, ..
-        } = self.place;
-        let bounds = &book.bounds;
-        let now = Instant::now();
-        let written = traffic.written.load(Ordering::Relaxed);
-        let is_stuck = bounds.rate > 0 && traffic.is_stuck.load(Ordering::Relaxed);
-        let is_over = now.duration_since(self.window) >= bounds.window;
-        if is_stuck && is_over && written - self.written < bounds.bytes_in_window() {
-            book.counts.closed(book.name, "slow_reader");
-            return None;
-        }
-        if !is_stuck || is_over {
-            (self.window, self.written) = (now, written);
-        }
-        let deadline = book.deadline(*id);
-        if let Some((deadline, cause)) = deadline
-            && now >= deadline
-        {
-            book.counts.closed(book.name, cause);
-            return None;
-        }
-        // Whatever stage begins meanwhile, its deadline is not before this.
-        let again = now + bounds.head_time.min(bounds.idle_time).min(bounds.window);
-        Some(deadline.map_or(again, |(deadline, _)| deadline.min(again)))
-    }
-}
-
 /// Metrics of connections: open ones, and closed ones by cause.
 ///
 /// | name | kind | labels |
@@ -568,14 +552,13 @@ struct Closed {
 impl Counts {
     /// Returns counters that are registered in `registry`.
     pub fn registered(registry: &mut Registry) -> Self {
-        let counts = Self::default();
-        let help = "Connections by listener";
-        registry.register("connections", help, counts.connections.clone());
-        let help = "Connections that were closed before their client was done, by cause";
-        registry.register("connections_closed", help, counts.closed.clone());
-        let help = "Times a connection could not be accepted";
-        registry.register("accept_failures", help, counts.failures.clone());
-        counts
+        let closed = "Connections that were closed before their client was done, by cause";
+        let failures = "Times a connection could not be accepted";
+        Self {
+            connections: registered(registry, "connections", "Connections by listener"),
+            closed: registered(registry, "connections_closed", closed),
+            failures: registered(registry, "accept_failures", failures),
+        }
     }
 
     /// Returns how many connections of `listener` were closed for `cause`.
@@ -745,29 +728,32 @@ mod tests {
     async fn a_clock_gives_each_stage_its_time() {
         let book = book(9, 0);
         let place = book.admit(LOOPBACK).unwrap();
-        let mut clock = place.clock();
+        let mut window = (Instant::now(), 0);
         let start = Instant::now();
         // At first the head's deadline applies.
-        assert_eq!(clock.next(), Some(start + book.bounds.head_time));
+        assert_eq!(
+            place.check(&mut window),
+            Some(start + book.bounds.head_time)
+        );
         let busy = place.connection().busy();
         tokio::time::sleep(Duration::from_secs(60)).await;
-        assert!(clock.next().is_some());
+        assert!(place.check(&mut window).is_some());
         drop(busy);
         tokio::time::sleep(Duration::from_secs(3659)).await;
-        assert!(clock.next().is_some());
+        assert!(place.check(&mut window).is_some());
         // The next request's first byte, and then silence.
         place.connection().read();
         tokio::time::sleep(Duration::from_secs(9)).await;
         place.connection().read();
-        assert!(clock.next().is_some());
+        assert!(place.check(&mut window).is_some());
         tokio::time::sleep(Duration::from_secs(1)).await;
-        assert_eq!(clock.next(), None);
+        assert_eq!(place.check(&mut window), None);
         assert_eq!(closed(&book, "head_time"), 1);
 
         let place = book.admit(LOOPBACK).unwrap();
         drop(place.connection().busy());
         tokio::time::sleep(book.bounds.idle_time).await;
-        assert_eq!(place.clock().next(), None);
+        assert_eq!(place.check(&mut (Instant::now(), 0)), None);
         assert_eq!(closed(&book, "idle_time"), 1);
     }
 
@@ -777,17 +763,17 @@ mod tests {
         let (place, other) = (book.admit(LOOPBACK).unwrap(), book.admit(LOOPBACK).unwrap());
         let (connection, unasked) = (place.connection(), other.connection());
         let (_busy, _other) = (connection.busy(), unasked.busy());
-        let (mut clock, mut others) = (place.clock(), other.clock());
+        let (mut window, mut others) = ((Instant::now(), 0), (Instant::now(), 0));
         for (bytes, goes_on) in [(10_240, true), (10_239, false)] {
             connection.is_stuck();
-            assert!(clock.next().is_some());
+            assert!(place.check(&mut window).is_some());
             tokio::time::sleep(Duration::from_secs(10)).await;
             connection.wrote(bytes);
             connection.is_stuck();
-            assert_eq!(clock.next().is_some(), goes_on);
+            assert_eq!(place.check(&mut window).is_some(), goes_on);
             // No bytes were waiting.
             unasked.wrote(1);
-            assert!(others.next().is_some());
+            assert!(other.check(&mut others).is_some());
         }
         assert_eq!(closed(&book, "slow_reader"), 1);
     }

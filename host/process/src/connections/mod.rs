@@ -21,11 +21,12 @@ pub use files::within_open_files;
 pub use stream::WatchedStream;
 
 use axum::Router;
-use axum::body::{Body, Bytes, HttpBody};
+use axum::body::Body;
 use axum::extract::Request;
 use axum::response::Response;
 use book::{Full, Place};
-use hyper::body::{Frame, Incoming, SizeHint};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::TokioIo;
@@ -34,9 +35,9 @@ use rustix::net::sockopt;
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -247,7 +248,12 @@ async fn drive(
         let answer = router.call(request);
         async move {
             let response: Response = answer.await?;
-            Ok::<_, Infallible>(response.map(|body| Body::new(Answer { body, _busy: busy })))
+            // The connection is busy until the response's body is dropped.
+            let held = move |error: axum::Error| {
+                let _busy = &busy;
+                error
+            };
+            Ok::<_, Infallible>(response.map(|body| Body::new(body.map_err(held))))
         }
     });
     let mut http = pin!(
@@ -273,32 +279,6 @@ async fn drive(
                 is_closing = true;
             }
         }
-    }
-}
-
-/// A response's body. The connection is busy until the body is dropped.
-struct Answer {
-    body: Body,
-    _busy: Busy,
-}
-
-impl HttpBody for Answer {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 

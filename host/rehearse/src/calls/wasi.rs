@@ -1,7 +1,7 @@
 //! The part of WASI that Envoy supports. The clock and random numbers are the same in every run. No files or arguments.
 
 use super::{Answered, Calls, Failure, Vm, bytes, call, offset, refused, write, write_number};
-use crate::limits::Exited;
+use crate::fault::FaultKind;
 use crate::state::State;
 use wasmtime::{Linker, Result};
 
@@ -18,7 +18,7 @@ pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
         "proc_exit",
         |mut vm: Vm<'_>, code: i32| -> Result<()> {
             vm.data_mut().count("proc_exit");
-            Err(Exited(code).into())
+            Err(FaultKind::Exit(code).into())
         },
     )?;
     linker.func_wrap(

@@ -27,18 +27,6 @@ impl Editor {
         Ok(Self { collection, ids })
     }
 
-    /// Returns the number of documents.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.ids.len()
-    }
-
-    /// Returns whether there are no documents.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.ids.is_empty()
-    }
-
     /// Returns whether the collection has a document with the same id and the same content.
     #[must_use]
     pub fn holds(&self, document: &Document) -> bool {

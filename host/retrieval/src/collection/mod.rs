@@ -18,7 +18,7 @@ mod persist;
 mod search;
 
 pub use edit::Editor;
-pub use search::{Query, QueryError};
+pub use search::Query;
 
 use crate::Document;
 use crate::file::{Array, FileError};

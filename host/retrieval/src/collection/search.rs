@@ -5,14 +5,13 @@
 //! The word ranking is computed first, in one go, and fused with the best vectors after every stage.
 
 use super::{Collection, ScoredDocument};
-use crate::cancelled::Cancelled;
 use crate::file::FileError;
 use crate::index::{Hit, Refused, Slot, SlotFilter, Top};
 use crate::words::has_words;
 use fxhash::{FxHashMap, FxHashSet};
 use serde_json::{Map, Value};
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// A query to a collection of documents.
 #[derive(Clone, Copy, Debug)]
@@ -25,19 +24,9 @@ pub struct Query<'q> {
     pub k: usize,
     /// Required values of metadata fields; an array accepts any of its values.
     pub filters: &'q Map<String, Value>,
-    /// The caller's cancellation. A cancelled search ends with its current stage and finds no further document.
-    pub cancelled: Option<&'q Cancelled>,
-}
-
-/// The reason why a query failed.
-#[derive(Debug, thiserror::Error)]
-pub enum QueryError {
-    /// The query's vector was refused.
-    #[error(transparent)]
-    Vector(#[from] Refused),
-    /// A document could not be read.
-    #[error(transparent)]
-    File(#[from] FileError),
+    /// A reference to a value that the caller owns. Once the caller has dropped it, the search ends with its current
+    /// stage and finds no further document. `None` for a search that is never cancelled.
+    pub caller: Option<&'q Weak<()>>,
 }
 
 /// The constant that reciprocal rank fusion adds to every rank (Cormack et al.).
@@ -60,7 +49,7 @@ impl Collection {
     ) -> Result<Vec<Hit>, Refused> {
         let vector = self.vectors.prepare(query.vector)?;
         let wanted: Vec<Wanted<'_>> = query.filters.iter().map(Wanted::of).collect();
-        let is_cancelled = || query.cancelled.is_some_and(Cancelled::get);
+        let is_cancelled = || (query.caller).is_some_and(|caller| caller.strong_count() == 0);
         let keep =
             |slot: Slot| !is_cancelled() && !self.is_deleted(slot) && self.passes(slot, &wanted);
         let keep: &SlotFilter<'_> = &keep;
@@ -82,15 +71,6 @@ impl Collection {
             }
         }
         Ok(best(search.top()))
-    }
-
-    /// Searches as [`Collection::search`] does, to the end, and returns the documents.
-    ///
-    /// # Errors
-    /// Returns a [`QueryError`] when the vector is refused or a document cannot be read.
-    pub fn find(&self, query: &Query<'_>) -> Result<Vec<ScoredDocument>, QueryError> {
-        let hits = self.search(query, |_| ControlFlow::Continue(()))?;
-        Ok(self.found(&hits)?)
     }
 
     /// Reads the documents of `hits`, in the same order.

@@ -133,20 +133,10 @@ impl Parts {
         // SAFETY: the map is only read, as bytes and numbers, for which every bit pattern is valid. Writers replace the
         // file by its name and never change it in place; a process that truncates it would end this one.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-        let table = table(&map).map_err(|fault| match fault {
-            Fault::Foreign(reason) => FileError::Foreign {
-                path: path.to_owned(),
-                reason,
-            },
-            Fault::Damaged(reason) => FileError::Damaged {
-                path: path.to_owned(),
-                reason,
-            },
-        })?;
         Ok(Self {
             path: path.to_owned(),
+            table: table(path, &map)?,
             map: Arc::new(map),
-            table,
         })
     }
 
@@ -184,29 +174,34 @@ impl Parts {
     }
 }
 
-enum Fault {
-    Foreign(String),
-    Damaged(String),
-}
-
-/// Checks the header, and that all parts are within the file and match their checksums. Returns their kinds and ranges.
-fn table(file: &[u8]) -> Result<Vec<(u32, Range<usize>)>, Fault> {
-    let damaged = |reason: String| Err(Fault::Damaged(reason));
+/// Checks the header of the file at `path`, and that all parts are within the file and match their checksums. Returns
+/// their kinds and ranges.
+fn table(path: &Path, file: &[u8]) -> Result<Vec<(u32, Range<usize>)>, FileError> {
+    let foreign = |reason| {
+        Err(FileError::Foreign {
+            path: path.to_owned(),
+            reason,
+        })
+    };
+    let damaged = |reason| {
+        Err(FileError::Damaged {
+            path: path.to_owned(),
+            reason,
+        })
+    };
     let Some(header) = file.first_chunk::<HEADER>() else {
         let reason = format!("it has {} bytes, the header alone has {HEADER}", file.len());
-        return Err(Fault::Foreign(reason));
+        return foreign(reason);
     };
     if header[..8] != MAGIC[..] {
-        return Err(Fault::Foreign(
-            "it does not begin with \"FOREWORD\"".to_owned(),
-        ));
+        return foreign("it does not begin with \"FOREWORD\"".to_owned());
     }
     let number = |at: usize| u32_at(header, at);
     let (version, parts) = (number(8), number(12));
     if version != VERSION {
         let reason =
             format!("its version is {version}, supported: {VERSION}; remove it and ingest again");
-        return Err(Fault::Foreign(reason));
+        return foreign(reason);
     }
     if parts > MAX_PARTS {
         return damaged(format!("it has {parts} parts, more than {MAX_PARTS}"));
@@ -357,7 +352,7 @@ mod tests {
             assert!(Parts::open(&path).is_err(), "{length} bytes were accepted");
         }
         // The padding between the parts has no meaning.
-        let table = table(&bytes).ok().unwrap();
+        let table = table(&path, &bytes).unwrap();
         let says = |at: &usize| {
             *at < HEADER + table.len() * ENTRY || table.iter().any(|(_, range)| range.contains(at))
         };

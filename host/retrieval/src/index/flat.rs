@@ -1,6 +1,6 @@
 //! The flat index: every vector is compared.
 
-use super::{Hit, Index, Kind, Search, Slot, SlotFilter, Top, Vectors};
+use super::{Hit, Index, Search, Slot, SlotFilter, Top, Vectors};
 use crate::file::Part;
 
 /// An index that compares all vectors, a thirty-second of them in each stage.
@@ -18,10 +18,6 @@ struct Scan<'a> {
 }
 
 impl Index for Flat {
-    fn kind(&self) -> Kind {
-        Kind::Flat
-    }
-
     fn search<'a>(
         &'a self,
         vectors: &'a Vectors,

@@ -14,12 +14,12 @@
 //! returned. A search whose filter accepts few vectors continues until it has found enough or has visited every
 //! reachable node.
 
-use super::{Hit, Index, Kind, Search, Slot, SlotFilter, Top, Vectors};
+use super::{Hit, Index, Search, Slot, SlotFilter, Top, Vectors};
 use crate::file::{Array, Part};
 use foreword_ordering::random::Random;
 use fxhash::FxHashMap;
 use serde::{Deserialize, Serialize};
-use std::cmp::Ordering;
+use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 /// Options of an HNSW index: the density of its graph, and the number of candidates of a search.
@@ -276,10 +276,6 @@ impl Hnsw {
 }
 
 impl Index for Hnsw {
-    fn kind(&self) -> Kind {
-        Kind::Hnsw
-    }
-
     fn search<'a>(
         &'a self,
         vectors: &'a Vectors,
@@ -376,8 +372,8 @@ struct Walk<'a> {
     k: usize,
     /// The best nodes so far that the filter accepts.
     found: Top,
-    /// Nodes seen and not visited yet.
-    open: BinaryHeap<Nearest>,
+    /// Nodes seen and not visited yet, the nearest and lowest slot first, with their scores as [`flip`] returns them.
+    open: BinaryHeap<(i32, Reverse<Slot>)>,
     /// One bit per slot, set once it has been seen.
     seen: Vec<u64>,
     /// True if the twins of nodes are found too.
@@ -416,7 +412,8 @@ impl<'a> Walk<'a> {
         }
         self.seen[word] |= bit;
         if self.found.admits(hit.slot, hit.score) {
-            self.open.push(Nearest(hit));
+            let rank = flip(hit.score.to_bits().cast_signed());
+            self.open.push((rank, Reverse(hit.slot)));
             let twins = self.graph.twins.get(&hit.slot.0);
             let twins = twins.filter(|_| self.sees_twins).into_iter().flatten();
             for slot in [hit.slot].into_iter().chain(twins.map(|&twin| Slot(twin))) {
@@ -436,15 +433,16 @@ impl<'a> Walk<'a> {
 
     /// Visits the nearest open node. Returns `false` if no open node can improve the result.
     fn visit(&mut self) -> bool {
-        let Some(Nearest(next)) = self.open.pop() else {
+        let Some((rank, Reverse(next))) = self.open.pop() else {
             return false;
         };
-        if self.found.bar().is_some_and(|bar| next.score < bar) {
+        let score = f32::from_bits(flip(rank).cast_unsigned());
+        if self.found.bar().is_some_and(|bar| score < bar) {
             self.open.clear();
             return false;
         }
         let graph = self.graph;
-        for &slot in graph.links(next.slot, self.level) {
+        for &slot in graph.links(next, self.level) {
             if !self.is_seen(slot) {
                 let score = self.vectors.score(self.query, Slot(slot));
                 self.see(Hit {
@@ -475,30 +473,11 @@ impl Search for Walk<'_> {
     }
 }
 
-/// A hit, ordered by its score for a heap of the nearest.
-#[derive(Clone, Copy)]
-struct Nearest(Hit);
-
-impl Ord for Nearest {
-    fn cmp(&self, other: &Self) -> Ordering {
-        let by_score = self.0.score.total_cmp(&other.0.score);
-        by_score.then(other.0.slot.cmp(&self.0.slot))
-    }
+/// Maps a float's bits to a number with the order of [`f32::total_cmp`], and such a number back to the bits: of
+/// negative floats, it inverts all bits except the sign.
+fn flip(bits: i32) -> i32 {
+    bits ^ ((bits >> 31).cast_unsigned() >> 1).cast_signed()
 }
-
-impl PartialOrd for Nearest {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Nearest {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Nearest {}
 
 /// Returns the highest level of a slot: one slot in `links` reaches level 1, one in `links²` level 2, and so on.
 fn level_of(slot: Slot, links: u16) -> usize {

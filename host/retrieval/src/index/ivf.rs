@@ -12,7 +12,7 @@
 //! A copy of the vectors is ordered by cluster, so that a search reads memory sequentially instead of waiting for each
 //! vector. Vectors added since the file was written are read from their original places.
 
-use super::{Hit, Index, Kind, Metric, Search, Slot, SlotFilter, Top, Vectors};
+use super::{Hit, Index, Metric, Search, Slot, SlotFilter, Top, Vectors};
 use crate::file::{Array, Part};
 use foreword_ordering::random::Random;
 use rayon::prelude::*;
@@ -154,10 +154,6 @@ impl Ivf {
 }
 
 impl Index for Ivf {
-    fn kind(&self) -> Kind {
-        Kind::Ivf
-    }
-
     fn search<'a>(
         &'a self,
         vectors: &'a Vectors,

@@ -45,28 +45,18 @@ pub struct Hit {
     pub score: f32,
 }
 
-/// The kinds of index.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Kind {
-    /// Compares all vectors, see [`Flat`].
-    Flat,
-    /// Visits the nearest clusters, see [`Ivf`].
-    Ivf,
-    /// Walks through a graph of near vectors, see [`Hnsw`].
-    #[default]
-    Hnsw,
-}
-
-impl Kind {
-    /// Returns the name of the kind in files and options.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Flat => "flat",
-            Self::Ivf => "ivf",
-            Self::Hnsw => "hnsw",
-        }
+foreword_ordering::named! {
+    /// The kinds of index.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum Kind {
+        /// Compares all vectors, see [`Flat`].
+        Flat = "flat",
+        /// Visits the nearest clusters, see [`Ivf`].
+        Ivf = "ivf",
+        /// Walks through a graph of near vectors, see [`Hnsw`].
+        #[default]
+        Hnsw = "hnsw",
     }
 }
 
@@ -76,9 +66,6 @@ pub type SlotFilter<'a> = dyn Fn(Slot) -> bool + Sync + 'a;
 
 /// An index over vectors, which finds those nearest to a query.
 pub trait Index: Send + Sync {
-    /// Returns the kind of the index.
-    fn kind(&self) -> Kind;
-
     /// Begins a search for the `k` vectors nearest to `query`, which must be [prepared](Vectors::prepare), among those
     /// that `keep` accepts. Nothing is compared before the first stage.
     fn search<'a>(
@@ -120,12 +107,6 @@ pub trait Search {
     fn top(&self) -> &[Hit];
 }
 
-/// Runs the whole search and returns its best hits.
-pub fn run<'s>(search: &'s mut (dyn Search + '_)) -> &'s [Hit] {
-    while search.advance() {}
-    search.top()
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -161,11 +142,23 @@ pub(crate) mod tests {
         vectors
     }
 
-    fn indexes(vectors: &Vectors) -> [Box<dyn Index>; 3] {
+    /// Runs the whole search and returns its best hits.
+    fn run<'s>(search: &'s mut (dyn Search + '_)) -> &'s [Hit] {
+        while search.advance() {}
+        search.top()
+    }
+
+    fn indexes(vectors: &Vectors) -> [(Kind, Box<dyn Index>); 3] {
         [
-            Box::new(Flat),
-            Box::new(Ivf::build(vectors, IvfOptions::for_count(vectors.len()))),
-            Box::new(Hnsw::build(vectors, HnswOptions::default())),
+            (Kind::Flat, Box::new(Flat)),
+            (
+                Kind::Ivf,
+                Box::new(Ivf::build(vectors, IvfOptions::for_count(vectors.len()))),
+            ),
+            (
+                Kind::Hnsw,
+                Box::new(Hnsw::build(vectors, HnswOptions::default())),
+            ),
         ]
     }
 
@@ -190,7 +183,7 @@ pub(crate) mod tests {
         let asked = clustered(&mut random, 60, 24, 40, 0.7);
         for metric in [Metric::Cosine, Metric::L2, Metric::InnerProduct] {
             let vectors = vectors(metric, &points);
-            for index in indexes(&vectors) {
+            for (kind, index) in indexes(&vectors) {
                 let mut found = 0;
                 for query in &asked {
                     let query = vectors.prepare(query).unwrap();
@@ -200,13 +193,9 @@ pub(crate) mod tests {
                     let exact = exact(&vectors, &query, 10, &|_| true);
                     found += top.iter().filter(|hit| exact.contains(&hit.slot)).count();
                 }
-                let name = index.kind().name();
+                let name = kind.name();
                 let recall = found as f64 / 600.0;
-                let least = if index.kind() == Kind::Flat {
-                    1.0
-                } else {
-                    0.95
-                };
+                let least = if kind == Kind::Flat { 1.0 } else { 0.95 };
                 assert!(recall >= least, "{name} by {metric:?}: {recall}");
             }
         }
@@ -218,7 +207,7 @@ pub(crate) mod tests {
         let points = clustered(&mut random, 2_000, 16, 30, 0.8);
         let vectors = vectors(Metric::Cosine, &points);
         let query = vectors.prepare(&points[77]).unwrap();
-        for index in indexes(&vectors) {
+        for (kind, index) in indexes(&vectors) {
             let mut search = index.search(&vectors, &query, 5, &|_| true);
             assert!(search.top().is_empty());
             let mut stages = 0;
@@ -235,7 +224,7 @@ pub(crate) mod tests {
             assert!(!search.advance());
             assert_eq!(search.top(), before);
             assert_eq!(before[0].slot, Slot(77));
-            assert!(stages >= 8, "{}: {stages} stages", index.kind().name());
+            assert!(stages >= 8, "{}: {stages} stages", kind.name());
         }
     }
 
@@ -245,17 +234,17 @@ pub(crate) mod tests {
         let points = clustered(&mut random, 1_000, 16, 20, 0.8);
         let vectors = vectors(Metric::L2, &points);
         let keep = |slot: Slot| slot.0.is_multiple_of(3);
-        for index in indexes(&vectors) {
+        for (kind, index) in indexes(&vectors) {
             let mut found = 0;
             for query in &points[..30] {
                 let mut search = index.search(&vectors, query, 5, &keep);
                 let top = run(&mut *search);
                 assert!(top.iter().all(|hit| keep(hit.slot)));
-                assert_eq!(top.len(), 5, "{}", index.kind().name());
+                assert_eq!(top.len(), 5, "{}", kind.name());
                 let exact = exact(&vectors, query, 5, &keep);
                 found += top.iter().filter(|hit| exact.contains(&hit.slot)).count();
             }
-            assert!(found >= 130, "{}: {found} of 150", index.kind().name());
+            assert!(found >= 130, "{}: {found} of 150", kind.name());
         }
     }
 
@@ -268,18 +257,18 @@ pub(crate) mod tests {
         let mut indexes = indexes(&space);
         for point in later {
             let slot = space.push(point).unwrap();
-            for index in &mut indexes {
+            for (_, index) in &mut indexes {
                 index.add(&space, slot);
             }
         }
-        for index in &indexes {
+        for (kind, index) in &indexes {
             let found = (600..1_200).filter(|&at| {
                 let query = space.prepare(&points[at]).unwrap();
                 let mut search = index.search(&space, &query, 1, &|_| true);
                 run(&mut *search)[0].slot == Slot(at as u32)
             });
             let found = found.count();
-            assert!(found >= 580, "{}: {found} of 600", index.kind().name());
+            assert!(found >= 580, "{}: {found} of 600", kind.name());
         }
     }
 
@@ -291,7 +280,7 @@ pub(crate) mod tests {
             for point in &points {
                 vectors.push(point).unwrap();
             }
-            for index in indexes(&vectors) {
+            for (_, index) in indexes(&vectors) {
                 for k in [0, 1, 9] {
                     let mut search = index.search(&vectors, &[1.0, 0.0], k, &|_| true);
                     assert_eq!(run(&mut *search).len(), count.min(k));

@@ -11,13 +11,6 @@ pub struct Passages {
     pub words: usize,
 }
 
-impl Default for Passages {
-    /// About 220 tokens of English; MiniLM reads 256.
-    fn default() -> Self {
-        Self { words: 160 }
-    }
-}
-
 impl Passages {
     /// Returns the passages of a text without headings.
     #[must_use]
@@ -238,7 +231,7 @@ mod tests {
         );
         assert_eq!(long.concat().len(), 100);
         let text = "字".repeat(2_000);
-        let many = Passages::default().of_text(&format!("{text}\n\n{text}"));
+        let many = Passages { words: 160 }.of_text(&format!("{text}\n\n{text}"));
         assert!(many.iter().all(|passage| passage.chars().count() <= 162));
         assert_eq!(many.concat().replace('\n', ""), text.repeat(2));
     }
@@ -246,7 +239,7 @@ mod tests {
     #[test]
     fn a_heading_is_the_title_of_what_follows_but_not_within_a_fence() {
         let text = "intro\n# First #\nbody\n```\n# no heading\n```\n#hash tag\n## Second\n\n### Third\nend";
-        let titled = Passages::default().of_markdown(text);
+        let titled = Passages { words: 160 }.of_markdown(text);
         let titles: Vec<&str> = titled.iter().map(|(title, _)| &**title).collect();
         assert_eq!(titles, ["", "First", "Third"]);
         assert!(titled[1].1.ends_with("#hash tag"));

@@ -145,20 +145,21 @@ mod tests {
         );
         write(".hidden.txt", "no");
         write("image.png", "no");
-        let found = documents(folder.path(), Passages::default()).unwrap();
+        let passages = Passages { words: 160 };
+        let found = documents(folder.path(), passages).unwrap();
         let ids: Vec<&str> = found.iter().map(|document| &*document.id).collect();
         assert_eq!(ids, ["a/deep.md#1", "b.txt#1", "c.jsonl#1", "own"]);
         assert_eq!((&*found[0].title, &*found[0].text), ("Title", "body"));
         assert_eq!(found[3].metadata["year"], 9);
 
         write("d.jsonl", "{\"id\": \"own\", \"text\": \"again\"}");
-        let twice = documents(folder.path(), Passages::default()).unwrap_err();
+        let twice = documents(folder.path(), passages).unwrap_err();
         assert!(twice.to_string().starts_with("the id \"own\" stands in"));
         write("d.jsonl", "{\"text\": \"fine\"}\n{\"title\": 3}");
-        let line = documents(folder.path(), Passages::default()).unwrap_err();
+        let line = documents(folder.path(), passages).unwrap_err();
         assert!(line.to_string().contains("d.jsonl, line 2:"), "{line}");
         let missing = folder.path().join("none");
-        let none = documents(&missing, Passages::default()).unwrap_err();
+        let none = documents(&missing, passages).unwrap_err();
         let named = format!("{}: ", missing.display());
         assert!(none.to_string().starts_with(&named), "{none}");
     }

@@ -16,11 +16,11 @@ pub use pgvector::Pgvector;
 pub use qdrant::Qdrant;
 pub use shelf::Shelf;
 
-use crate::cancelled::Cancelled;
 use crate::collection::ScoredDocument;
 use crate::index::Metric;
 use serde_json::{Map, Value};
 use std::ops::ControlFlow;
+use std::sync::Weak;
 
 /// A search request to a store.
 #[derive(Clone, Debug, Default)]
@@ -33,8 +33,9 @@ pub struct Ask {
     pub k: usize,
     /// Required values of metadata fields; an array accepts any of its values.
     pub filters: Map<String, Value>,
-    /// The caller's cancellation. Stores that search in this process check it for each document.
-    pub cancelled: Cancelled,
+    /// A reference to a value that the caller owns, which cancels the search when the caller drops it; `None` for a
+    /// search that is never cancelled. Stores that search in this process check it for each document.
+    pub caller: Option<Weak<()>>,
 }
 
 /// The reason why a store did not answer.

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use ureq::Agent;
+use ureq::{Agent, RequestBuilder};
 
 /// A collection of a Qdrant server, as a store of documents.
 pub struct Qdrant {
@@ -79,6 +79,13 @@ impl Qdrant {
         Ok(self.distance.get_or_init(|| distance))
     }
 
+    fn with_key<B>(&self, request: RequestBuilder<B>) -> RequestBuilder<B> {
+        match self.api_key.as_deref() {
+            Some(key) => request.header("api-key", key),
+            None => request,
+        }
+    }
+
     /// Posts `body` to the collection's `path`, or sends a GET request if there is no body.
     fn call<T: for<'de> Deserialize<'de>>(
         &self,
@@ -87,25 +94,13 @@ impl Qdrant {
     ) -> Result<T, StoreError> {
         let away = |reason: String| StoreError::Unavailable(format!("{}: {reason}", self.url));
         let url = format!("{}{path}", self.url);
-        let key = self.api_key.as_deref();
         let sent = match body {
             Some(body) => {
-                let request = self
-                    .agent
-                    .post(&url)
-                    .header("content-type", "application/json");
-                let request = key
-                    .into_iter()
-                    .fold(request, |request, key| request.header("api-key", key));
+                let request = self.with_key(self.agent.post(&url));
+                let request = request.header("content-type", "application/json");
                 request.send(body.to_string())
             }
-            None => {
-                let request = self.agent.get(&url);
-                let request = key
-                    .into_iter()
-                    .fold(request, |request, key| request.header("api-key", key));
-                request.call()
-            }
+            None => self.with_key(self.agent.get(&url)).call(),
         };
         let mut response = sent.map_err(|error| away(error.to_string()))?;
         let status = response.status();

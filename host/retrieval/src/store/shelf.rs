@@ -123,7 +123,7 @@ impl Store for Shelf {
             words: ask.words.as_deref(),
             k: ask.k,
             filters: &ask.filters,
-            cancelled: Some(&ask.cancelled),
+            caller: ask.caller.as_ref(),
         };
         let mut known: FxHashMap<Slot, ScoredDocument> = FxHashMap::default();
         let mut documents = |hits: &[Hit]| -> Result<Vec<ScoredDocument>, StoreError> {

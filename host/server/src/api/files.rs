@@ -6,6 +6,7 @@ use super::App;
 use crate::batches::{Batches, FileRecord, Store, Upload, now};
 use crate::failure::{Failure, clip};
 use crate::http::body::{self, Bounds};
+use crate::kv::query::pairs;
 use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, RawQuery, Request, State};
@@ -329,12 +330,7 @@ impl Page {
             is_ascending: false,
             purpose: None,
         };
-        let pairs = query
-            .unwrap_or_default()
-            .split('&')
-            .filter(|pair| !pair.is_empty());
-        for pair in pairs {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        for (name, value) in pairs(query) {
             match name {
                 "limit" => {
                     let limit = value

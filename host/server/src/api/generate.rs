@@ -62,19 +62,14 @@ impl Ask for App {
         };
         let response = match (api, admit_whole(&self, body)) {
             (Some(api), Ok(Admitted { body, pass, time })) => {
-                let incoming = Incoming {
-                    asked: Asked {
-                        api,
-                        id,
-                        key,
-                        body,
-                        path: None,
-                    },
-                    traced: None,
-                    pass,
-                    time,
+                let asked = Asked {
+                    api,
+                    id,
+                    key,
+                    body,
+                    path: None,
                 };
-                answer(&self, incoming).await
+                answer(&self, asked, None, pass, time).await
             }
             (None, Ok(admitted)) if url == "/v1/embeddings" => {
                 let embedded = embeddings::embedded(&self, admitted).await;
@@ -114,15 +109,6 @@ impl Ask for App {
 /// after a restart.
 const MAX_ANSWER: usize = 32 << 20;
 
-/// An admitted request to generate text, with its span, its share of the limit of requests in flight, and its time
-/// limit.
-struct Incoming {
-    asked: Asked,
-    traced: Option<RequestSpan>,
-    pass: Pass,
-    time: TimeLimit,
-}
-
 async fn generate(
     app: &Arc<App>,
     api: Api,
@@ -134,31 +120,27 @@ async fn generate(
         let path = request.headers().get(PATH_HEADER).cloned();
         let traced = request.extensions().get::<RequestSpan>().cloned();
         let Admitted { body, pass, time } = admit(app, request).await?;
-        let incoming = Incoming {
-            asked: Asked {
-                api,
-                id: id.0,
-                key,
-                body,
-                path,
-            },
-            traced,
-            pass,
-            time,
+        let asked = Asked {
+            api,
+            id: id.0,
+            key,
+            body,
+            path,
         };
-        answer(app, incoming).await
+        answer(app, asked, traced, pass, time).await
     };
     let answered = answered.await;
     answered.map_err(|failure| failure.renamed(api.names()))
 }
 
-async fn answer(app: &Arc<App>, incoming: Incoming) -> Result<Response, Failure> {
-    let Incoming {
-        mut asked,
-        traced,
-        mut pass,
-        time,
-    } = incoming;
+/// Answers an admitted request, which has the place `pass` among the requests in flight.
+async fn answer(
+    app: &Arc<App>,
+    mut asked: Asked,
+    traced: Option<RequestSpan>,
+    mut pass: Pass,
+    time: TimeLimit,
+) -> Result<Response, Failure> {
     let model = app.model()?;
     let prepare = async {
         let (mut guessed, mut retrieved) = (None, None);

@@ -5,9 +5,10 @@ use crate::failure::Failure;
 use crate::gate::{EXHAUSTED_AFTER, Phase};
 use axum::Json;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use foreword_engine::engine::Health;
+use foreword_process::metrics::OPENMETRICS;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -69,11 +70,5 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<impl IntoResp
     let encoded = tokio::task::spawn_blocking(move || app.metrics.encode()).await;
     let encoded = encoded.map_err(Failure::internal)?;
     let text = encoded.map_err(Failure::internal)?;
-    Ok((
-        [(
-            header::CONTENT_TYPE,
-            "application/openmetrics-text; version=1.0.0; charset=utf-8",
-        )],
-        text,
-    ))
+    Ok((OPENMETRICS, text))
 }

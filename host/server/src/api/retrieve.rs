@@ -17,10 +17,10 @@ use crate::retrieval::orders::{Known, Ordered};
 use axum::Json;
 use axum::extract::{Request, State};
 use foreword_ordering::document::{Fingerprint, estimate_tokens};
-use foreword_retrieval::{Cancelled, ScoredDocument};
+use foreword_retrieval::ScoredDocument;
 use serde_json::{Value, json};
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 pub(super) async fn retrieve(
@@ -28,12 +28,12 @@ pub(super) async fn retrieve(
     request: Request,
 ) -> Result<Json<Value>, Failure> {
     let Admitted { body, pass, time } = admit(&app, request).await?;
-    let cancelled = Cancelled::default();
     // Dropped when the client disconnects, which ends the search.
-    let _cancel = cancelled.on_drop();
+    let connected = Arc::new(());
+    let caller = Arc::downgrade(&connected);
     let work = {
         let app = Arc::clone(&app);
-        move || answer(&app, &body, cancelled)
+        move || answer(&app, &body, caller)
     };
     // The store may wait for a network, so the search needs no permit for a core.
     let working = async {
@@ -43,9 +43,9 @@ pub(super) async fn retrieve(
     time.within(pass, working).await.map(Json)
 }
 
-fn answer(app: &App, body: &[u8], cancelled: Cancelled) -> Result<Value, Failure> {
+fn answer(app: &App, body: &[u8], caller: Weak<()>) -> Result<Value, Failure> {
     let mut asked = Retrieve::parse(body)?;
-    asked.asked.ask.cancelled = cancelled;
+    asked.asked.ask.caller = Some(caller);
     let retriever = &app.retriever;
     // Read before the search: if the index is replaced meanwhile, the old version may be returned with new documents,
     // never the new version with old ones, which a client would cache.

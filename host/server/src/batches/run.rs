@@ -6,17 +6,18 @@
 //! Reading a file and planning may take seconds. They run on blocking threads, for one batch at a time, hold no place
 //! in the gate, and stop early if the batch ends. No async worker waits for the disk or for a lock held meanwhile.
 
-use super::store::{ERRORS, Fault, OUTPUT, RequestCounts, Status, Store, open};
+use super::store::{ERRORS, Fault, OUTPUT, RequestCounts, Status, Store};
 use super::{Ask, Asking, BatchRecord, Shared, now};
 use crate::failure::Failure;
 use anyhow::{Context, Result, anyhow};
+use foreword_report::files::{append_line, open_appended};
 use foreword_simulation::{
     BatchAnswer, BatchAnswers, BatchIndex, BatchLimits, BatchOrderer, BatchSchedule, BatchUsage,
     RequestLine, answer_line,
 };
 use parking_lot::Mutex;
 use std::fs::File;
-use std::io::{BufReader, Write};
+use std::io::BufReader;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -195,7 +196,7 @@ async fn prepared<A: Ask>(
         let mut answers = BatchAnswers::none(index.len());
         let [output, errors] = [OUTPUT, ERRORS].map(|kind| -> Result<File> {
             let path = store.answers(&record.id, kind);
-            let file = open(&path)?;
+            let file = open_appended(&path)?;
             let read = answers.read(BufReader::new(&file), &index)?;
             read.map_err(|error| anyhow!("{}: {error}", path.display()))?;
             // A last line without its end is cut off, and its request is sent again.
@@ -450,16 +451,11 @@ impl Running {
             return;
         }
         let file = match is_served {
-            true => &mut progress.output,
-            false => &mut progress.errors,
+            true => &progress.output,
+            false => &progress.errors,
         };
-        let before = file.metadata().map(|metadata| metadata.len());
-        if let Err(error) = file.write_all(&text) {
+        if let Err(error) = append_line(file, &text) {
             self.store.release(&self.record.owner, bytes);
-            if let Ok(before) = before {
-                // Otherwise the next start would cut off the incomplete line.
-                let _ = file.set_len(before);
-            }
             let id = &self.record.id;
             tracing::warn!(id, %error, "a batch's answers cannot be written");
             self.fail(fault("storage", "the answers cannot be written"));

@@ -12,16 +12,17 @@
 
 use crate::failure::{Failure, clip};
 use crate::ids::random_id;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use foreword_report::files::{self, open_appended};
 use foreword_simulation::BatchUsage;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::fs::{DirBuilder, File};
 use std::io::Write;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,56 +62,31 @@ pub struct FileRecord {
     pub expires_at: u64,
 }
 
-/// The status of a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Status {
-    /// The batch's file is being read.
-    Validating,
-    /// The batch's file or its owner's key is invalid, or its answers could not be written.
-    Failed,
-    /// The batch's requests are being sent.
-    InProgress,
-    /// The batch's answers are being turned into files.
-    Finalizing,
-    /// Every request was answered, possibly with an error.
-    Completed,
-    /// The batch did not end within its completion window.
-    Expired,
-    /// The batch is being cancelled; its requests in flight are still answered.
-    Cancelling,
-    /// The batch was cancelled by a client with the API key that created it.
-    Cancelled,
+foreword_ordering::named! {
+    /// The status of a batch, with OpenAI's names. The first status is that of a new batch.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum Status {
+        /// The batch's file is being read.
+        Validating = "validating",
+        /// The batch's requests are being sent.
+        InProgress = "in_progress",
+        /// The batch's answers are being turned into files.
+        Finalizing = "finalizing",
+        /// Every request was answered, possibly with an error.
+        Completed = "completed",
+        /// The batch's file or its owner's key is invalid, or its answers could not be written.
+        Failed = "failed",
+        /// The batch did not end within its completion window.
+        Expired = "expired",
+        /// The batch is being cancelled; its requests in flight are still answered.
+        Cancelling = "cancelling",
+        /// The batch was cancelled by a client with the API key that created it.
+        Cancelled = "cancelled",
+    }
 }
 
 impl Status {
-    /// All statuses that a batch can have; the first is that of a new batch.
-    pub const ALL: [Self; 8] = [
-        Self::Validating,
-        Self::InProgress,
-        Self::Finalizing,
-        Self::Completed,
-        Self::Failed,
-        Self::Expired,
-        Self::Cancelling,
-        Self::Cancelled,
-    ];
-
-    /// Returns OpenAI's word for the status, such as `in_progress`.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Validating => "validating",
-            Self::Failed => "failed",
-            Self::InProgress => "in_progress",
-            Self::Finalizing => "finalizing",
-            Self::Completed => "completed",
-            Self::Expired => "expired",
-            Self::Cancelling => "cancelling",
-            Self::Cancelled => "cancelled",
-        }
-    }
-
     /// Returns true if the batch has ended, so that the status never changes again.
     #[must_use]
     pub fn is_final(self) -> bool {
@@ -341,24 +317,16 @@ impl Store {
     /// # Errors
     /// Returns an error if the folder cannot be read or written or is in use, or if a record is malformed.
     pub fn open(folder: PathBuf, bounds: Bounds, owners: usize) -> Result<Self> {
-        let failed = || format!("cannot use the batches' folder {}", folder.display());
+        let name = format!("the batches' folder {}", folder.display());
+        let failed = || format!("cannot use {name}");
         let mut builder = DirBuilder::new();
         builder
             .recursive(true)
             .mode(0o700)
             .create(&folder)
             .with_context(failed)?;
-        let lock = open(&folder.join("lock")).with_context(failed)?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                bail!(
-                    "another server uses the batches' folder {}",
-                    folder.display()
-                );
-            }
-            Err(TryLockError::Error(error)) => return Err(error).with_context(failed),
-        }
+        let lock = open_appended(&folder.join("lock")).with_context(failed)?;
+        files::lock(&lock, "server uses", &name)?;
         let mut state = State::default();
         let mut contents = Vec::new();
         for entry in std::fs::read_dir(&folder).with_context(failed)? {
@@ -441,7 +409,7 @@ impl Store {
             created_at: now,
             expires_at: now + self.bounds.time.as_secs(),
         };
-        let file = open(&self.path(&record.id, PART)).map_err(|error| {
+        let file = open_appended(&self.path(&record.id, PART)).map_err(|error| {
             self.state.lock().written(owner);
             Failure::internal(error)
         })?;
@@ -815,7 +783,7 @@ impl Store {
     /// Writes the record of the file or batch `id` to disk, replacing an earlier one.
     fn write(&self, id: &str, record: &impl Serialize) -> std::io::Result<()> {
         let part = self.path(id, "json.part");
-        let mut file = open(&part)?;
+        let mut file = open_appended(&part)?;
         file.set_len(0)?;
         file.write_all(serde_json::to_string(record)?.as_bytes())?;
         file.sync_all()?;
@@ -850,11 +818,6 @@ impl Upload {
             self.discard();
             Failure::internal(error)
         })
-    }
-
-    /// Returns the number of bytes of the file written so far.
-    pub fn bytes(&self) -> u64 {
-        self.record.bytes
     }
 
     /// Deletes what was written of the file, and no longer counts its bytes as used by the file's owner (API key).
@@ -906,12 +869,6 @@ impl Drop for Upload {
             Err(_) => store.discard(&record),
         }
     }
-}
-
-pub(super) fn open(path: &Path) -> std::io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).append(true).create(true).mode(0o600);
-    options.open(path)
 }
 
 fn read<T: DeserializeOwned>(path: &Path) -> Result<T> {

@@ -31,11 +31,12 @@ use crate::kv::place::PATH_HEADER;
 use crate::metrics::Placement;
 use axum::body::Bytes;
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use foreword_process::metrics::OPENMETRICS;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
@@ -191,8 +192,7 @@ async fn readyz(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
 
 async fn metrics(State(app): State<Arc<App>>) -> Result<impl IntoResponse, Failure> {
     let text = app.metrics.encode().map_err(Failure::internal)?;
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    Ok(([(header::CONTENT_TYPE, kind)], text))
+    Ok((OPENMETRICS, text))
 }
 
 async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {

@@ -15,9 +15,10 @@
 
 use super::residency::Residency;
 use crate::connections;
-use crate::metrics::{Outcomes, Placements, Responses, Scrape, registered};
+use crate::metrics::{Outcomes, Placements, Responses, Scrape};
+use foreword_process::metrics::{openmetrics, registered};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, text};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -45,28 +46,18 @@ pub(super) struct Metrics {
     forgotten: Family<Cause, Counter>,
 }
 
-/// The reason why the state of what the engine has cached was discarded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ResetCause {
-    /// Batches of events are missing and cannot be replayed.
-    Gap,
-    /// The engine was restarted, so its cache is empty.
-    Restart,
-    /// The connection to the engine was lost, and there is no replay of the missed batches of cache events.
-    Disconnected,
-    /// A batch of events could not be read, so its changes are unknown.
-    Unreadable,
-}
-
-impl ResetCause {
-    /// Returns the name in metrics and log.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Gap => "gap",
-            Self::Restart => "restart",
-            Self::Disconnected => "disconnected",
-            Self::Unreadable => "unreadable",
-        }
+foreword_ordering::named! {
+    /// The reason why the state of what the engine has cached was discarded.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(super) enum ResetCause {
+        /// Batches of events are missing and cannot be replayed.
+        Gap = "gap",
+        /// The engine was restarted, so its cache is empty.
+        Restart = "restart",
+        /// The connection to the engine was lost, and there is no replay of the missed batches of cache events.
+        Disconnected = "disconnected",
+        /// A batch of events could not be read, so its changes are unknown.
+        Unreadable = "unreadable",
     }
 }
 
@@ -129,9 +120,7 @@ impl Metrics {
     /// # Errors
     /// Never fails in practice, since writing to a string does not fail.
     pub(super) fn encode(&self) -> Result<String, fmt::Error> {
-        let mut out = String::new();
-        text::encode(&mut out, &self.registry)?;
-        Ok(out)
+        openmetrics(&self.registry)
     }
 }
 

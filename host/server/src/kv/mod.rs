@@ -16,7 +16,7 @@ pub mod http;
 pub mod place;
 pub mod publisher;
 mod pushes;
-mod query;
+pub(crate) mod query;
 mod readers;
 mod records;
 pub mod vllm;

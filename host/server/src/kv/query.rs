@@ -11,7 +11,7 @@ use std::time::Duration;
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// Splits a query into names and values of parameters, without percent-decoding.
-pub(super) fn pairs(query: Option<&str>) -> impl Iterator<Item = (&str, &str)> {
+pub(crate) fn pairs(query: Option<&str>) -> impl Iterator<Item = (&str, &str)> {
     let pairs = query.unwrap_or_default().split('&');
     let pairs = pairs.filter(|pair| !pair.is_empty());
     pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))

@@ -1,21 +1,11 @@
 //! Counters that the server, the gateway and the bridge share.
 
 use axum::http::StatusCode;
+use foreword_process::metrics::registered;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::registry::{Metric, Registry};
-
-/// Returns a metric that is registered in `registry` with this name and help text.
-pub(crate) fn registered<M: Metric + Clone + Default>(
-    registry: &mut Registry,
-    name: &str,
-    help: &str,
-) -> M {
-    let metric = M::default();
-    registry.register(name, help, metric.clone());
-    metric
-}
+use prometheus_client::registry::Registry;
 
 /// Counts HTTP responses by route and status. The default value is not exported by any registry.
 #[derive(Clone, Debug, Default)]
@@ -64,31 +54,20 @@ impl Placements {
     }
 }
 
-/// The outcome of finding in a prompt the documents that the gateway's header names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Placement {
-    /// All documents that the header names were found in the prompt.
-    Placed,
-    /// Some of the documents that the header names were found in the prompt.
-    Partial,
-    /// No documents were found: the header is for another body, or the gateway writes documents in another format.
-    NotFound,
-    /// The gateway's header that names the documents is malformed.
-    Malformed,
-    /// The request has no header of the gateway that names its documents.
-    Absent,
-}
-
-impl Placement {
-    /// Returns the name of the outcome in metrics.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Placed => "placed",
-            Self::Partial => "partial",
-            Self::NotFound => "not_found",
-            Self::Malformed => "malformed",
-            Self::Absent => "absent",
-        }
+foreword_ordering::named! {
+    /// The outcome of finding in a prompt the documents that the gateway's header names.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Placement {
+        /// All documents that the header names were found in the prompt.
+        Placed = "placed",
+        /// Some of the documents that the header names were found in the prompt.
+        Partial = "partial",
+        /// No documents were found: the header is for another body, or the gateway writes documents in another format.
+        NotFound = "not_found",
+        /// The gateway's header that names the documents is malformed.
+        Malformed = "malformed",
+        /// The request has no header of the gateway that names its documents.
+        Absent = "absent",
     }
 }
 

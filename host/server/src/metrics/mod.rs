@@ -58,16 +58,16 @@ mod counts;
 mod engine;
 mod scrape;
 
-pub(crate) use counts::{Outcomes, registered};
+pub(crate) use counts::Outcomes;
 pub use counts::{Placement, Placements, Responses};
 pub use engine::Numbers;
 pub(crate) use scrape::Scrape;
 
 use crate::connections;
 use axum::http::StatusCode;
-use engine::{Scraped, VllmMetrics};
+use engine::Scraped;
+use foreword_process::metrics::openmetrics;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::text;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use std::fmt;
@@ -101,34 +101,22 @@ pub struct Metrics {
     pub cached_tokens: Histogram,
 }
 
-/// The outcome of an answer's generation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GenerationOutcome {
-    /// A stop token, a stop string or the end of its grammar ended the answer.
-    Stop,
-    /// The answer, or one of its choices, reached the maximum length.
-    Length,
-    /// The engine failed, or the server did.
-    Failed,
-    /// The request exceeded its time limit.
-    TimedOut,
-    /// The server aborted its requests, or the engine stopped, before the answer was complete.
-    Cut,
-    /// The answer was dropped before its end, usually because the client disconnected.
-    Cancelled,
-}
-
-impl GenerationOutcome {
-    /// Returns the outcome's name in metrics and log.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Stop => "stop",
-            Self::Length => "length",
-            Self::Failed => "failed",
-            Self::TimedOut => "timed_out",
-            Self::Cut => "cut",
-            Self::Cancelled => "cancelled",
-        }
+foreword_ordering::named! {
+    /// The outcome of an answer's generation.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum GenerationOutcome {
+        /// A stop token, a stop string or the end of its grammar ended the answer.
+        Stop = "stop",
+        /// The answer, or one of its choices, reached the maximum length.
+        Length = "length",
+        /// The engine failed, or the server did.
+        Failed = "failed",
+        /// The request exceeded its time limit.
+        TimedOut = "timed_out",
+        /// The server aborted its requests, or the engine stopped, before the answer was complete.
+        Cut = "cut",
+        /// The answer was dropped before its end, usually because the client disconnected.
+        Cancelled = "cancelled",
     }
 }
 
@@ -209,11 +197,11 @@ impl Metrics {
             ),
             registry: Registry::default(),
         };
-        registry.register_collector(Box::new(Scraped(numbers.clone())));
+        registry.register_collector(Box::new(Scraped(numbers.clone(), engine::encode)));
         for other in others {
             registry.register_collector(other);
         }
-        root.register_collector(Box::new(VllmMetrics(numbers)));
+        root.register_collector(Box::new(Scraped(numbers, engine::encode_as_vllm)));
         Self {
             registry: root,
             ..metrics
@@ -247,8 +235,6 @@ impl Metrics {
     /// # Errors
     /// Never fails in practice, since writing to a string does not fail.
     pub fn encode(&self) -> Result<String, fmt::Error> {
-        let mut out = String::new();
-        text::encode(&mut out, &self.registry)?;
-        Ok(out)
+        openmetrics(&self.registry)
     }
 }

@@ -20,32 +20,23 @@ impl Scrape<'_> {
         gauge(value).encode(self.0.encode_descriptor(name, help, None, kind)?)
     }
 
-    /// Writes one counter with a value for each of the label's.
-    pub(crate) fn counters<'v>(
+    /// Writes one metric, a counter or gauge by `kind`, with a value for each of the label's.
+    pub(crate) fn family<'v>(
         &mut self,
-        name: &str,
-        help: &str,
+        kind: MetricType,
+        (name, help): (&str, &str),
         label: &str,
         values: impl IntoIterator<Item = (&'v str, u64)>,
     ) -> fmt::Result {
-        let mut family = (self.0).encode_descriptor(name, help, None, MetricType::Counter)?;
+        let is_counter = matches!(kind, MetricType::Counter);
+        let mut family = (self.0).encode_descriptor(name, help, None, kind)?;
         for (of, value) in values {
-            ConstCounter::new(value).encode(family.encode_family(&[(label, of)])?)?;
-        }
-        Ok(())
-    }
-
-    /// Writes one gauge with a value for each of the label's.
-    pub(crate) fn gauges<'v>(
-        &mut self,
-        name: &str,
-        help: &str,
-        label: &str,
-        values: impl IntoIterator<Item = (&'v str, u64)>,
-    ) -> fmt::Result {
-        let mut family = (self.0).encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (of, value) in values {
-            gauge(value).encode(family.encode_family(&[(label, of)])?)?;
+            let labels = [(label, of)];
+            let encoder = family.encode_family(&labels)?;
+            match is_counter {
+                true => ConstCounter::new(value).encode(encoder)?,
+                false => gauge(value).encode(encoder)?,
+            }
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use super::fields::{Fields, wrong_type, wrong_value};
 use crate::failure::Failure;
-use foreword_retrieval::{Ask, Cancelled, has_words};
+use foreword_retrieval::{Ask, has_words};
 use serde_json::{Map, Value};
 
 /// A search for documents by a question, by its embedding, or by both.
@@ -221,7 +221,7 @@ fn take_asked(fields: &mut Fields) -> Result<SearchQuery, Failure> {
             words: by_words.then(|| query.clone().unwrap_or_default()),
             k: usize::try_from(k).unwrap_or_default(),
             filters,
-            cancelled: Cancelled::default(),
+            caller: None,
         },
         query,
     })

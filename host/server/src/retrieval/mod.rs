@@ -24,9 +24,7 @@ pub mod prompt;
 use crate::failure::Failure;
 use crate::request::SearchQuery;
 use foreword_ordering::{Config as OrderingConfig, RawConfig};
-use foreword_retrieval::embedder::{
-    DimensionsError, EmbedError, Embedding, Hashing, LoadError, MiniLm,
-};
+use foreword_retrieval::embedder::{EmbedError, Embedding, Hashing, MiniLm};
 use foreword_retrieval::index::Metric;
 use foreword_retrieval::store::Stage;
 use foreword_retrieval::{Embedder, ScoredDocument, Store, StoreError};
@@ -86,23 +84,12 @@ impl std::str::FromStr for EmbedderSource {
     }
 }
 
-/// The reason why the embedder cannot be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum EmbedderError {
-    /// The hashing embedder is configured with no dimensions, or too many.
-    #[error(transparent)]
-    Dimensions(#[from] DimensionsError),
-    /// The folder has no model that can be loaded.
-    #[error(transparent)]
-    Load(#[from] LoadError),
-}
-
 impl EmbedderSource {
     /// Opens the embedder. Loading one from a folder takes about a second.
     ///
     /// # Errors
     /// Returns an error if the dimensions are out of range or the folder has no usable model.
-    pub fn open(&self) -> Result<Arc<dyn Embedder>, EmbedderError> {
+    pub fn open(&self) -> anyhow::Result<Arc<dyn Embedder>> {
         Ok(match self {
             Self::Hashing(dimensions) => Arc::new(Hashing::new(*dimensions)?),
             Self::Folder(folder) => Arc::new(MiniLm::load(folder)?),
@@ -200,7 +187,8 @@ impl Retriever {
     ) -> Result<Vec<ScoredDocument>, Failure> {
         let store = self.store()?;
         let SearchQuery { query, mut ask } = asked;
-        if ask.cancelled.get() {
+        let caller = ask.caller.as_ref();
+        if caller.is_some_and(|caller| caller.strong_count() == 0) {
             return Ok(Vec::new());
         }
         let is_embedded_here = ask.vector.is_empty();
@@ -254,6 +242,7 @@ mod tests {
     use super::*;
     use foreword_retrieval::{Ask, Shelf};
     use std::ops::ControlFlow;
+    use std::sync::Weak;
 
     #[test]
     fn a_cancelled_search_needs_neither_embedder_nor_index() {
@@ -269,8 +258,8 @@ mod tests {
         };
         let search = |asked| retriever.search(asked, &mut |_| ControlFlow::Continue(()));
         assert!(search(asked()).is_err());
-        let cancelled = asked();
-        drop(cancelled.ask.cancelled.on_drop());
+        let mut cancelled = asked();
+        cancelled.ask.caller = Some(Weak::new());
         assert!(search(cancelled).is_ok_and(|found| found.is_empty()));
     }
 

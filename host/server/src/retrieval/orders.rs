@@ -8,7 +8,7 @@ use crate::kv::wire;
 use foreword_engine::engine::feed::{Feed, Position};
 use foreword_ordering::Config;
 use foreword_ordering::document::{Candidate, Fingerprint};
-use foreword_ordering::feed::{Change, Follower, TenantKey};
+use foreword_ordering::feed::{Follower, TenantKey};
 use foreword_ordering::policy::{
     Match, Order, Placement, Policy, SentDocuments, Split, Start, match_of,
 };
@@ -189,18 +189,17 @@ impl OrdersState {
             let batch = wire::batch(&news, "", None);
             let position = wire::position(batch.epoch, batch.next);
             let is_all = batch.reset || self.since == Some(position);
-            for change in self.follower.follow(&batch) {
-                match change {
-                    Change::Forget => self.tenants.clear(),
-                    Change::Tenant(key, event) => {
-                        let tenant = self.tenants.entry(key);
-                        let tenant = tenant.or_insert_with(|| Tenant::new(ordering));
-                        tenant.apply(event);
-                        // Empty scopes stay in a tree, so tokens are checked.
-                        if tenant.tree.tokens() == 0 {
-                            self.tenants.remove(&key);
-                        }
-                    }
+            for event in self.follower.follow(&batch) {
+                let Some(key) = event.tenant() else {
+                    self.tenants.clear();
+                    continue;
+                };
+                let tenant = self.tenants.entry(key);
+                let tenant = tenant.or_insert_with(|| Tenant::new(ordering));
+                tenant.apply(event.residency());
+                // Empty scopes stay in a tree, so tokens are checked.
+                if tenant.tree.tokens() == 0 {
+                    self.tenants.remove(&key);
                 }
             }
             self.since = Some(position);

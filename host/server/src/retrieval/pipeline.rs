@@ -119,12 +119,13 @@ impl Pipeline {
         self: Arc<Self>,
         body: String,
         salt: String,
-        asked: SearchQuery,
+        mut asked: SearchQuery,
     ) -> Result<Prepared, Failure> {
         let (stages, mut latest) = watch::channel(Vec::new());
         let retriever = Arc::clone(&self.retriever);
         // The search ends with this future, which is dropped when the client disconnects.
-        let _cancel = asked.ask.cancelled.on_drop();
+        let connected = Arc::new(());
+        asked.ask.caller = Some(Arc::downgrade(&connected));
         let mut searching = tokio::task::spawn_blocking(move || {
             retriever.search(asked, &mut |found| {
                 // The receiver is dropped when the client has disconnected.

@@ -324,10 +324,7 @@ fn show(summary: &Summary, options: &Options) -> Result<()> {
         0 => 0.0,
         prompt => usage.cached_tokens as f64 / prompt as f64,
     };
-    let order = match options.order {
-        BatchOrder::Input => "input",
-        BatchOrder::Plan => "plan",
-    };
+    let order = options.order.name();
     let printed = if options.json {
         let figures = json!({
             "requests": summary.requests,

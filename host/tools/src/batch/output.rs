@@ -4,8 +4,8 @@
 //! the next run, which sends its request again. A new file is readable by its owner only, since answers may be
 //! confidential. The process that writes the file holds a lock on it.
 
-use crate::files::{append_line, lock, open_appended};
 use anyhow::{Context, Result, anyhow, bail};
+use foreword_report::files::{append_line, lock, open_appended};
 use foreword_simulation::{AnswerLine, BatchAnswers, BatchIndex};
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
@@ -43,11 +43,11 @@ impl Output {
         if !ours.is_file() {
             bail!("--out: {} is no regular file", path.display());
         }
-        lock(&file, path)?;
+        lock(&file, "run is writing", path.display())?;
         let mut answers = read(&file, path, index)?;
         if retry_failed && answers.failed > 0 {
             file = without_failed(&file, path, answers.whole_bytes).with_context(failed)?;
-            lock(&file, path)?;
+            lock(&file, "run is writing", path.display())?;
             answers = read(&file, path, index)?;
         }
         let bytes = answers.whole_bytes;

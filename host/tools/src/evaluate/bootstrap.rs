@@ -52,22 +52,11 @@ pub(super) const MIN_CASES: usize = 30;
 /// show this. So 3/n must be at most one point, and `n` at least 300.
 pub(super) const MIN_CASES_WITHIN: usize = 300;
 
-/// Returns the 95 % confidence interval of `statistic` by the bootstrap. Each of the `resamples` draws takes `cases`
-/// indices of cases (from 0) at random, with replacement, and `statistic` returns its value for the drawn cases.
+/// Returns the 95 % confidence intervals of `N` statistics by the bootstrap. Each of the `resamples` draws takes
+/// `cases` indices of cases (from 0) at random, with replacement, and `statistics` returns the values for the drawn
+/// cases.
 ///
-/// The same seed gives the same draws. With 0 cases, both ends are the value of `statistic` for no cases.
-pub(super) fn interval(
-    cases: usize,
-    resamples: usize,
-    seed: u64,
-    mut statistic: impl FnMut(&[usize]) -> f64,
-) -> Interval {
-    let [interval] = intervals(cases, resamples, seed, |drawn| [statistic(drawn)]);
-    interval
-}
-
-/// Returns the 95 % confidence intervals of `N` statistics, each as [`interval`] computes it, but all from the same
-/// draws of cases.
+/// The same seed gives the same draws. With 0 cases, both ends are the value of a statistic for no cases.
 pub(super) fn intervals<const N: usize>(
     cases: usize,
     resamples: usize,
@@ -138,8 +127,8 @@ impl Verdict {
 mod tests {
     use super::*;
 
-    fn mean<'v>(values: &'v [f64]) -> impl FnMut(&[usize]) -> f64 + 'v {
-        |drawn| drawn.iter().map(|&at| values[at]).sum::<f64>() / drawn.len() as f64
+    fn mean<'v>(values: &'v [f64]) -> impl FnMut(&[usize]) -> [f64; 1] + 'v {
+        |drawn| [drawn.iter().map(|&at| values[at]).sum::<f64>() / drawn.len() as f64]
     }
 
     /// Returns the interval of the mean from all possible draws, instead of 10,000 random ones.
@@ -148,7 +137,7 @@ mod tests {
         let mut means: Vec<f64> = (0..n.pow(n as u32))
             .map(|number| {
                 let drawn: Vec<_> = (0..n).map(|at| number / n.pow(at as u32) % n).collect();
-                mean(values)(&drawn)
+                mean(values)(&drawn)[0]
             })
             .collect();
         means.sort_by(f64::total_cmp);
@@ -167,7 +156,7 @@ mod tests {
             &[-3.1, 0.2, 0.9, 4.4, 4.6, 9.7, 30.3],
         ] {
             let exact = exact(values);
-            let drawn = interval(values.len(), RESAMPLES, 7, mean(values));
+            let [drawn] = intervals(values.len(), RESAMPLES, 7, mean(values));
             let width = exact.high - exact.low;
             assert!((drawn.low - exact.low).abs() < 0.05 * width, "{drawn:?}");
             assert!((drawn.high - exact.high).abs() < 0.05 * width, "{drawn:?}");
@@ -178,7 +167,7 @@ mod tests {
     fn a_rate_gets_the_interval_that_the_normal_distribution_gives() {
         // 400 of 1,000: 0.4 ± 1.96 · sqrt(0.4 · 0.6 / 1000).
         let values: Vec<_> = (0..1_000).map(|at| f64::from(at % 5 < 2)).collect();
-        let found = interval(values.len(), 2_000, 3, mean(&values));
+        let [found] = intervals(values.len(), 2_000, 3, mean(&values));
         let half = 1.96 * (0.24_f64 / 1_000.0).sqrt();
         assert!((found.low - (0.4 - half)).abs() < 0.004, "{found:?}");
         assert!((found.high - (0.4 + half)).abs() < 0.004, "{found:?}");
@@ -187,10 +176,11 @@ mod tests {
     #[test]
     fn a_seed_fixes_the_interval() {
         let values: Vec<_> = (0..50).map(|at| f64::from(at * at % 17)).collect();
-        let of = |seed| interval(values.len(), 500, seed, mean(&values));
+        let of = |seed| intervals(values.len(), 500, seed, mean(&values));
         assert_eq!(of(1), of(1));
         assert_ne!(of(1), of(2));
-        assert_eq!(interval(0, 10, 1, |drawn| drawn.len() as f64).high, 0.0);
+        let [none] = intervals(0, 10, 1, |drawn| [drawn.len() as f64]);
+        assert_eq!(none.high, 0.0);
     }
 
     #[test]

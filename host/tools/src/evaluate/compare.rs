@@ -398,10 +398,9 @@ impl Estimate {
     /// gets the indices of the cases for which to compute the value.
     fn of(cases: usize, seed: u64, statistic: impl Fn(&[usize]) -> f64) -> Self {
         let every: Vec<usize> = (0..cases).collect();
-        Self {
-            value: statistic(&every),
-            interval: bootstrap::interval(cases, RESAMPLES, seed, statistic),
-        }
+        let value = statistic(&every);
+        let [interval] = bootstrap::intervals(cases, RESAMPLES, seed, |drawn| [statistic(drawn)]);
+        Self { value, interval }
     }
 }
 

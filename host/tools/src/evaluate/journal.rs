@@ -10,8 +10,8 @@
 use super::arm::Arm;
 use super::likelihood::Likelihood;
 use super::stream::Usage;
-use crate::files::{append_line, lock, open_appended, whole_lines};
 use anyhow::{Context, Result, bail, ensure};
+use foreword_report::files::{append_line, lock, open_appended, whole_lines};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::hash_map::RandomState;
@@ -110,7 +110,7 @@ impl Journal {
         let path = folder.join("answers.jsonl");
         let failed = || format!("cannot use {}", path.display());
         let file = open_appended(&path).with_context(failed)?;
-        lock(&file, &path)?;
+        lock(&file, "run is writing", path.display())?;
         let text = whole_lines(&file).with_context(failed)?;
         let mut journal = Self {
             file,

@@ -8,16 +8,18 @@
 //! A resumed run sends only the requests that are left, and equal ones are sent once. A last line that a crash
 //! truncated is dropped. Only its owner can read the file.
 
-use crate::files::{append_line, open_appended, whole_lines};
 use anyhow::{Context, Result, bail};
 use foreword_ordering::document::Fingerprint;
+use foreword_report::files::{append_line, open_appended, whole_lines};
 use fxhash::FxHashMap;
 use indicatif::ProgressBar;
+use parking_lot::Mutex;
+use rayon::ThreadPoolBuilder;
+use rayon::prelude::*;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 
 /// A file of results (likelihoods or judgements), each with the hash of its request as key, and the file's content in
 /// memory.
@@ -68,7 +70,7 @@ impl<T: Serialize + DeserializeOwned + Clone + Send> ResultFile<T> {
     /// the results. If `ask` returns `None`, nothing is stored for the key.
     ///
     /// # Errors
-    /// Returns the first error of `ask`, or of the file; results stored before stay in the file.
+    /// Returns an error of `ask` or of the file, after which no key is asked; results stored before stay in the file.
     pub(super) fn ask<Q: Send>(
         &mut self,
         mut open: Vec<(String, Q)>,
@@ -80,18 +82,18 @@ impl<T: Serialize + DeserializeOwned + Clone + Send> ResultFile<T> {
         open.sort_by(|one, other| one.0.cmp(&other.0));
         open.dedup_by(|one, other| one.0 == other.0);
         bar.set_length(open.len() as u64);
-        let work = Mutex::new(Work {
-            open,
-            kept: self,
-            stop: None,
-        });
-        std::thread::scope(|scope| {
-            for _ in 0..concurrency.max(1) {
-                scope.spawn(|| run(&work, bar, &ask));
-            }
-        });
-        let work = work.into_inner().unwrap_or_else(PoisonError::into_inner);
-        work.stop.map_or(Ok(()), Err)
+        let workers = ThreadPoolBuilder::new().num_threads(concurrency.max(1));
+        let kept = Mutex::new(self);
+        workers.build()?.install(|| {
+            let open = open.into_par_iter().with_max_len(1);
+            open.try_for_each(|(key, question)| {
+                if let Some(result) = ask(&question)? {
+                    kept.lock().keep(key, result)?;
+                }
+                bar.inc(1);
+                Ok(())
+            })
+        })
     }
 
     fn keep(&mut self, of: String, result: T) -> Result<()> {
@@ -100,43 +102,6 @@ impl<T: Serialize + DeserializeOwned + Clone + Send> ResultFile<T> {
         append_line(&self.file, text.as_bytes()).context("cannot write a result")?;
         self.known.insert(line.of, line.result);
         Ok(())
-    }
-}
-
-/// The state that the workers of [`ResultFile::ask`] share.
-struct Work<'k, T, Q> {
-    open: Vec<(String, Q)>,
-    kept: &'k mut ResultFile<T>,
-    stop: Option<anyhow::Error>,
-}
-
-fn run<T: Serialize + DeserializeOwned + Clone + Send, Q>(
-    work: &Mutex<Work<'_, T, Q>>,
-    bar: &ProgressBar,
-    ask: &impl Fn(&Q) -> Result<Option<T>>,
-) {
-    let lock = || work.lock().unwrap_or_else(PoisonError::into_inner);
-    loop {
-        let next = {
-            let mut locked = lock();
-            match locked.stop {
-                Some(_) => None,
-                None => locked.open.pop(),
-            }
-        };
-        let Some((key, question)) = next else { return };
-        let asked = ask(&question);
-        let mut locked = lock();
-        let kept = asked.and_then(|result| match result {
-            Some(result) => locked.kept.keep(key, result),
-            None => Ok(()),
-        });
-        match kept {
-            Ok(()) => bar.inc(1),
-            Err(error) => {
-                locked.stop.get_or_insert(error);
-            }
-        }
     }
 }
 
@@ -159,7 +124,7 @@ mod tests {
             let open = words.iter().map(|word| (key(word.as_bytes()), *word));
             let mut kept = ResultFile::<Length>::open(&path).unwrap();
             let outcome = kept.ask(open.collect(), 2, &bar, |word| {
-                asked.lock().unwrap().push((*word).to_owned());
+                asked.lock().push((*word).to_owned());
                 match word.len() {
                     0 => Ok(None),
                     4 => bail!("four"),
@@ -172,10 +137,10 @@ mod tests {
         let length = |bytes| Some(Length { bytes: Some(bytes) });
         let found: (bool, Vec<_>) = ask(&["a", "ab", "a", ""]);
         assert_eq!(found, (true, vec![length(1), length(2), length(1), None]));
-        assert_eq!(asked.lock().unwrap().len(), 3);
+        assert_eq!(asked.lock().len(), 3);
         let found = ask(&["a", "abc", ""]);
         assert_eq!(found, (true, vec![length(1), length(3), None]));
-        assert_eq!(asked.lock().unwrap().len(), 5);
+        assert_eq!(asked.lock().len(), 5);
         assert!(!ask(&["four"]).0);
     }
 

@@ -67,7 +67,7 @@ fn remedies(findings: &Findings) -> String {
         let (cause, words) = (escaped(&row.name()), escaped(remedy.words));
         let _ = write!(list, "<dt>{cause}</dt><dd>{words}");
         if let Some(line) = remedy.part.map(Part::configuration) {
-            let _ = write!(list, "<br><code>{}</code>", escaped(line));
+            let _ = write!(list, "<br><code>{}</code>", escaped(&line));
         }
         if let Some(gain) = findings.gain_of(remedy) {
             let _ = write!(list, "<br>It would {}.", gain.in_words());

@@ -193,7 +193,7 @@ pub(super) mod tests {
             documents: trace.documents(),
             skipped: 0,
             capacity,
-            bound: Bound::of(&trace, 0, |_| ()),
+            bound: Bound::of(&trace, 0, 1, |_| ()),
             outcomes: policies
                 .iter()
                 .map(|&kind| {

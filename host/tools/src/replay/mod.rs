@@ -149,7 +149,7 @@ pub fn run(options: &Options) -> Result<()> {
     let trace = read.trace;
     let bar = progress::bar("upper bound", trace.parts().count())?;
     let (page_tokens, capacity) = (options.page_tokens, options.capacity());
-    let bound = Bound::in_pages(&trace, options.seed, page_tokens, |done| {
+    let bound = Bound::of(&trace, options.seed, page_tokens, |done| {
         if done % progress::STRIDE == 0 {
             bar.set_position(done as u64);
         }

@@ -59,7 +59,7 @@ pub(super) fn replay(
             taken += began.elapsed();
             replay.serve(&part, &order);
         }
-        nanoseconds.push(u32::try_from(taken.as_nanos()).unwrap_or(u32::MAX));
+        nanoseconds.push(nanos(taken));
         let done = at + 1;
         curve.add(done, replay.reuse());
         if done % progress::STRIDE == 0 {
@@ -130,26 +130,22 @@ fn outcome(
     }
 }
 
-/// The times that decisions on requests took, in the order of the log. A decision chooses an order or rewrites a body.
-#[derive(Debug, Default)]
-pub(super) struct Pace {
+/// Returns a time in nanoseconds; times above 4 s count as that.
+pub(super) fn nanos(taken: Duration) -> u32 {
+    u32::try_from(taken.as_nanos()).unwrap_or(u32::MAX)
+}
+
+/// Returns the results of simulating whole prompts under the policy called `name`. `nanoseconds` has the times that
+/// rewriting the bodies took.
+pub(super) fn whole(
+    name: &'static str,
+    prompts: PromptReuse,
     nanoseconds: Vec<u32>,
-}
-
-impl Pace {
-    pub(super) fn add(&mut self, taken: Duration) {
-        let taken = u32::try_from(taken.as_nanos()).unwrap_or(u32::MAX);
-        self.nanoseconds.push(taken);
-    }
-}
-
-/// Returns the results of simulating whole prompts under the policy called `name`. `pace` has the times that rewriting
-/// the bodies took.
-pub(super) fn whole(name: &'static str, prompts: PromptReuse, pace: Pace) -> PolicyOutcome {
+) -> PolicyOutcome {
     let curve = Curve::new(0);
     PolicyOutcome {
         prompts: Some(prompts),
-        ..outcome(name, prompts.documents, curve, pace.nanoseconds)
+        ..outcome(name, prompts.documents, curve, nanoseconds)
     }
 }
 

@@ -9,7 +9,7 @@
 //! The log is read again for each policy, so a thread needs memory for only one ordering core and one simulated cache.
 
 use super::Options;
-use super::simulate::{self, Pace, PolicyOutcome};
+use super::simulate::{self, PolicyOutcome, nanos};
 use crate::explain::causes::Causes;
 use crate::explain::lines::Explaining;
 use crate::options::gateway_configuration;
@@ -103,32 +103,32 @@ pub(crate) fn prompts(
     if is_stabilised {
         replay.order_all();
     }
-    let mut pace = Pace::default();
+    let mut nanoseconds = Vec::new();
     let name = match is_stabilised {
         true => "stabilised",
         false => "prompts",
     };
     log::read(input.files, name, OnBad::Count, |_, line| {
-        Ok(served(&mut replay, &reader, line, &mut pace)?)
+        Ok(served(&mut replay, &reader, line, &mut nanoseconds)?)
     })?;
     let reuse = replay.reuse();
-    Ok(simulate::whole(kind.name(), reuse, pace))
+    Ok(simulate::whole(kind.name(), reuse, nanoseconds))
 }
 
 /// Simulates one line of the log: orders its documents as the gateway would, looks the resulting prompt up in the
-/// simulated cache and adds it, and adds the time of the decision to `pace`.
+/// simulated cache and adds it, and adds the time of the decision to `nanoseconds`.
 fn served(
     replay: &mut PromptReplay,
     reader: &LogReader,
     line: &[u8],
-    pace: &mut Pace,
+    nanoseconds: &mut Vec<u32>,
 ) -> Result<(), BadLine> {
     let logged = Logged::read(line)?;
     if logged.kind()? == LoggedKind::Ranking {
         for part in reader.parts(&logged)? {
             let began = Instant::now();
             let order = replay.decide_ranking(&part);
-            pace.add(began.elapsed());
+            nanoseconds.push(nanos(began.elapsed()));
             replay.serve_ranking(&part, &order);
         }
         return Ok(());
@@ -139,7 +139,7 @@ fn served(
         Err(Skip::TooManyDocuments { .. }) => None,
         sent => sent.map_err(BadLine::Body)?,
     };
-    pace.add(began.elapsed());
+    nanoseconds.push(nanos(began.elapsed()));
     (replay.serve(&logged, sent.as_deref())).map_err(BadLine::Body)
 }
 

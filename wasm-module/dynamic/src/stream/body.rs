@@ -7,10 +7,8 @@
     reason = "calls into Envoy, each with objects that Envoy gave to the running hook"
 )]
 
-use foreword_filter::HostError;
-
-use super::{Envoy, NO_SUCH_THING, bytes, refused};
-use crate::abi::{self, EnvoyBuffer, ModuleBuffer};
+use super::{Envoy, bytes};
+use crate::abi::{self, EnvoyBuffer};
 
 impl Envoy<'_> {
     /// Returns the bytes of the response's current chunk; 0 in a configuration's hook.
@@ -38,65 +36,9 @@ impl Envoy<'_> {
         self.bodies(filter).into_iter().flatten().map(size).sum()
     }
 
-    /// Returns `size` bytes of the response's current chunk, from `from` on; fewer if the chunk is shorter.
-    pub(super) fn response_part(&self, from: usize, size: usize) -> Result<Vec<u8>, HostError> {
-        let filter = self.filter("response_body")?;
-        let mut body = self.chunk(filter, abi::RECEIVED_RESPONSE_BODY);
-        body.truncate(from.saturating_add(size));
-        body.drain(..from.min(body.len()));
-        Ok(body)
-    }
-
-    /// Returns the part of the request's body that has arrived, at most `size` bytes.
-    pub(super) fn arrived(&self, size: usize) -> Result<Vec<u8>, HostError> {
-        let filter = self.filter("request_body")?;
-        let mut body = Vec::with_capacity(size);
-        for kind in self.bodies(filter).into_iter().flatten() {
-            body.extend(self.chunk(filter, kind));
-        }
-        body.truncate(size);
-        Ok(body)
-    }
-
-    /// Replaces the part of the request's body that has arrived, which must have `size` bytes.
-    pub(super) fn replace(&self, size: usize, body: &[u8]) -> Result<(), HostError> {
-        const CALL: &str = "replace_request_body";
-        let filter = self.filter(CALL)?;
-        // The filter always replaces the whole body: after a part, appending would put the new bytes in the wrong
-        // place.
-        if size != self.body_size() {
-            return Err(refused(CALL, NO_SUCH_THING));
-        }
-        let mut target = None;
-        for kind in self.bodies(filter).into_iter().flatten() {
-            // SAFETY: `filter` is the running hook's.
-            let drained = unsafe {
-                let size = abi::envoy_dynamic_module_callback_http_get_body_size(filter, kind);
-                abi::envoy_dynamic_module_callback_http_drain_body(filter, kind, size)
-            };
-            if drained {
-                target = Some(kind);
-            }
-        }
-        let kind = target.ok_or(refused(CALL, NO_SUCH_THING))?;
-        // SAFETY: as above; Envoy copies the bytes.
-        let added = unsafe {
-            abi::envoy_dynamic_module_callback_http_append_body(
-                filter,
-                kind,
-                ModuleBuffer::of(body),
-            )
-        };
-        if added {
-            Ok(())
-        } else {
-            Err(refused(CALL, NO_SUCH_THING))
-        }
-    }
-
     /// Returns the buffers of the request's body, in order. If Envoy passes on a body that an earlier filter buffered,
     /// both buffers are the same one, which is returned once.
-    fn bodies(&self, filter: abi::HttpFilterEnvoyPtr) -> [Option<u32>; 2] {
+    pub(super) fn bodies(&self, filter: abi::HttpFilterEnvoyPtr) -> [Option<u32>; 2] {
         // SAFETY: `filter` is the running hook's.
         let same = unsafe {
             abi::envoy_dynamic_module_callback_http_received_buffered_request_body(filter)
@@ -106,7 +48,7 @@ impl Envoy<'_> {
     }
 
     /// Returns the bytes of one of the buffers.
-    fn chunk(&self, filter: abi::HttpFilterEnvoyPtr, kind: u32) -> Vec<u8> {
+    pub(super) fn chunk(&self, filter: abi::HttpFilterEnvoyPtr, kind: u32) -> Vec<u8> {
         let mut body = Vec::new();
         // SAFETY: `filter` is the running hook's; Envoy writes as many pieces as it has just counted, and the body does
         // not change before they are copied.

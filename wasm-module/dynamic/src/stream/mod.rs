@@ -3,20 +3,16 @@
 //! | file | Envoy's part |
 //! | --- | --- |
 //! | `headers`, `body` | a request and its response |
-//! | `calls` | cluster calls, resuming requests |
-//! | `state` | access logs, attributes |
 //! | `metrics` | counters, histograms |
-//! | this file | the running hook's object, the log, the clock |
+//! | this file | the running hook's object, cluster calls, resuming requests, access logs, the log, the clock |
 #![allow(
     unsafe_code,
     reason = "calls into Envoy, each with objects that Envoy gave to the running hook"
 )]
 
 mod body;
-mod calls;
 mod headers;
 mod metrics;
-mod state;
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -24,6 +20,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use foreword_filter::{Host, HostError, LogLevel, MetricId, Resumer, SharedData};
 
+use self::headers::of_headers;
 use crate::abi::{self, EnvoyBuffer, ModuleBuffer};
 
 /// Envoy's object for the running hook: a configuration or a request. It is valid only during the hook.
@@ -88,6 +85,14 @@ impl Envoy<'_> {
         }
     }
 
+    /// Resumes a paused request.
+    fn continue_decoding(&self) {
+        if let Ok(filter) = self.filter("resume") {
+            // SAFETY: `filter` is the running hook's.
+            unsafe { abi::envoy_dynamic_module_callback_http_filter_continue_decoding(filter) };
+        }
+    }
+
     /// Sets what [`Envoy::finish`] does.
     fn last(&self, call: &'static str, last: Last) -> Result<(), HostError> {
         self.filter(call)?;
@@ -137,15 +142,56 @@ impl Host for Envoy<'_> {
     }
 
     fn response_body(&self, from: usize, size: usize) -> Result<Vec<u8>, HostError> {
-        self.response_part(from, size)
+        let filter = self.filter("response_body")?;
+        let mut body = self.chunk(filter, abi::RECEIVED_RESPONSE_BODY);
+        body.truncate(from.saturating_add(size));
+        body.drain(..from.min(body.len()));
+        Ok(body)
     }
 
     fn request_body(&self, size: usize) -> Result<Vec<u8>, HostError> {
-        self.arrived(size)
+        let filter = self.filter("request_body")?;
+        let mut body = Vec::with_capacity(size);
+        for kind in self.bodies(filter).into_iter().flatten() {
+            body.extend(self.chunk(filter, kind));
+        }
+        body.truncate(size);
+        Ok(body)
     }
 
     fn replace_request_body(&self, size: usize, body: &[u8]) -> Result<(), HostError> {
-        self.replace(size, body)
+        const CALL: &str = "replace_request_body";
+        let filter = self.filter(CALL)?;
+        // The filter always replaces the whole body: after a part, appending would put the new bytes in the wrong
+        // place.
+        if size != self.body_size() {
+            return Err(refused(CALL, NO_SUCH_THING));
+        }
+        let mut target = None;
+        for kind in self.bodies(filter).into_iter().flatten() {
+            // SAFETY: `filter` is the running hook's.
+            let drained = unsafe {
+                let size = abi::envoy_dynamic_module_callback_http_get_body_size(filter, kind);
+                abi::envoy_dynamic_module_callback_http_drain_body(filter, kind, size)
+            };
+            if drained {
+                target = Some(kind);
+            }
+        }
+        let kind = target.ok_or(refused(CALL, NO_SUCH_THING))?;
+        // SAFETY: as above; Envoy copies the bytes.
+        let added = unsafe {
+            abi::envoy_dynamic_module_callback_http_append_body(
+                filter,
+                kind,
+                ModuleBuffer::of(body),
+            )
+        };
+        if added {
+            Ok(())
+        } else {
+            Err(refused(CALL, NO_SUCH_THING))
+        }
     }
 
     fn respond(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Result<(), HostError> {
@@ -169,7 +215,39 @@ impl Host for Envoy<'_> {
     }
 
     fn set_log_fields(&self, fields: &[(&str, String)]) -> Result<(), HostError> {
-        self.write_fields(fields)
+        const CALL: &str = "set_log_fields";
+        let filter = self.filter(CALL)?;
+        // Envoy uses these names for the fields that a Wasm filter writes, so one log format serves both shells.
+        let key = |name| format!("wasm.foreword.{name}");
+        let Some((first, _)) = fields.first() else {
+            return Ok(());
+        };
+        // SAFETY: `filter` is the running hook's.
+        let known = unsafe {
+            let key = key(first);
+            abi::envoy_dynamic_module_callback_http_has_filter_state(
+                filter,
+                ModuleBuffer::of(key.as_bytes()),
+            )
+        };
+        if known {
+            return Ok(());
+        }
+        for (name, value) in fields {
+            let key = key(name);
+            // SAFETY: `filter` is the running hook's; Envoy copies key and value.
+            let done = unsafe {
+                abi::envoy_dynamic_module_callback_http_set_filter_state_bytes(
+                    filter,
+                    ModuleBuffer::of(key.as_bytes()),
+                    ModuleBuffer::of(value.as_bytes()),
+                )
+            };
+            if !done {
+                return Err(refused(CALL, NO_SUCH_THING));
+            }
+        }
+        Ok(())
     }
 
     fn shared_data(&self, key: &str) -> Result<Option<(Vec<u8>, u32)>, HostError> {
@@ -185,8 +263,21 @@ impl Host for Envoy<'_> {
         Ok(DATA.set(key, value, unchanged_since))
     }
 
+    /// Returns the attribute `upstream.address`, the only one that the filter reads; `None` for any other.
     fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>, HostError> {
-        self.attribute(path)
+        let (Scope::Request(filter), ["upstream", "address"]) = (self.scope, path) else {
+            return Ok(None);
+        };
+        let mut value = EnvoyBuffer::NOTHING;
+        // SAFETY: `filter` is the running hook's; `value` is written before the call returns, and copied at once.
+        unsafe {
+            let found = abi::envoy_dynamic_module_callback_http_filter_get_attribute_string(
+                filter,
+                abi::UPSTREAM_ADDRESS,
+                &raw mut value,
+            );
+            Ok(found.then(|| bytes(&value).to_vec()))
+        }
     }
 
     fn call_for_plugin(
@@ -196,7 +287,33 @@ impl Host for Envoy<'_> {
         body: &[u8],
         limit_ms: u64,
     ) -> Result<u32, HostError> {
-        self.call_for_config(cluster, headers, body, limit_ms)
+        const CALL: &str = "call";
+        let Scope::Config(config) = self.scope else {
+            return Err(refused(CALL, NO_CONFIG));
+        };
+        let mut headers = of_headers(headers);
+        let mut id = 0;
+        // SAFETY: `config` is the running hook's; `id` is written before the call returns, and Envoy copies the rest.
+        let result = unsafe {
+            abi::envoy_dynamic_module_callback_http_filter_config_http_callout(
+                config,
+                &raw mut id,
+                ModuleBuffer::of(cluster.as_bytes()),
+                headers.as_mut_ptr(),
+                headers.len(),
+                if body.is_empty() {
+                    ModuleBuffer::NULL
+                } else {
+                    ModuleBuffer::of(body)
+                },
+                limit_ms,
+            )
+        };
+        match (result, u32::try_from(id)) {
+            (abi::CALL_MADE, Ok(id)) => Ok(id),
+            (abi::CALL_MADE, Err(_)) => Err(refused(CALL, NO_SUCH_THING)),
+            (status, _) => Err(refused(CALL, status)),
+        }
     }
 
     fn call_for_request(
@@ -206,7 +323,27 @@ impl Host for Envoy<'_> {
         body: &[u8],
         limit_ms: u64,
     ) -> Result<u64, HostError> {
-        self.call_for_request(cluster, headers, body, limit_ms)
+        const CALL: &str = "ask";
+        let filter = self.filter(CALL)?;
+        let mut headers = of_headers(headers);
+        let mut id = 0;
+        // SAFETY: `filter` is the running hook's; everything else outlives the call, which copies it. A response never
+        // arrives before the call returns.
+        let result = unsafe {
+            abi::envoy_dynamic_module_callback_http_filter_http_callout(
+                filter,
+                &raw mut id,
+                ModuleBuffer::of(cluster.as_bytes()),
+                headers.as_mut_ptr(),
+                headers.len(),
+                ModuleBuffer::of(body),
+                limit_ms,
+            )
+        };
+        match result {
+            abi::CALL_MADE => Ok(id),
+            status => Err(refused(CALL, status)),
+        }
     }
 
     fn resume(&self) -> Result<(), HostError> {
@@ -214,7 +351,12 @@ impl Host for Envoy<'_> {
     }
 
     fn resumer(&self) -> Option<Resumer> {
-        self.remote_resumer()
+        let filter = self.filter("resumer").ok()?;
+        // SAFETY: `filter` is the running hook's.
+        let scheduler =
+            unsafe { abi::envoy_dynamic_module_callback_http_filter_scheduler_new(filter) };
+        let scheduler = (!scheduler.is_null()).then_some(Scheduler(scheduler))?;
+        Some(Box::new(move || scheduler.commit()))
     }
 
     fn memory_bytes(&self) -> Option<u64> {
@@ -271,6 +413,26 @@ impl Host for Envoy<'_> {
 
     fn log(&self, level: LogLevel, message: &str) {
         log(level, message);
+    }
+}
+
+/// Envoy's scheduler for a request.
+struct Scheduler(abi::RequestSchedulerPtr);
+
+// SAFETY: any thread may post an event to the worker's queue; Envoy drops the event if the request is over by then.
+unsafe impl Send for Scheduler {}
+
+impl Scheduler {
+    fn commit(&self) {
+        // SAFETY: the pointer is deleted when this is dropped, not before.
+        unsafe { abi::envoy_dynamic_module_callback_http_filter_scheduler_commit(self.0, 0) };
+    }
+}
+
+impl Drop for Scheduler {
+    fn drop(&mut self) {
+        // SAFETY: from `scheduler_new`, and dropped once.
+        unsafe { abi::envoy_dynamic_module_callback_http_filter_scheduler_delete(self.0) };
     }
 }
 

@@ -142,13 +142,8 @@ impl Ring {
 /// Returns the number of a ring's positions assigned so far, and its compare-and-swap number. `key` is the key of the
 /// ring's state in shared data.
 fn read_head<H: Host>(host: &H, key: &str) -> Result<(u64, u32), HostError> {
-    let missing = HostError {
-        call: "shared_data",
-        status: NO_HEAD,
-    };
-    let (next, number) = host.shared_data(key)?.ok_or(missing)?;
-    let next = <[u8; 8]>::try_from(next.as_slice()).map_err(|_| missing)?;
-    Ok((u64::from_le_bytes(next), number))
+    let ([next], number) = swap::numbers(host, key, NO_HEAD)?;
+    Ok((next, number))
 }
 
 /// Version of the ring buffer's layout in shared data. A build with another version uses another ring.

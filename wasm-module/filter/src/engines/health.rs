@@ -2,6 +2,7 @@
 
 use super::DispatchResult;
 use crate::host::{Host, HostError};
+use crate::swap;
 
 /// The health and load of one engine, as all workers of this proxy share them.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -22,13 +23,7 @@ pub(super) struct EngineHealth {
 
 impl EngineHealth {
     pub(super) fn read<H: Host>(host: &H, key: &str) -> Result<(Self, u32), HostError> {
-        let not_ours = HostError {
-            call: "shared_data",
-            status: NO_STATE,
-        };
-        let (bytes, number) = host.shared_data(key)?.ok_or(not_ours)?;
-        let bytes: [u8; 48] = bytes.try_into().map_err(|_| not_ours)?;
-        let (fields, _) = bytes.as_chunks::<8>();
+        let (fields, number) = swap::numbers(host, key, NO_STATE)?;
         let [
             outstanding,
             changed_ms,
@@ -36,32 +31,27 @@ impl EngineHealth {
             out_until_ms,
             elsewhere,
             elsewhere_ms,
-        ] = fields
-        else {
-            return Err(not_ours);
-        };
-        let number_of = |field: &[u8; 8]| u64::from_le_bytes(*field);
+        ] = fields;
         let state = Self {
-            outstanding: number_of(outstanding),
-            changed_ms: number_of(changed_ms),
-            failures: number_of(failures),
-            out_until_ms: number_of(out_until_ms),
-            elsewhere: number_of(elsewhere),
-            elsewhere_ms: number_of(elsewhere_ms),
+            outstanding,
+            changed_ms,
+            failures,
+            out_until_ms,
+            elsewhere,
+            elsewhere_ms,
         };
         Ok((state, number))
     }
 
     pub(super) fn bytes(self) -> Vec<u8> {
-        let fields = [
+        swap::bytes([
             self.outstanding,
             self.changed_ms,
             self.failures,
             self.out_until_ms,
             self.elsewhere,
             self.elsewhere_ms,
-        ];
-        fields.map(u64::to_le_bytes).concat()
+        ])
     }
 
     /// Returns the tokens that the engine has yet to compute for this proxy's requests. Returns 0 if the number has not

@@ -29,7 +29,7 @@ impl Lease {
             holder: last.holder.wrapping_add(1),
             until_ms: 0,
         };
-        let last = swap::change(host, &counter, None, read, |last| next(last).bytes().into())?;
+        let last = swap::change(host, &counter, None, read, |last| next(last).bytes())?;
         let last = last.ok_or(HostError {
             call: "set_shared_data",
             status: CONTENDED,
@@ -71,24 +71,14 @@ struct Term {
 }
 
 impl Term {
-    fn bytes(self) -> [u8; 16] {
-        (u128::from(self.until_ms) << 64 | u128::from(self.holder)).to_le_bytes()
+    fn bytes(self) -> Vec<u8> {
+        swap::bytes([self.holder, self.until_ms])
     }
 }
 
 fn read<H: Host>(host: &H, key: &str) -> Result<(Term, u32), HostError> {
-    let not_ours = HostError {
-        call: "shared_data",
-        status: NOT_A_LEASE,
-    };
-    let (bytes, number) = host.shared_data(key)?.ok_or(not_ours)?;
-    let (holder, until) = bytes.split_first_chunk().ok_or(not_ours)?;
-    let until = until.try_into().map_err(|_| not_ours)?;
-    let term = Term {
-        holder: u64::from_le_bytes(*holder),
-        until_ms: u64::from_le_bytes(until),
-    };
-    Ok((term, number))
+    let ([holder, until_ms], number) = swap::numbers(host, key, NOT_A_LEASE)?;
+    Ok((Term { holder, until_ms }, number))
 }
 
 /// Duration in milliseconds for which a lease is taken or renewed.

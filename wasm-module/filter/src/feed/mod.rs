@@ -24,7 +24,7 @@ mod lease;
 mod listeners;
 mod outbox;
 
-use foreword_ordering::feed::{Batch, Change, Event, FeedKey, Follower};
+use foreword_ordering::feed::{Batch, Event, FeedKey, Follower};
 use foreword_ordering::{EngineId, Residency};
 
 use self::call::{CallSlot, Link, body_of};
@@ -223,7 +223,7 @@ impl Feed {
             let message = format!("the feed of {} is back", self.name);
             host.log(LogLevel::Info, &message);
         }
-        let events = self.follower.follow(&batch).map(owned);
+        let events = self.follower.follow(&batch).cloned();
         Some(FeedUpdate {
             messages: in_messages(self.engine, &batch.model, events),
             events: if batch.reset {
@@ -262,27 +262,6 @@ fn read(answer: CallResponse<'_>, key: Option<&FeedKey>) -> Result<Batch, Proble
         words: error.to_string(),
         is_about_the_key: error.is_about_the_key(),
     })
-}
-
-fn owned(change: Change<'_>) -> Event {
-    use foreword_ordering::tree::ResidencyEvent;
-    match change {
-        Change::Tenant(tenant, ResidencyEvent::Stored { scope, path }) => Event::Stored {
-            tenant,
-            scope,
-            path: path.to_vec(),
-        },
-        Change::Tenant(tenant, ResidencyEvent::Removed { scope, path }) => Event::Removed {
-            tenant,
-            scope,
-            path: path.to_vec(),
-        },
-        // A feed never reports usage.
-        Change::Forget
-        | Change::Tenant(_, ResidencyEvent::Cleared | ResidencyEvent::Reported { .. }) => {
-            Event::Cleared
-        }
-    }
 }
 
 /// Groups consecutive events into updates of about [`DOCUMENTS_IN_A_MESSAGE`] documents at most; a larger event is an

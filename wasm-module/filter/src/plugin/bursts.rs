@@ -84,7 +84,7 @@ impl Plugin {
             was_held = bursts.is_held(ticket);
             bursts.gone(now_ms, ticket)
         });
-        self.metrics.left(host, was_held);
+        self.metrics.left.add(host, was_held.into());
         was_held
     }
 

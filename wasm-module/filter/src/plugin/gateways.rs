@@ -55,7 +55,7 @@ impl Plugin {
         if !outgoing.is_empty() || (tick == Tick::Full && feed.repeats_load(now_ms)) {
             let load = || self.engines.own_outstanding(host, now_ms, engine);
             let lost = feed.push(host, now_ms, outgoing, load);
-            self.metrics.lost_updates(host, lost);
+            self.metrics.lost_updates.add(host, lost);
         }
     }
 
@@ -89,10 +89,10 @@ impl Plugin {
                 knowledge.take(host, &self.metrics, &update.about(engine));
             }
         }
-        self.metrics.sent_updates(host, received.sent);
-        self.metrics.lost_updates(host, received.lost);
+        self.metrics.sent_updates.add(host, received.sent);
+        self.metrics.lost_updates.add(host, received.lost);
         // Counted last, so a reader who sees the count also sees the updates applied.
-        self.metrics.received_updates(host, count);
+        self.metrics.received_updates.add(host, count);
         // There may be more to receive or to push by now.
         if received.listens_again || self.has_outgoing(engine) {
             self.clock.wake();
@@ -115,13 +115,8 @@ pub(super) fn gateway_id(host: &impl Host, ring: &str) -> Result<GatewayId, Host
     let key = format!("foreword/gateway/{LAYOUT}/{ring}");
     let random = RandomState::new().build_hasher().finish();
     swap::create(host, &key, &random.to_le_bytes())?;
-    let bytes = host.shared_data(&key)?;
-    let bytes = bytes.and_then(|(bytes, _)| <[u8; 8]>::try_from(bytes).ok());
-    let bytes = bytes.ok_or(HostError {
-        call: "shared_data",
-        status: NO_ID,
-    })?;
-    Ok(GatewayId(u64::from_le_bytes(bytes)))
+    let ([id], _) = swap::numbers(host, &key, NO_ID)?;
+    Ok(GatewayId(id))
 }
 
 /// Version of the layout of the gateway's id in shared data. A build with another version draws another id.

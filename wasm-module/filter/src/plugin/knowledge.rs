@@ -69,7 +69,10 @@ impl Knowledge {
         } = self;
         let Some(agreement) = agreement else { return };
         match agreement.catch_up(host, limit, |update| orderer.learn(update)) {
-            Ok(learnt) => metrics.learnt(host, learnt),
+            Ok(learnt) => {
+                metrics.learnt_entries.add(host, learnt.entries);
+                metrics.lost_entries.add(host, learnt.lost);
+            }
             Err(error) => host.log(LogLevel::Warn, &error.to_string()),
         }
     }
@@ -98,9 +101,9 @@ impl Knowledge {
         };
         match agreement.publish(host, update) {
             Ok(true) => {}
-            Ok(false) => metrics.unpublished(host),
+            Ok(false) => metrics.unpublished_updates.add(host, 1),
             Err(error) => {
-                metrics.unpublished(host);
+                metrics.unpublished_updates.add(host, 1);
                 host.log(LogLevel::Warn, &error.to_string());
             }
         }

@@ -173,6 +173,7 @@ fn loaded(config: &Config) -> String {
         Some(TenantSource::Header(_)) => "header",
         Some(TenantSource::Claim(_)) => "claim",
     };
+    let on_off = |is_on| if is_on { "on" } else { "off" };
     format!(
         "event=loaded version={} routes={} max_body_bytes={} mode={} experiment={} tenants={tenants} salts={} retrieval={}",
         env!("CARGO_PKG_VERSION"),
@@ -182,16 +183,8 @@ fn loaded(config: &Config) -> String {
             Mode::Order => "order",
             Mode::DryRun => "dry-run",
         },
-        if config.experiment.is_some() {
-            "on"
-        } else {
-            "off"
-        },
-        if config.salt.is_some() { "on" } else { "off" },
-        if config.retrieval.is_some() {
-            "on"
-        } else {
-            "off"
-        },
+        on_off(config.experiment.is_some()),
+        on_off(config.salt.is_some()),
+        on_off(config.retrieval.is_some()),
     )
 }

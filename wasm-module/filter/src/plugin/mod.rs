@@ -160,7 +160,7 @@ impl Plugin {
             feeds.find_map(|feed| feed.on_answer(host, now_ms, call, answer))
         });
         if said.as_ref().is_some_and(|said| said.is_keyed_otherwise) {
-            self.metrics.feed_key_mismatch(host);
+            self.metrics.feed_key_mismatches.add(host, 1);
         }
         let Some(said) = said else {
             return;
@@ -178,7 +178,7 @@ impl Plugin {
             knowledge.take(host, &self.metrics, &update);
         }
         // Counted last, so a reader who sees the count also sees the updates applied.
-        self.metrics.fed(host, said.events);
+        self.metrics.feed_events.add(host, said.events);
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -202,9 +202,7 @@ impl Plugin {
     /// Adds to the metric of restored messages: those in which a client had changed the model's answer, and the filter
     /// put the stored original back. `messages` is the number in one request.
     pub(crate) fn restored(&self, host: &impl Host, messages: u64) {
-        if messages > 0 {
-            self.metrics.restored(host, messages);
-        }
+        self.metrics.messages_restored.add(host, messages);
     }
 
     /// Stores the model's answer that `answer` has collected from a response, and counts it. Not stored if it is
@@ -215,7 +213,7 @@ impl Plugin {
             .as_ref()
             .map(|answers| answer.keep(host, answers));
         match kept {
-            Some(Ok(true)) => self.metrics.answer_kept(host),
+            Some(Ok(true)) => self.metrics.answers_kept.add(host, 1),
             Some(Err(error)) => host.log(LogLevel::Warn, &error.to_string()),
             Some(Ok(false)) | None => {}
         }
@@ -480,7 +478,7 @@ impl Plugin {
             cached_tokens,
         };
         if let Some(correction) = record.judged(usage) {
-            self.metrics.corrected(host);
+            self.metrics.corrections.add(host, 1);
             let update = PeerUpdate::Correction(correction);
             self.publish(host, &mut knowledge, &update);
         }

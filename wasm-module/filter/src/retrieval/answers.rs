@@ -113,7 +113,7 @@ pub(super) fn found(answer: CallResponse<'_>, limit: usize) -> Result<RetrieverA
     Ok(RetrieverAnswer {
         documents,
         version: read.version.unwrap_or_default(),
-        metric: metric.and_then(Metric::named),
+        metric: metric.and_then(Metric::by_name),
     })
 }
 

@@ -1,7 +1,9 @@
 //! The texts of the documents in similarity caches, each stored once, however many questions found it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::hash::RandomState;
 use std::sync::Arc;
+
+use foreword_ordering::lru::Lru;
 
 /// The texts of retrieved documents, by tenant and id, as elements of a request's `documents`. The least recently used
 /// are evicted first. No tenant can read another's document.
@@ -9,30 +11,18 @@ use std::sync::Arc;
 pub(super) struct Documents {
     max_bytes: usize,
     bytes: usize,
-    held: HashMap<Key, StoredDocument>,
-    by_use: BTreeMap<u64, Key>,
-    /// The number of the latest use of any document. Each use (a document is stored or returned) gets the next number,
-    /// and a document is in `by_use` under the number of its own latest use.
-    used: u64,
+    held: Lru<Key, Arc<str>, RandomState>,
 }
 
-/// A document's tenant and id, shared by both maps.
+/// A document's tenant and id.
 type Key = Arc<(Box<str>, Box<str>)>;
-
-#[derive(Debug)]
-struct StoredDocument {
-    element: Arc<str>,
-    used: u64,
-}
 
 impl Documents {
     pub(super) fn new(max_bytes: usize) -> Self {
         Self {
             max_bytes,
             bytes: 0,
-            held: HashMap::new(),
-            by_use: BTreeMap::new(),
-            used: 0,
+            held: Lru::default(),
         }
     }
 
@@ -40,22 +30,20 @@ impl Documents {
     /// than the whole store may be, only the earlier one is removed.
     pub(super) fn put(&mut self, tenant: &str, id: &str, element: Arc<str>) {
         let key: Key = Arc::new((tenant.into(), id.into()));
-        self.remove(&key);
-        let size = size(&key, &element);
-        if size > self.max_bytes {
+        if let Some(old) = self.held.remove(&key) {
+            self.bytes = self.bytes.saturating_sub(size(&key, &old));
+        }
+        let added = size(&key, &element);
+        if added > self.max_bytes {
             return;
         }
-        while self.bytes.saturating_add(size) > self.max_bytes {
-            let Some((_, oldest)) = self.by_use.pop_first() else {
-                break;
-            };
-            self.remove(&oldest);
+        while self.bytes.saturating_add(added) > self.max_bytes
+            && let Some((key, old)) = self.held.pop()
+        {
+            self.bytes = self.bytes.saturating_sub(size(&key, &old));
         }
-        self.used = self.used.saturating_add(1);
-        self.bytes = self.bytes.saturating_add(size);
-        self.by_use.insert(self.used, Arc::clone(&key));
-        let used = self.used;
-        self.held.insert(key, StoredDocument { element, used });
+        self.bytes = self.bytes.saturating_add(added);
+        self.held.insert(key, element, usize::MAX);
     }
 
     /// Returns the JSON of all the tenant's documents with these ids, and counts it as a use of each; `None` if any of
@@ -64,26 +52,13 @@ impl Documents {
         let mut elements = Vec::with_capacity(ids.len());
         for id in ids {
             let key: Key = Arc::new((tenant.into(), id.clone()));
-            let held = self.held.get_mut(&key)?;
-            self.used = self.used.saturating_add(1);
-            if let Some(key) = self.by_use.remove(&held.used) {
-                self.by_use.insert(self.used, key);
-            }
-            held.used = self.used;
-            elements.push(Arc::clone(&held.element));
+            elements.push(Arc::clone(self.held.get(&key)?));
         }
         Some(elements)
     }
 
     pub(super) fn clear(&mut self) {
         *self = Self::new(self.max_bytes);
-    }
-
-    fn remove(&mut self, key: &Key) {
-        if let Some(held) = self.held.remove(key) {
-            self.by_use.remove(&held.used);
-            self.bytes = self.bytes.saturating_sub(size(key, &held.element));
-        }
     }
 }
 
@@ -121,13 +96,13 @@ mod tests {
                 &format!("{}", round % 7),
                 "y".repeat(round % 90).into(),
             );
-            let real: usize = documents
-                .held
-                .iter()
-                .map(|(key, held)| size(key, &held.element))
+            let keys = "abcde0123456"
+                .split("")
+                .map(|id| Arc::new(("t".into(), id.into())));
+            let real: usize = keys
+                .filter_map(|key| Some(size(&key, documents.held.peek(&key)?)))
                 .sum();
             assert!(real == documents.bytes && real <= 900);
-            assert_eq!(documents.held.len(), documents.by_use.len());
         }
     }
 

@@ -159,6 +159,11 @@ pub(super) fn characters(piece: &str) -> impl Iterator<Item = (char, Range<usize
     })
 }
 
+/// Returns whether `piece`, a part of a JSON string, encodes only white space.
+pub(crate) fn is_blank(piece: &str) -> bool {
+    characters(piece).all(|(character, _)| character.is_whitespace())
+}
+
 /// Decodes an escape of a JSON string; `rest` is the text after its backslash. Returns the character and the text after
 /// the escape.
 fn unescape(rest: &str) -> (char, &str) {

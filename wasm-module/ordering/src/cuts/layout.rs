@@ -15,6 +15,7 @@
 
 use super::rules::CacheKind;
 use crate::body::scan::{self, Scan};
+use crate::body::text::is_blank;
 use crate::body::{self, Message, Parsed, PartStyle, Role, Skip, inner_of, offset_in, range_in};
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -617,32 +618,6 @@ fn pieces(
         _ => pieces.push((at..inner.end, false)),
     }
     pieces
-}
-
-/// Returns whether a part of a JSON string consists only of white space, literal or escaped.
-fn is_blank(piece: &str) -> bool {
-    let mut rest = piece;
-    while let Some(first) = rest.chars().next() {
-        let (is_space, length) = match rest.as_bytes() {
-            [b'\\', b'n' | b't' | b'r', ..] => (true, 2),
-            [b'\\', b'u', ..] => {
-                let code = rest
-                    .get(2..6)
-                    .and_then(|hex| u32::from_str_radix(hex, 16).ok());
-                (
-                    code.and_then(char::from_u32)
-                        .is_some_and(char::is_whitespace),
-                    6,
-                )
-            }
-            _ => (first.is_whitespace(), first.len_utf8()),
-        };
-        if !is_space {
-            return false;
-        }
-        rest = rest.get(length..).unwrap_or_default();
-    }
-    true
 }
 
 /// A block of a message's content, or a tool's definition, with those of its properties on which cache markers depend.

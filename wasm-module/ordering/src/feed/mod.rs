@@ -75,10 +75,8 @@ use crate::tree::{ResidencyEvent, Scope};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// Consecutive events of an engine's KV cache, or a full snapshot of its documents. Serde uses the form that is not
-/// sealed (encrypted).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Wire", into = "Wire")]
+/// Consecutive events of an engine's KV cache, or a full snapshot of its documents.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
     /// The epoch (lifetime of the cache) in which the positions `from` and `next` are valid.
     pub epoch: Epoch,
@@ -145,16 +143,6 @@ pub struct Epoch(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantKey(u128);
 
-/// The change that a reader of the feed of cache events must make to its knowledge trees (documents believed to be
-/// cached) for an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change<'b> {
-    /// Drop everything known about this engine's cache of this model, for every tenant.
-    Forget,
-    /// Apply an event to the trees of the tenant with this key.
-    Tenant(TenantKey, ResidencyEvent<'b>),
-}
-
 /// A reader of an engine's feed of cache events, with the position up to which it has read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Follower {
@@ -195,47 +183,33 @@ impl Follower {
         })
     }
 
-    /// Reads a batch and returns the changes for its events, in order, and advances the position. If the batch neither
-    /// continues the last one nor is a snapshot, the only change is [`Change::Forget`], and the next query requests a
-    /// full snapshot.
-    pub fn follow<'b>(&mut self, batch: &'b Batch) -> impl Iterator<Item = Change<'b>> + use<'b> {
+    /// Reads a batch and returns the events that the reader must apply, in order, and advances the position. A snapshot
+    /// begins with [`Event::Cleared`]. If the batch neither continues the last one nor is a snapshot, that is the only
+    /// event, and the next query requests a full snapshot.
+    pub fn follow<'b>(&mut self, batch: &'b Batch) -> impl Iterator<Item = &'b Event> + use<'b> {
+        static CLEARED: Event = Event::Cleared;
         let goes_on = batch.reset || self.place == Some((batch.epoch, batch.from));
         let forget = batch.reset || !goes_on;
         self.place = goes_on.then_some((batch.epoch, batch.next));
-        let events: &[Event] = if goes_on { &batch.events } else { &[] };
-        let forget = forget.then_some(Change::Forget);
-        forget.into_iter().chain(events.iter().map(Event::change))
+        let events: &'b [Event] = if goes_on { &batch.events } else { &[] };
+        forget.then_some(&CLEARED).into_iter().chain(events)
     }
 }
 
 impl Event {
-    /// Returns the change that a reader of the feed must make to its record of the engine's cache for this event.
+    /// Returns the event in the form in which a knowledge tree (documents believed to be cached) takes it.
     #[must_use]
-    pub fn change(&self) -> Change<'_> {
+    pub fn residency(&self) -> ResidencyEvent<'_> {
         match self {
-            Self::Stored {
-                tenant,
-                scope,
+            Self::Stored { scope, path, .. } => ResidencyEvent::Stored {
+                scope: *scope,
                 path,
-            } => Change::Tenant(
-                *tenant,
-                ResidencyEvent::Stored {
-                    scope: *scope,
-                    path,
-                },
-            ),
-            Self::Removed {
-                tenant,
-                scope,
+            },
+            Self::Removed { scope, path, .. } => ResidencyEvent::Removed {
+                scope: *scope,
                 path,
-            } => Change::Tenant(
-                *tenant,
-                ResidencyEvent::Removed {
-                    scope: *scope,
-                    path,
-                },
-            ),
-            Self::Cleared => Change::Forget,
+            },
+            Self::Cleared => ResidencyEvent::Cleared,
         }
     }
 
@@ -337,17 +311,18 @@ mod tests {
                 {"type": "cleared"},
             ],
         });
-        assert_eq!(serde_json::to_value(&batch).unwrap(), wire);
-        assert_eq!(serde_json::from_value::<Batch>(wire).unwrap(), batch);
+        assert_eq!(serde_json::to_value(batch.wire(None)).unwrap(), wire);
+        assert_eq!(Batch::read(wire.to_string().as_bytes(), None), Ok(batch));
     }
 
     #[test]
     fn fields_of_later_versions_are_ignored_and_bad_hashes_are_not() {
         let read = |scope: &str| {
-            serde_json::from_value::<Batch>(json!({
+            let wire = json!({
                 "epoch": "0000000000000001", "from": 1, "next": 2, "model": "m", "age": 3,
                 "events": [{"type": "removed", "scope": scope, "path": [], "medium": "tape"}],
-            }))
+            });
+            Batch::read(wire.to_string().as_bytes(), None)
         };
         assert!(read("000000000000000a").is_ok());
         for scope in ["", "a", "000000000000000g", "+00000000000000a"] {
@@ -362,9 +337,9 @@ mod tests {
         assert_eq!(follower.query(), "");
         let events = [stored(1), stored(2)];
         let kinds = |follower: &mut Follower, batch: &Batch| {
-            let changes = follower.follow(batch);
-            changes
-                .map(|change| matches!(change, Change::Forget))
+            let events = follower.follow(batch);
+            events
+                .map(|event| *event == Event::Cleared)
                 .collect::<Vec<_>>()
         };
         // A full snapshot.

@@ -125,20 +125,6 @@ impl Wire {
     }
 }
 
-impl From<Batch> for Wire {
-    fn from(batch: Batch) -> Self {
-        batch.wire(None)
-    }
-}
-
-impl TryFrom<Wire> for Batch {
-    type Error = ReadError;
-
-    fn try_from(wire: Wire) -> Result<Self, ReadError> {
-        wire.open(None)
-    }
-}
-
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum WireEvent {

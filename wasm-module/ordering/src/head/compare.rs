@@ -41,7 +41,7 @@ pub(super) struct Sides<'s> {
 }
 
 /// The first difference between the prompts of two requests; [`Cause::None`] if there is none.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Difference {
     pub(super) cause: Cause,
     pub(super) volatile: Option<Volatile>,
@@ -54,18 +54,10 @@ pub(super) struct Difference {
 }
 
 impl Difference {
-    const NONE: Self = Self {
-        cause: Cause::None,
-        volatile: None,
-        segment: None,
-        at: None,
-        name: None,
-    };
-
     fn of(cause: Cause) -> Self {
         Self {
             cause,
-            ..Self::NONE
+            ..Self::default()
         }
     }
 
@@ -74,7 +66,7 @@ impl Difference {
             cause,
             segment: Some(segment),
             at: Some(at),
-            ..Self::NONE
+            ..Self::default()
         }
     }
 
@@ -104,7 +96,7 @@ pub(super) fn first_difference(sides: &Sides<'_>) -> Difference {
         .or_else(|| system(sides, &new_parts, &old_parts))
         .or_else(|| parameters(sides))
         .or_else(|| history(&new_parts, &old_parts))
-        .unwrap_or(Difference::NONE)
+        .unwrap_or_default()
 }
 
 /// A request's pieces, divided by where they are in the prompt: tools, documents before all messages, system text,

@@ -3,7 +3,7 @@
 
 use super::patterns::{Class, Pattern};
 use crate::object;
-use crate::object::{BadValue, Ranges};
+use crate::object::{ConfigError, Ranges};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 
@@ -151,18 +151,6 @@ object! {
     }
 }
 
-impl RawHead {
-    /// Returns the default configuration of stabilising the prompt's head (tools, system text), but with its changes
-    /// applied instead of only reported.
-    #[must_use]
-    pub fn safe() -> Self {
-        Self {
-            mode: HeadMode::Apply,
-            ..Self::default()
-        }
-    }
-}
-
 /// The validated configuration of stabilising the prompt's head (tools, system text, documents' markup).
 #[derive(Clone, Debug)]
 pub struct Head {
@@ -175,7 +163,7 @@ impl Head {
     ///
     /// # Errors
     /// Returns the path of the invalid field and what is wrong with its value.
-    pub(crate) fn new(raw: RawHead) -> Result<Self, BadValue> {
+    pub(crate) fn new(raw: RawHead) -> Result<Self, ConfigError> {
         raw.check()?;
         let mut patterns = Vec::new();
         match &raw.volatile.patterns {
@@ -204,8 +192,8 @@ fn add(
     patterns: &mut Vec<Pattern>,
     list: &[RawPattern],
     field: &'static str,
-) -> Result<(), BadValue> {
-    let refused = |reason| BadValue { field, reason };
+) -> Result<(), ConfigError> {
+    let refused = |reason| ConfigError::Value { field, reason };
     for raw in list {
         let is_name = !raw.name.is_empty()
             && raw.name.len() <= 64

@@ -4,7 +4,7 @@
 use super::Orderer;
 use crate::conversation::memory::Path;
 use crate::engines::EngineId;
-use crate::feed::{Change, Event, TenantKey};
+use crate::feed::{Event, TenantKey};
 use crate::head::config::HeadMode;
 use crate::peer_update::{ChatContinuation, OrderingRecord, PeerUpdate};
 use crate::tenant::Tenant;
@@ -23,10 +23,11 @@ impl Orderer {
             PeerUpdate::OrderingRecord(record) => self.learn_record(record),
             PeerUpdate::Remote(record) => {
                 self.now += 1;
-                let tenant = record.tenant();
-                let state = (self.tenants).heard(&self.config, self.now, tenant, &record.model);
+                let about = &record.about;
+                let tenant = about.tenant();
+                let state = (self.tenants).heard(&self.config, self.now, tenant, &about.model);
                 if let Some(state) = state {
-                    state.learn(record.engine, &record.runs);
+                    state.learn(about.engine, &record.runs);
                 }
             }
             PeerUpdate::Residency(residency) => {
@@ -35,10 +36,11 @@ impl Orderer {
                 }
             }
             PeerUpdate::Correction(correction) => {
-                let state = (self.tenants).any_mut(correction.tenant(), &correction.model);
+                let about = &correction.about;
+                let state = (self.tenants).any_mut(about.tenant(), &about.model);
                 if let Some(state) = state {
                     for run in &correction.runs {
-                        state.apply(correction.engine, run.event());
+                        state.apply(about.engine, run.event());
                     }
                 }
             }
@@ -48,13 +50,13 @@ impl Orderer {
     fn learn_record(&mut self, record: &OrderingRecord) {
         self.now += 1;
         if !record.forms.is_empty() && self.config.head.mode() == HeadMode::Apply {
-            let heads = (self.heads).of(&self.config, self.now, record.tenant(), &record.model);
+            let heads = (self.heads).of(&self.config, self.now, record.tenant(), record.model());
             for form in &record.forms {
                 heads.learn(form);
             }
         }
-        let state = (self.tenants).of(&self.config, self.now, record.tenant(), &record.model);
-        state.learn(record.engine, &record.runs);
+        let state = (self.tenants).of(&self.config, self.now, record.tenant(), record.model());
+        state.learn(record.engine(), &record.runs);
         if let Some(message) = &record.context
             && self.config.pin.is_some()
         {
@@ -67,7 +69,7 @@ impl Orderer {
         if let Some(ChatContinuation { after, added }) = &record.chat
             && let Some(path) = after.map_or(Some(Path::new()), |place| state.memory.path_to(place))
         {
-            state.memory.record(&path, added.clone(), record.engine);
+            state.memory.record(&path, added.clone(), record.engine());
         }
     }
 
@@ -82,10 +84,7 @@ impl Orderer {
     /// Documents stored without a tenant's key may belong to any tenant, so states of named tenants without a key
     /// ignore them.
     fn learn_event(&mut self, engine: EngineId, model: &str, event: &Event) {
-        let change = match event.change() {
-            Change::Forget => ResidencyEvent::Cleared,
-            Change::Tenant(_, change) => change,
-        };
+        let change = event.residency();
         let is_stored = matches!(change, ResidencyEvent::Stored { .. });
         let is_empty = matches!(change, ResidencyEvent::Cleared) && model.is_empty();
         if is_stored && event.tenant() == Some(TenantKey::default()) {

@@ -24,7 +24,7 @@ use crate::experiment::Arm;
 use crate::head::HeadReport;
 use crate::head::decision::Decision;
 use crate::path::SentPath;
-use crate::peer_update::{ChatContinuation, OrderingRecord, SentRun};
+use crate::peer_update::{About, ChatContinuation, OrderingRecord, SentRun};
 use crate::policy::Policy;
 use crate::request::{self, HeadWords, OrderingMode, Report};
 use crate::tenant::Tenant;
@@ -133,10 +133,12 @@ impl<'r> Rewriting<'r> {
             arm: self.arm.filter(|_| self.parsed.has_groups()),
             as_sent: tried.map(|_| report),
             record: OrderingRecord {
-                tenant: self.tenant.name.into(),
-                key: self.tenant.key,
-                model: self.parsed.model.as_ref().into(),
-                engine,
+                about: About {
+                    tenant: self.tenant.name.into(),
+                    key: self.tenant.key,
+                    model: self.parsed.model.as_ref().into(),
+                    engine,
+                },
                 tokens,
                 runs,
                 chat,

@@ -1,10 +1,8 @@
 //! Corrects the knowledge trees when an engine's response shows that it had fewer tokens cached than expected.
 
+use super::about::About;
 use crate::bytes::{BadBytes, Reader, Writer};
 use crate::document::Fingerprint;
-use crate::engines::EngineId;
-use crate::feed::TenantKey;
-use crate::tenant::Tenant;
 use crate::tree::{ResidencyEvent, Scope};
 
 /// The token counts for a prompt in the `usage` of an engine's response.
@@ -20,10 +18,7 @@ pub struct Usage {
 /// cached than expected. Created by [`OrderingRecord::judged`](super::OrderingRecord::judged).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Correction {
-    pub(crate) tenant: Box<str>,
-    pub(crate) key: TenantKey,
-    pub(crate) model: Box<str>,
-    pub(crate) engine: EngineId,
+    pub(crate) about: About,
     pub(crate) runs: Vec<Corrected>,
 }
 
@@ -37,20 +32,8 @@ pub(crate) struct Corrected {
 }
 
 impl Correction {
-    /// Returns the tenant of the request to which the correction applies.
-    #[must_use]
-    pub fn tenant(&self) -> Tenant<'_> {
-        Tenant {
-            name: &self.tenant,
-            key: self.key,
-        }
-    }
-
     pub(super) fn write(&self, to: &mut Writer) {
-        to.text(&self.tenant);
-        to.bytes(&self.key.to_bytes());
-        to.text(&self.model);
-        to.number(u64::from(self.engine.0));
+        self.about.write(to);
         to.list(&self.runs, |to, run| {
             to.bytes(&run.scope.0.to_le_bytes());
             to.list(&run.path, |to, document| {
@@ -63,10 +46,7 @@ impl Correction {
 
     pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, BadBytes> {
         Ok(Self {
-            tenant: from.text()?,
-            key: TenantKey::from_bytes(from.array()?),
-            model: from.text()?,
-            engine: EngineId(from.narrow("an engine")?),
+            about: About::read(from)?,
             runs: from.list(|from| {
                 Ok(Corrected {
                     scope: Scope(from.hash()?),

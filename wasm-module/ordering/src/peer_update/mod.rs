@@ -11,11 +11,13 @@
 //! - [`Residency`]: events of an engine's feed.
 //! - [`Correction`]: the difference, if an engine's response shows that fewer tokens were cached than expected.
 
+mod about;
 mod correction;
 mod record;
 mod remote;
 mod residency;
 
+pub(crate) use about::About;
 pub use correction::{Correction, Usage};
 pub use record::OrderingRecord;
 pub(crate) use record::{ChatContinuation, SentRun};
@@ -56,10 +58,10 @@ impl PeerUpdate {
     #[must_use]
     pub fn engine(&self) -> EngineId {
         match self {
-            Self::OrderingRecord(record) => record.engine,
-            Self::Remote(record) => record.engine,
+            Self::OrderingRecord(record) => record.about.engine,
+            Self::Remote(record) => record.about.engine,
             Self::Residency(residency) => residency.engine,
-            Self::Correction(correction) => correction.engine,
+            Self::Correction(correction) => correction.about.engine,
         }
     }
 
@@ -67,10 +69,10 @@ impl PeerUpdate {
     #[must_use]
     pub fn about(mut self, engine: EngineId) -> Self {
         match &mut self {
-            Self::OrderingRecord(record) => record.engine = engine,
-            Self::Remote(record) => record.engine = engine,
+            Self::OrderingRecord(record) => record.about.engine = engine,
+            Self::Remote(record) => record.about.engine = engine,
             Self::Residency(residency) => residency.engine = engine,
-            Self::Correction(correction) => correction.engine = engine,
+            Self::Correction(correction) => correction.about.engine = engine,
         }
         self
     }

@@ -6,8 +6,7 @@
 //! A record takes about eleven bytes for each document, plus these texts.
 //!
 //! ```text
-//!   record   text tenant, key, text model, engine, tokens, list of runs, option of chat, list of forms, list of
-//!            claims, option of context
+//!   record   about, tokens, list of runs, option of chat, list of forms, list of claims, option of context
 //!   run      scope, tokens before and matched, list of (fingerprint, tokens), option of as many ranks, byte ranked
 //!   chat     option of (chain, lineage), list of (message, chain, list of arrangements, option of written, of kept)
 //!   claim    key, chain of what follows     context   key, text content, range of its text, tokens
@@ -16,6 +15,7 @@
 //!   pin      byte wrap, text, tokens, digest, references, list of (fingerprint, tokens, block's range, label's range)
 //! ```
 
+use super::about::About;
 use super::correction::{Corrected, Correction, Usage};
 use super::residency::Residency;
 use crate::arrangement::{Arrangement, Slot};
@@ -27,7 +27,7 @@ use crate::conversation::memory::{AddedMessage, MessageKey};
 use crate::conversation::sent::{Kept, Pin, Pinned, SentMessage, Written};
 use crate::document::Fingerprint;
 use crate::engines::EngineId;
-use crate::feed::{Event, TenantKey};
+use crate::feed::Event;
 use crate::head::decision::{Claim, ContextMessage, Form};
 use crate::path::Run;
 use crate::policy::SentDocuments;
@@ -39,10 +39,7 @@ use std::ops::Range;
 /// [`Orderer::rewrite`](crate::Orderer::rewrite) creates it, and [`Orderer::learn`](crate::Orderer::learn) applies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrderingRecord {
-    pub(crate) tenant: Box<str>,
-    pub(crate) key: TenantKey,
-    pub(crate) model: Box<str>,
-    pub(crate) engine: EngineId,
+    pub(crate) about: About,
     /// Estimated tokens of the forwarded body.
     pub(crate) tokens: u32,
     pub(crate) runs: Vec<SentRun>,
@@ -90,22 +87,19 @@ impl OrderingRecord {
     /// Returns the tenant of the request.
     #[must_use]
     pub fn tenant(&self) -> Tenant<'_> {
-        Tenant {
-            name: &self.tenant,
-            key: self.key,
-        }
+        self.about.tenant()
     }
 
     /// Returns the engine to which the request was sent.
     #[must_use]
     pub fn engine(&self) -> EngineId {
-        self.engine
+        self.about.engine
     }
 
     /// Returns the model that the request names.
     #[must_use]
     pub fn model(&self) -> &str {
-        &self.model
+        &self.about.model
     }
 
     /// Returns the update for a request that the engine did not accept: it removes from the knowledge trees (documents
@@ -121,14 +115,14 @@ impl OrderingRecord {
             let new = matched.count() + 1;
             let path: Vec<Fingerprint> = run.path().documents.into_iter().take(new).collect();
             (path.len() == new).then_some(Event::Removed {
-                tenant: self.key,
+                tenant: self.about.key,
                 scope: run.scope,
                 path,
             })
         });
         Residency {
-            engine: self.engine,
-            model: self.model.clone(),
+            engine: self.about.engine,
+            model: self.about.model.clone(),
             events: events.collect(),
         }
     }
@@ -137,7 +131,7 @@ impl OrderingRecord {
     /// cached there, and policies learn no order from it. What the record has of chats and tools was applied when the
     /// request was first sent, and is dropped: a message would count as forwarded twice.
     pub fn redirect(&mut self, engine: EngineId) {
-        self.engine = engine;
+        self.about.engine = engine;
         // The match on that engine is unknown, and the order was decided for the chosen one.
         for run in &mut self.runs {
             run.matched = 0;
@@ -184,19 +178,13 @@ impl OrderingRecord {
         };
         let runs: Vec<Corrected> = self.runs.iter().filter_map(corrected).collect();
         (!runs.is_empty()).then(|| Correction {
-            tenant: self.tenant.clone(),
-            key: self.key,
-            model: self.model.clone(),
-            engine: self.engine,
+            about: self.about.clone(),
             runs,
         })
     }
 
     pub(super) fn write(&self, to: &mut Writer) {
-        to.text(&self.tenant);
-        to.bytes(&self.key.to_bytes());
-        to.text(&self.model);
-        to.number(u64::from(self.engine.0));
+        self.about.write(to);
         to.number(u64::from(self.tokens));
         to.list(&self.runs, Writer::run);
         to.option(self.chat.as_ref(), |to, chat| {
@@ -239,10 +227,7 @@ impl OrderingRecord {
 
     pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, BadBytes> {
         Ok(Self {
-            tenant: from.text()?,
-            key: TenantKey::from_bytes(from.array()?),
-            model: from.text()?,
-            engine: EngineId(from.narrow("an engine")?),
+            about: About::read(from)?,
             tokens: from.narrow("tokens")?,
             runs: from.list(Reader::run)?,
             chat: from.option(Reader::chat)?,

@@ -128,10 +128,12 @@ fn record() -> impl Strategy<Value = OrderingRecord> {
         prop::option::of(chat()),
     )
         .prop_map(|((tenant, salt, model), runs, chat)| OrderingRecord {
-            tenant: tenant.into(),
-            key: TenantKey::of(&salt),
-            model: model.into(),
-            engine: EngineId(3),
+            about: About {
+                tenant: tenant.into(),
+                key: TenantKey::of(&salt),
+                model: model.into(),
+                engine: EngineId(3),
+            },
             tokens: 77,
             forms: runs
                 .iter()
@@ -206,10 +208,7 @@ fn update() -> impl Strategy<Value = PeerUpdate> {
     );
     let correction = (record(), prop::collection::vec(runs, 0..3));
     let correction = correction.prop_map(|(record, runs)| Correction {
-        tenant: record.tenant,
-        key: record.key,
-        model: record.model,
-        engine: record.engine,
+        about: record.about,
         runs,
     });
     prop_oneof![
@@ -224,10 +223,12 @@ fn update() -> impl Strategy<Value = PeerUpdate> {
 /// each, after 100 tokens of a prompt of 1,000.
 fn sent(documents: u64, matched: u32) -> OrderingRecord {
     OrderingRecord {
-        tenant: "t".into(),
-        key: TenantKey::default(),
-        model: "m".into(),
-        engine: EngineId(1),
+        about: About {
+            tenant: "t".into(),
+            key: TenantKey::default(),
+            model: "m".into(),
+            engine: EngineId(1),
+        },
         tokens: 1_000,
         runs: vec![SentRun {
             scope: Scope(0x0102),

@@ -51,6 +51,7 @@ pub(crate) type ClientRuns = Vec<(Scope, SmallVec<[(Fingerprint, u32); 16]>)>;
 
 /// A request with its documents arranged for one engine: ordered, with sentences that tell their ranking or refer to
 /// earlier copies. The edits are not applied to the body yet, and nothing is recorded yet.
+#[derive(Default)]
 pub(crate) struct ArrangedRequest<'a> {
     /// The replacements of parts of the body; empty if the original body is forwarded.
     pub(crate) edits: Vec<Edit<'a>>,
@@ -111,19 +112,16 @@ pub(crate) fn arrange<'a>(
         outputs: Outputs::default(),
         is_new: true,
         sent: 0,
-        edits: Vec::new(),
-        report: Report::new(match mode {
-            OrderingMode::ClientOrder => PolicyKind::Retrieval.name(),
-            OrderingMode::Ordered | OrderingMode::Trial => config.policy.name(),
-        }),
-        runs: Vec::new(),
-        clients: Vec::new(),
+        arranged: ArrangedRequest::default(),
+    };
+    request.arranged.report.policy = match mode {
+        OrderingMode::ClientOrder => PolicyKind::Retrieval.name(),
+        OrderingMode::Ordered | OrderingMode::Trial => config.policy.name(),
     };
     if let Some(front) = &parsed.front {
         request.group(front, None, 0, None);
     }
     request.freeze(memory, path);
-    let mut added = Vec::new();
     let mut known = path.iter().peekable();
     let last = parsed.messages.len().saturating_sub(1);
     for (message, at) in parsed.messages.iter().zip(0_u32..) {
@@ -143,20 +141,14 @@ pub(crate) fn arrange<'a>(
         let made = request.message(message, written, turn, moved);
         // With pinning, every message is recorded; later requests must know that it has no pinned documents.
         if is_new && (at as usize == last || config.pins() || made != SentMessage::default()) {
-            added.push(AddedMessage {
+            request.arranged.added.push(AddedMessage {
                 message: at,
                 chain: message.chain,
                 sent: made,
             });
         }
     }
-    ArrangedRequest {
-        edits: request.edits,
-        report: request.report,
-        runs: request.runs,
-        clients: request.clients,
-        added,
-    }
+    request.arranged
 }
 
 struct Request<'r, 'a> {
@@ -187,11 +179,8 @@ struct Request<'r, 'a> {
     /// Hash of the gateway's changes to the client's messages so far, since they change the prompt before later
     /// documents; 0 if there are none.
     sent: u64,
-    edits: Vec<Edit<'a>>,
-    report: Report,
-    /// The runs of adjacent documents arranged so far, in the order of the prompt.
-    runs: Vec<SentRun>,
-    clients: ClientRuns,
+    /// What is arranged so far, in the order of the prompt.
+    arranged: ArrangedRequest<'a>,
 }
 
 impl<'a> Request<'_, 'a> {
@@ -247,7 +236,8 @@ impl<'a> Request<'_, 'a> {
         if last.is_none()
             && let (Some(words), Some((entry, _))) = (unsaid.take(), message.entry)
         {
-            self.edits
+            self.arranged
+                .edits
                 .push(Edit::insert(entry.at, before_text(entry.wrap, words)));
         }
         let groups = message.groups.iter().enumerate().map(|(at, group)| {
@@ -260,7 +250,7 @@ impl<'a> Request<'_, 'a> {
         if let Some(words) = moved {
             self.then(kept_hash(words, &[]));
         }
-        self.report.replayed += u32::from(again);
+        self.arranged.report.replayed += u32::from(again);
         turn
     }
 
@@ -277,7 +267,8 @@ impl<'a> Request<'_, 'a> {
         let first = kept.find(|kept| kept.frozen.len() == spans.len());
         let edits = (spans.iter()).zip(first.into_iter().flat_map(|kept| &kept.frozen));
         let edits = edits.filter(|(span, words)| *span.words != ***words);
-        self.edits
+        self.arranged
+            .edits
             .extend(edits.map(|(span, words)| Edit::replace(span.range.clone(), &**words)));
         self.frozen = match first {
             Some(first) => first.frozen.clone(),
@@ -321,7 +312,7 @@ impl<'a> Request<'_, 'a> {
     /// client does not send them any more, and records them. `entry` is the position in the message, `scope` the hash
     /// of the prompt before it, and `turn` the message's turn of the chat.
     fn pin(&mut self, pin: &'a Pin, is_hinted: bool, (entry, scope): (Entry, Scope), turn: u32) {
-        self.edits.push(Edit::insert(entry.at, &*pin.text));
+        self.arranged.edits.push(Edit::insert(entry.at, &*pin.text));
         let path = pin.documents.iter();
         let path = path.map(|document| (document.fingerprint, document.tokens));
         let path: SmallVec<[_; 16]> = path.collect();
@@ -341,8 +332,8 @@ impl<'a> Request<'_, 'a> {
                 Some(pin.block(document)),
             );
         }
-        self.report.pinned += count(pin.documents.len());
-        self.report.hinted |= is_hinted;
+        self.arranged.report.pinned += count(pin.documents.len());
+        self.arranged.report.hinted |= is_hinted;
         self.then(pin.digest);
     }
 
@@ -427,7 +418,7 @@ impl<'a> Request<'_, 'a> {
             listed.repeats.len()
         };
         let stays = moved + references + dropped == 0 && !group.is_rendered() && words.is_none();
-        let report = &mut self.report;
+        let report = &mut self.arranged.report;
         report.documents += count(group.found.len());
         report.moved += count(moved);
         report.deduplicated += count(references);
@@ -444,7 +435,7 @@ impl<'a> Request<'_, 'a> {
                 None => hint,
             };
             let (edits, rendering) = render::edits(&group.place, group.hint, sent, hint);
-            self.edits.extend(edits);
+            self.arranged.edits.extend(edits);
             rendering
         };
         (arrangement, listed, rendering)
@@ -480,9 +471,9 @@ impl<'a> Request<'_, 'a> {
         if let Some(shorter) = self.outputs.add(turn, text, refer) {
             let start = group.place.start();
             let range = start..start + text.len();
-            self.edits.push(Edit::replace(range, shorter));
-            self.report.documents += 1;
-            self.report.deduplicated += 1;
+            self.arranged.edits.push(Edit::replace(range, shorter));
+            self.arranged.report.documents += 1;
+            self.arranged.report.deduplicated += 1;
             arrangement.slots = Box::new([Slot::reference(0)]);
             self.then(arrangement.digest(listed));
         }
@@ -567,13 +558,13 @@ impl<'a> Request<'_, 'a> {
             .collect();
         let placed: Order = (0..).take(path.len()).collect();
         let matched = match_of(&path, &placed, Start::behind(tree, scope));
-        self.report.matched += matched.documents;
-        self.report.matched_tokens += matched.tokens;
-        self.report.document_tokens += (path.iter())
+        self.arranged.report.matched += matched.documents;
+        self.arranged.report.matched_tokens += matched.tokens;
+        self.arranged.report.document_tokens += (path.iter())
             .map(|document| u64::from(document.tokens))
             .sum::<u64>();
-        self.clients.push((scope, client));
-        self.runs.push(SentRun {
+        self.arranged.clients.push((scope, client));
+        self.arranged.runs.push(SentRun {
             scope,
             before: estimate_tokens(at),
             matched: u32::try_from(matched.tokens).unwrap_or(u32::MAX),

@@ -1,8 +1,11 @@
 //! The report on the documents of one request.
 
+use serde::Serialize;
+
 /// The changes to the documents of one request, and the number of documents that are believed to be in the engine's
 /// cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Report {
     /// Name of the policy that ordered the documents.
     pub policy: &'static str,
@@ -36,29 +39,9 @@ pub struct Report {
     pub matched_tokens: u64,
     /// Estimated tokens of this request's documents that would have been cached if every request had been sent in its
     /// client's order.
+    #[serde(skip)]
     pub client_matched_tokens: u64,
     /// Estimated tokens of the whole forwarded body.
+    #[serde(skip)]
     pub estimated_tokens: u64,
-}
-
-impl Report {
-    /// Returns a report for this policy with all counts at 0.
-    pub(crate) fn new(policy: &'static str) -> Self {
-        Self {
-            policy,
-            documents: 0,
-            matched: 0,
-            moved: 0,
-            dropped: 0,
-            deduplicated: 0,
-            pinned: 0,
-            replayed: 0,
-            hinted: false,
-            numbered: false,
-            document_tokens: 0,
-            matched_tokens: 0,
-            client_matched_tokens: 0,
-            estimated_tokens: 0,
-        }
-    }
 }

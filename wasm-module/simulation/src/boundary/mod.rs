@@ -20,11 +20,10 @@ pub use prices::{CachePrice, CachePrices};
 use self::held::{Flights, Forwarded};
 use crate::logged::realm_hash;
 use crate::{Logged, PromptReplay};
-use foreword_ordering::config::ConfigError;
 use foreword_ordering::cuts::layout::Blocks;
 use foreword_ordering::cuts::{CacheKind, CutOptions, Cutter, Layout, MarkTtl, Part, Position};
 use foreword_ordering::policy::PolicyKind;
-use foreword_ordering::{Config, EngineId, Opening, RawConfig, Skip, Tenant};
+use foreword_ordering::{Config, ConfigError, EngineId, Opening, RawConfig, Skip, Tenant};
 use std::rc::Rc;
 
 foreword_ordering::named! {

@@ -30,7 +30,7 @@ use foreword_engine::backend::cuda;
 use foreword_engine::engine::{EngineConfig, Stepper};
 use foreword_engine::models::ModelConfig;
 use foreword_ordering::policy::Place;
-use foreword_process::{LogFormat, start_log};
+use foreword_process::{LogFormat, share, start_log};
 use foreword_report::progress;
 use foreword_server::device::KvSize;
 use foreword_simulation::workload::Ranks;
@@ -77,7 +77,7 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 0.6, value_parser = share)]
     overlap: f64,
     /// Order in which a query's documents come: drawn anew for each query, or documents in common first
-    #[arg(long, value_parser = one_of(RANKS), default_value = "shuffled")]
+    #[arg(long, value_parser = one_of(Ranks::ALL.map(|ranks| (ranks.name(), "", ranks))), default_value = "shuffled")]
     ranks: Ranks,
     /// Where the gateway puts the retriever's best document; auto as shipped
     #[arg(long, value_parser = one_of(Place::ALL.map(|place| (place.name(), "", place))), default_value = "auto")]
@@ -305,12 +305,6 @@ fn through_engine(
     Ok(())
 }
 
-/// The orders in which a query's documents come.
-const RANKS: [(&str, &str, Ranks); 2] = [
-    ("shuffled", "", Ranks::Shuffled),
-    ("stable", "", Ranks::Stable),
-];
-
 /// Tokens of an answer when throughput is measured (RAGCache++, table 4).
 const ANSWER_TOKENS: u32 = 50;
 
@@ -379,11 +373,4 @@ fn open(
         Stepper::new(opened.backend, &config),
         pool / u64::from(arms),
     ))
-}
-
-fn share(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
-        _ => Err("it must be from 0 to 1".to_owned()),
-    }
 }

@@ -2,6 +2,7 @@
 
 use crate::cli::size::size;
 use foreword_engine::cache::{CacheConfig, EvictionPolicy};
+use foreword_process::share;
 use foreword_server::device::KvSize;
 use foreword_server::tiers::{DiskFile, Tiers};
 use std::path::PathBuf;
@@ -82,12 +83,4 @@ impl Arguments {
             profile_budget: Duration::from_secs(self.kv_profile_s),
         }
     }
-}
-
-fn share(text: &str) -> Result<f64, String> {
-    let share = text
-        .parse()
-        .ok()
-        .filter(|share| (0.0..=1.0).contains(share));
-    share.ok_or_else(|| "it must be a number from 0 to 1".to_owned())
 }

@@ -7,8 +7,8 @@ mod scheduling;
 mod store;
 
 use super::device;
+use super::folder_name;
 use super::listener;
-use super::{folder_name, until_signal};
 use anyhow::{Context, bail};
 use clap::CommandFactory;
 use clap::error::ErrorKind;
@@ -92,7 +92,7 @@ pub(crate) struct Arguments {
     #[arg(help_heading = LIMITS, long, value_name = "URL")]
     otlp_endpoint: Option<String>,
     /// Engine in whose words routers are answered where engines differ: `owned_by` of /v1/models, and /get_load
-    #[arg(help_heading = EVENTS, long, value_name = "ENGINE", value_parser = one_of(ENGINES), default_value = "vllm")]
+    #[arg(help_heading = EVENTS, long, value_name = "ENGINE", value_parser = one_of(DropIn::ALL.map(|engine| (engine.name(), "", engine))), default_value = "vllm")]
     drop_in: DropIn,
     /// Address for vLLM's KV events over ZeroMQ, such as tcp://127.0.0.1:5557, without a key: whoever reaches it can read
     /// prompts as token ids
@@ -125,10 +125,6 @@ const EVENTS: &str = "In other engines' words";
 const ENCODINGS: [(&str, &str, Encoding); 2] =
     [("map", "", Encoding::Map), ("array", "", Encoding::Array)];
 
-/// The engines that a host stands in for.
-const ENGINES: [(&str, &str, DropIn); 2] =
-    [("vllm", "", DropIn::Vllm), ("sglang", "", DropIn::Sglang)];
-
 pub(crate) fn run(arguments: Arguments) -> ExitCode {
     if let Some(message) = arguments.device.conflict() {
         crate::Arguments::command()
@@ -140,7 +136,7 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
             .error(ErrorKind::ArgumentConflict, message)
             .exit();
     }
-    until_signal(arguments.log_format, serve(arguments))
+    foreword_process::run::<crate::Arguments>(arguments.log_format, serve(arguments))
 }
 
 async fn serve(arguments: Arguments) -> anyhow::Result<ExitCode> {
@@ -174,16 +170,13 @@ async fn serve(arguments: Arguments) -> anyhow::Result<ExitCode> {
 
 fn server_config(arguments: &Arguments) -> anyhow::Result<Config> {
     let ordering = ordering(arguments.ordering.as_deref())?;
+    let keys = |file: &Option<PathBuf>| file.as_deref().map(ApiKeys::load).transpose();
     Ok(Config {
         listen: arguments.listen,
         internal: arguments.listener.internal(arguments.listen)?,
         connections: arguments.listener.bounds(arguments.max_body_bytes),
         feed_key: arguments.listener.feed_key()?,
-        keys: arguments
-            .api_key_file
-            .as_deref()
-            .map(ApiKeys::load)
-            .transpose()?,
+        keys: keys(&arguments.api_key_file)?,
         otlp_endpoint: arguments.otlp_endpoint.clone(),
         limits: Limits {
             max_body_bytes: arguments.max_body_bytes,
@@ -193,11 +186,7 @@ fn server_config(arguments: &Arguments) -> anyhow::Result<Config> {
         store: arguments.store.bounds(),
         batches: arguments.batches.config(ordering.clone()),
         drop_in: arguments.drop_in,
-        kv_keys: arguments
-            .kv_key_file
-            .as_deref()
-            .map(ApiKeys::load)
-            .transpose()?,
+        kv_keys: keys(&arguments.kv_key_file)?,
         retrieval: arguments.retrieval.config(ordering.clone())?,
         ordering: ordering.try_into()?,
         kv_events: arguments

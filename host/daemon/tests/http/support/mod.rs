@@ -7,7 +7,7 @@ pub(crate) mod parrot;
 pub(crate) mod ports;
 pub(crate) mod process;
 
-use foreword_engine::engine::{EngineConfig, Stats};
+use foreword_engine::engine::{Engine, EngineConfig, Stats};
 use foreword_ordering::feed::FeedKey;
 use foreword_server::api::Limits;
 use foreword_server::api::drop_in::DropIn;
@@ -203,7 +203,8 @@ pub(crate) fn model(options: &Options, steps: Steps) -> Model {
         ..EngineConfig::default()
     };
     let backend = Box::new(Parrot::new(steps).with_pages(options.pages));
-    Model::on_backend(folder.path(), options.name.clone(), backend, engine)
+    let start = |backend| Engine::start(backend, engine);
+    Model::with_engine(folder.path(), None, options.name.clone(), backend, start)
         .expect("the checkpoint is whole")
 }
 

@@ -10,6 +10,7 @@
 use std::ops::{Deref, DerefMut};
 
 /// An array of values whose first value is at the start of a cache line of 64 bytes.
+#[derive(Default)]
 pub(super) struct Aligned<T> {
     /// The allocation; the array begins at index `start` of it. Never grown in place, because that would move it and
     /// change its alignment.

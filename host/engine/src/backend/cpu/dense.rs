@@ -21,18 +21,10 @@ pub struct Dense {
 }
 
 /// Scratch memory of [`Dense::apply`], reused from one call to the next.
+#[derive(Default)]
 pub struct Workspace {
     tiles: Tiles,
     sums: Sums,
-}
-
-impl Default for Workspace {
-    fn default() -> Self {
-        Self {
-            tiles: Tiles::new(),
-            sums: Sums::new(),
-        }
-    }
 }
 
 impl Dense {

@@ -17,8 +17,9 @@ use rayon::prelude::*;
 
 /// The layout and number format in which a matrix product reads its left operand: f32 (`Wide`) or pairs of bf16
 /// (`Pairs`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Form {
+    #[default]
     Wide,
     Pairs,
 }
@@ -35,6 +36,7 @@ impl Form {
 
 /// A matrix of activations `[rows, columns]`, cut into tiles of 12 or 16 rows as the kernels read left operands. The
 /// memory is reused from product to product.
+#[derive(Default)]
 pub(super) struct Tiles {
     form: Form,
     wide: Aligned<f32>,
@@ -45,6 +47,7 @@ pub(super) struct Tiles {
 }
 
 /// Activations rounded to 8 bits, for products with packed weights.
+#[derive(Default)]
 pub(super) struct Bytes {
     /// The activations as integers, `[rows][columns]`. Times the scale of its block of 32 columns, each approximates
     /// the activation.
@@ -54,20 +57,6 @@ pub(super) struct Bytes {
 }
 
 impl Tiles {
-    pub(super) fn new() -> Self {
-        Self {
-            form: Form::Wide,
-            wide: Aligned::new(0),
-            pairs: Aligned::new(0),
-            bytes: Bytes {
-                integers: Aligned::new(0),
-                scales: Aligned::new(0),
-            },
-            rows: 0,
-            columns: 0,
-        }
-    }
-
     /// Sets number of rows, number of columns and layout, for new content. The values are undefined, except for zeroes
     /// where columns of bf16 pairs are padded to a multiple of 32.
     pub(super) fn shape(&mut self, rows: usize, columns: usize, form: Form) {
@@ -233,7 +222,7 @@ mod tests {
 
     #[test]
     fn pairs_hold_rounded_values_and_zeroes_behind_them() {
-        let mut tiles = Tiles::new();
+        let mut tiles = Tiles::default();
         // Leave garbage in the memory that the second shape reuses.
         tiles.shape(17, 1024, Form::Pairs);
         let rubbish = [f32::NAN; 1024];

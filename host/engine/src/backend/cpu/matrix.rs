@@ -40,6 +40,7 @@ const PACKED_INPUTS: usize = 512;
 const MIN_TASK: usize = 1 << 17;
 
 /// The results `[rows, outputs]` of a matrix product in f32, stored by blocks of rows and panels of 32 outputs.
+#[derive(Default)]
 pub(super) struct Sums {
     data: Aligned<f32>,
     block_rows: usize,
@@ -47,14 +48,6 @@ pub(super) struct Sums {
 }
 
 impl Sums {
-    pub(super) fn new() -> Self {
-        Self {
-            data: Aligned::new(0),
-            block_rows: 1,
-            panels: 0,
-        }
-    }
-
     /// Sets the shape for the product of the activations `tiles` with weights of `panels` panels (32 outputs each), and
     /// cuts the rows into blocks. The values are undefined.
     fn resize(&mut self, tiles: &Tiles, panels: usize) {
@@ -499,7 +492,7 @@ mod tests {
     }
 
     fn tiles(rows: usize, weights: &Panels) -> Tiles {
-        let mut tiles = Tiles::new();
+        let mut tiles = Tiles::default();
         tiles.shape(rows, weights.inputs, weights.form());
         let tile_rows = tiles.tile_rows();
         tiles
@@ -529,7 +522,7 @@ mod tests {
                     tensor(elements[0], outputs, inputs, 3),
                     tensor(elements[1], outputs + 5, inputs, 77),
                 ];
-                let mut sums = Sums::new();
+                let mut sums = Sums::default();
                 for kernels in Kernels::available() {
                     let weights = Panels::pack(&[&parts[0], &parts[1]], kernels);
                     let form = weights.form();
@@ -581,7 +574,7 @@ mod tests {
         let parts = packed([Packing::Q4K, Packing::Q6K]);
         for kernels in Kernels::available() {
             let both = Panels::pack(&[&parts[0], &parts[1]], kernels);
-            let mut sums = [Sums::new(), Sums::new()];
+            let mut sums = [Sums::default(), Sums::default()];
             both.multiply(kernels, &mut tiles(37, &both), &mut sums[0]);
             for (number, part) in parts.iter().enumerate() {
                 let one = Panels::pack(&[part], kernels);
@@ -612,7 +605,7 @@ mod tests {
         let mut got = [[0.0; 70]; 2];
         for (got, matrix) in got.iter_mut().zip([&matrix, &matrix.unpacked()]) {
             let weights = Panels::pack(&[matrix], kernels);
-            let mut sums = Sums::new();
+            let mut sums = Sums::default();
             weights.multiply(kernels, &mut tiles(1, &weights), &mut sums);
             sums.read(0, 0, 0, got);
         }

@@ -208,7 +208,7 @@ impl CpuBackend {
             model,
             threads,
             batch: Batch::default(),
-            scratch: Scratch::new(),
+            scratch: Scratch::default(),
             warning: None,
         })
     }

@@ -81,6 +81,7 @@ struct Layer {
 }
 
 /// Memory that a step needs besides weights and KV pages; kept from step to step.
+#[derive(Default)]
 pub(super) struct Scratch {
     /// Residual stream `[rows, hidden]`, with a row for each token that is computed.
     residual: Vec<f32>,
@@ -89,17 +90,6 @@ pub(super) struct Scratch {
     /// Attention outputs `[items, item_rows, padded_head]`: for each attention item, its rows (tokens times query
     /// heads).
     attended: Vec<f32>,
-}
-
-impl Scratch {
-    pub(super) fn new() -> Self {
-        Self {
-            residual: Vec::new(),
-            tiles: Tiles::new(),
-            sums: Sums::new(),
-            attended: Vec::new(),
-        }
-    }
 }
 
 impl Model {

@@ -13,14 +13,12 @@
 //! libraries prepare lazily is ready before the recording.
 
 use super::device::{Array, Bf16, Device, Fault, Fp8, Operands, Output, Part, Product};
-use super::kernels::{
-    self, Context, HeadWeights, MATVEC_ROWS, Partials, Places, SamplingParameters,
-};
+use super::kernels::{self, Context, HeadWeights, MATVEC_ROWS, Partials, Places};
 use super::plan::{Bucket, Capacity, Cut, Plan};
 use super::pools::Pools;
 use super::weights::{Layer, Matrix, Model};
 use crate::backend::TokenId;
-use crate::sampling::{Sampling, SamplingError};
+use crate::sampling::{Draw, Sampling, SamplingError};
 use fxhash::FxHashMap;
 
 /// Buffers on the device that a step needs besides weights and KV pages, large enough for the largest step.
@@ -40,7 +38,7 @@ pub(super) struct Scratch {
     /// Logits of wanted rows, `[logit_rows, vocabulary]`; more rows than these are computed in several rounds.
     logits: Array<f32>,
     logit_rows: usize,
-    choices: Array<SamplingParameters>,
+    choices: Array<Draw>,
     /// Results of sampling `[logit_rows][kind, token]`, where `kind` says whether a token was chosen, see
     /// [`kernels::sample_rows`].
     chosen: Array<u32>,
@@ -484,9 +482,9 @@ impl Scratch {
         // Padding is not among the wanted rows.
         let wanted = plan.decoding.unwrap_or(plan.wanted.len());
         // Rows without a draw are sampled greedily too, and the result is ignored.
-        let mut choices = vec![SamplingParameters::of(&Sampling::greedy().draw(0)); wanted];
+        let mut choices = vec![Sampling::greedy().draw(0); wanted];
         for (row, draw) in &plan.draws {
-            choices[*row as usize] = SamplingParameters::of(draw);
+            choices[*row as usize] = *draw;
         }
         let mut chosen = vec![0; 2 * wanted];
         logits.resize(plan.order.len() * vocabulary, 0.0);

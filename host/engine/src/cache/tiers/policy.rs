@@ -29,24 +29,26 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// The rule by which pages are ranked for eviction from the device and from host memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum EvictionPolicy {
-    /// Evicts the least recently used page first.
-    Lru,
-    /// Evicts the least frequently used page first.
-    Lfu,
-    /// Greedy-Dual-Size-Frequency, with cost in proportion to size: evicts the page first for which the number of uses,
-    /// plus the highest priority of any page evicted before its last use, is lowest.
-    Gdsf,
-    /// Prefix-aware Greedy-Dual-Size-Frequency: as [`EvictionPolicy::Gdsf`], with uses weighted by the measured cost of
-    /// computing the page. A page's first use counts for less than later ones.
-    #[default]
-    Pgdsf,
-    /// RAGCache's policy: as [`EvictionPolicy::Pgdsf`], but every use counts alike, and documents are evicted whole.
-    /// Counts of uses outlive an eviction until a number of other pages have left the cache, in place of the paper's
-    /// time window.
-    PgdsfPaper,
+foreword_ordering::named! {
+    /// The rule by which pages are ranked for eviction from the device and from host memory.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum EvictionPolicy {
+        /// Evicts the least recently used page first.
+        Lru = "lru",
+        /// Evicts the least frequently used page first.
+        Lfu = "lfu",
+        /// Greedy-Dual-Size-Frequency, with cost in proportion to size: evicts the page first for which the number of
+        /// uses, plus the highest priority of any page evicted before its last use, is lowest.
+        Gdsf = "gdsf",
+        /// Prefix-aware Greedy-Dual-Size-Frequency: as [`EvictionPolicy::Gdsf`], with uses weighted by the measured
+        /// cost of computing the page. A page's first use counts for less than later ones.
+        #[default]
+        Pgdsf = "pgdsf",
+        /// RAGCache's policy: as [`EvictionPolicy::Pgdsf`], but every use counts alike, and documents are evicted
+        /// whole. Counts of uses outlive an eviction until a number of other pages have left the cache, in place of the
+        /// paper's time window.
+        PgdsfPaper = "pgdsf-paper",
+    }
 }
 
 /// Weight of a page's first use in [`EvictionPolicy::Pgdsf`], where each later use weighs 1. A lower weight favours
@@ -88,26 +90,6 @@ impl Usage {
 }
 
 impl EvictionPolicy {
-    /// All policies, in the order in which they are documented.
-    pub const ALL: [Self; 5] = [
-        Self::Lru,
-        Self::Lfu,
-        Self::Gdsf,
-        Self::Pgdsf,
-        Self::PgdsfPaper,
-    ];
-
-    /// Returns the policy's name, by which configurations choose it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Lru => "lru",
-            Self::Lfu => "lfu",
-            Self::Gdsf => "gdsf",
-            Self::Pgdsf => "pgdsf",
-            Self::PgdsfPaper => "pgdsf-paper",
-        }
-    }
-
     /// Returns the number of evicted pages whose usage is recorded for this policy, if the pools have `pages` pages
     /// together.
     pub(in crate::cache) fn remembered(self, pages: usize) -> usize {
@@ -156,8 +138,7 @@ impl FromStr for EvictionPolicy {
 
     fn from_str(name: &str) -> Result<Self, String> {
         let names = || Self::ALL.map(Self::name).join(", ");
-        let found = Self::ALL.into_iter().find(|policy| policy.name() == name);
-        found.ok_or_else(|| format!("{name:?} is none of {}", names()))
+        Self::by_name(name).ok_or_else(|| format!("{name:?} is none of {}", names()))
     }
 }
 

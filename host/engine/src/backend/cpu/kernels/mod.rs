@@ -249,8 +249,8 @@ impl Kernels {
             };
             return Some((kernels, None));
         }
-        let found = pairs::Machine::detect();
-        let pairs = match (precision, found.machine) {
+        let (machine, warning) = pairs::Machine::detect();
+        let pairs = match (precision, machine) {
             (Precision::Bf16 | Precision::Bf16Kv, None) => return None,
             (Precision::Bf16 | Precision::Bf16Kv, machine) => machine,
             (_, machine) => machine.filter(|machine| machine.is_faster_than_f32()),
@@ -274,7 +274,7 @@ impl Kernels {
             attention,
             packed,
         };
-        Some((kernels, found.warning))
+        Some((kernels, warning))
     }
 
     /// Returns all kernels that run on this CPU, for tests: one for each vector instruction set, best first; then, with

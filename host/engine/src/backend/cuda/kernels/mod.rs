@@ -21,7 +21,7 @@ pub(super) use attention::{
 pub(super) use pages::{Runs, copy_pages};
 pub(super) use products::{multiply, multiply_gate};
 pub(super) use rows::{embed_rows, gate_rows, keep_rows, norm_rows, quantise_rows};
-pub(super) use sampling::{SamplingParameters, sample_rows};
+pub(super) use sampling::sample_rows;
 
 use super::device::{Argument, Device, Fault, Launch, Part, Queue};
 

@@ -234,16 +234,6 @@ impl Unit for TileRegisters {
     }
 
     #[inline(always)]
-    fn load_sums<const T: usize>(&mut self, from: &[f32], stride: usize) {
-        assert!(from.len() >= span(stride));
-        // SAFETY: see above.
-        unsafe {
-            asm!("tileloadd tmm{}, [{} + {}*1]", const T, in(reg) from.as_ptr(), in(reg) stride * size_of::<f32>(),
-                options(nostack, readonly, preserves_flags));
-        }
-    }
-
-    #[inline(always)]
     fn store_sums<const T: usize>(&mut self, to: &mut [f32], stride: usize) {
         assert!(to.len() >= span(stride));
         // SAFETY: see above.
@@ -284,9 +274,6 @@ mod tests {
         }
         fn fetch(&mut self, pair: &Pair) {
             self.0.fetch(pair);
-        }
-        fn load_sums<const T: usize>(&mut self, from: &[f32], stride: usize) {
-            self.0.load_sums::<T>(from, stride);
         }
         fn store_sums<const T: usize>(&mut self, to: &mut [f32], stride: usize) {
             self.0.store_sums::<T>(to, stride);

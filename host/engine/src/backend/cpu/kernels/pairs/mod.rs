@@ -185,30 +185,15 @@ pub(in super::super) enum Machine {
     Emulated,
 }
 
-/// The result of [`Machine::detect`]: the instructions to use, and a warning.
-pub(in super::super) struct DetectedMachine {
-    pub(in super::super) machine: Option<Machine>,
-    /// The reason that AMX is not used although the CPU has it; `None` if AMX is used or absent.
-    pub(in super::super) warning: Option<String>,
-}
-
 impl Machine {
-    /// Returns the fastest instructions of this CPU that multiply bf16, if it has any.
-    pub(in super::super) fn detect() -> DetectedMachine {
+    /// Returns the fastest instructions of this CPU that multiply bf16, if it has any. Also returns a warning for the
+    /// operator if the CPU has AMX that cannot be used.
+    pub(in super::super) fn detect() -> (Option<Self>, Option<String>) {
         let plain = || avx512::Avx512Bf16::detect().map(Machine::Avx512);
         match amx::Amx::detect() {
-            Ok(Some(amx)) => DetectedMachine {
-                machine: Some(Machine::Amx(amx)),
-                warning: None,
-            },
-            Ok(None) => DetectedMachine {
-                machine: plain(),
-                warning: None,
-            },
-            Err(reason) => DetectedMachine {
-                machine: plain(),
-                warning: Some(format!("AMX is not used: {reason}")),
-            },
+            Ok(Some(amx)) => (Some(Machine::Amx(amx)), None),
+            Ok(None) => (plain(), None),
+            Err(reason) => (plain(), Some(format!("AMX is not used: {reason}"))),
         }
     }
 

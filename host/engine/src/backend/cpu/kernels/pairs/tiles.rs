@@ -22,7 +22,8 @@ const WORDS: usize = 16;
 pub(super) trait Unit {
     /// Sets all words of tile register `T` to zero.
     fn zero<const T: usize>(&mut self);
-    /// Fills tile register `T` with sixteen rows of sixteen pairs; in `from`, the rows are `stride` pairs apart.
+    /// Fills tile register `T` with sixteen rows of sixteen pairs, or of sixteen sums as the two halves of each; in
+    /// `from`, the rows are `stride` pairs apart.
     ///
     /// # Panics
     /// Panics when `from` is too short.
@@ -34,11 +35,6 @@ pub(super) trait Unit {
     fn stream_pairs<const T: usize>(&mut self, from: &[Pair], stride: usize);
     /// Prefetches the cache line of `pair` to the second-level cache.
     fn fetch(&mut self, pair: &Pair);
-    /// Fills tile register `T` with sixteen rows of sixteen sums; in `from`, the rows are `stride` floats apart.
-    ///
-    /// # Panics
-    /// Panics when `from` is too short.
-    fn load_sums<const T: usize>(&mut self, from: &[f32], stride: usize);
     /// Writes tile register `T` to `to`, as sixteen rows of sixteen sums that are `stride` floats apart.
     ///
     /// # Panics
@@ -146,14 +142,15 @@ fn multiply_tiles<U: Unit, const WIDE: bool>(
             unit.zero::<3>();
         }
         Start::Sum => {
-            unit.load_sums::<0>(c, PANEL);
+            let c: &[Pair] = bytemuck::cast_slice(c);
+            unit.load_pairs::<0>(c, PANEL);
             if WIDE {
-                unit.load_sums::<1>(&c[WORDS..], PANEL);
+                unit.load_pairs::<1>(&c[WORDS..], PANEL);
             }
             if second {
-                unit.load_sums::<2>(&c[LOW..], PANEL);
+                unit.load_pairs::<2>(&c[LOW..], PANEL);
                 if WIDE {
-                    unit.load_sums::<3>(&c[LOW + WORDS..], PANEL);
+                    unit.load_pairs::<3>(&c[LOW + WORDS..], PANEL);
                 }
             }
         }
@@ -233,15 +230,6 @@ impl Unit for Emulated {
     }
 
     fn fetch(&mut self, _: &Pair) {}
-
-    fn load_sums<const T: usize>(&mut self, from: &[f32], stride: usize) {
-        assert!(from.len() >= span(stride));
-        for (row, from) in self.0[T].iter_mut().zip(from.chunks(stride)) {
-            for (word, sum) in row.iter_mut().zip(from) {
-                *word = sum.to_bits();
-            }
-        }
-    }
 
     fn store_sums<const T: usize>(&mut self, to: &mut [f32], stride: usize) {
         assert!(to.len() >= span(stride));

@@ -2,8 +2,19 @@
 
 use super::super::emulated::Emulated;
 use super::{Random, devices, put, read, room};
-use crate::backend::cuda::kernels::{self, SamplingParameters};
-use crate::sampling::{Sampling, SamplingError};
+use crate::backend::cuda::kernels;
+use crate::sampling::{Draw, Sampling, SamplingError, SamplingFields};
+
+fn sampling(temperature: f32, top_p: f32, top_k: u32, min_p: f32) -> Sampling {
+    let fields = SamplingFields {
+        temperature: Some(temperature),
+        top_p: Some(top_p),
+        top_k: Some(top_k),
+        min_p: Some(min_p),
+        ..SamplingFields::default()
+    };
+    fields.sampling(99).unwrap()
+}
 
 #[test]
 fn tokens_are_chosen_as_the_host_chooses_them() {
@@ -43,15 +54,12 @@ fn tokens_are_chosen_as_the_host_chooses_them() {
                 let samplings: Vec<Sampling> = ways
                     .iter()
                     .map(|&(temperature, top_p, top_k, min_p)| {
-                        Sampling::new(temperature, top_p, top_k, 99)
-                            .unwrap()
-                            .with_min_p(min_p)
-                            .unwrap()
+                        sampling(temperature, top_p, top_k, min_p)
                     })
                     .collect();
-                let choices: Vec<SamplingParameters> = samplings
+                let choices: Vec<Draw> = samplings
                     .iter()
-                    .map(|sampling| SamplingParameters::of(&sampling.draw(position)))
+                    .map(|sampling| sampling.draw(position))
                     .collect();
                 let device_choices = put(device, &choices);
                 let mut chosen = room::<u32>(device, 2 * ways.len());
@@ -80,7 +88,7 @@ fn tokens_are_chosen_as_the_host_chooses_them() {
         let (nan, none) = (f32::NAN, f32::NEG_INFINITY);
         let logits = [[1.0, nan, f32::INFINITY], [none, none, none]].concat();
         let device_logits = put(device, &logits);
-        let choice = SamplingParameters::of(&Sampling::greedy().draw(0));
+        let choice = Sampling::greedy().draw(0);
         let choices = put(device, &[choice; 2]);
         let mut chosen = room::<u32>(device, 4);
         kernels::sample_rows(
@@ -104,7 +112,7 @@ fn tokens_are_chosen_as_the_host_chooses_them() {
 /// loads of logits, and additions to shared memory.
 fn work_of(device: &mut Emulated, logits: &[f32], sampling: &Sampling) -> (f64, f64) {
     let device_logits = put(device, logits);
-    let choices = put(device, &[SamplingParameters::of(&sampling.draw(3))]);
+    let choices = put(device, &[sampling.draw(3)]);
     let mut chosen = room::<u32>(device, 2);
     kernels::sample_rows(
         device,
@@ -149,8 +157,7 @@ fn a_row_is_read_three_times_unless_very_many_tokens_remain() {
         (&flat, (1.0, 1.0, 0, 0.0), 2.04, 0.0),
         (&flat, (1.0, 0.9, 12_000, 0.0), 25.0, 10.0),
     ] {
-        let sampling = Sampling::new(temperature, top_p, top_k, 99).unwrap();
-        let sampling = sampling.with_min_p(min_p).unwrap();
+        let sampling = sampling(temperature, top_p, top_k, min_p);
         let found = work_of(&mut device, logits, &sampling);
         assert!(
             found.0 <= loads && found.1 <= adds,
