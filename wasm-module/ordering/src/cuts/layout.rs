@@ -557,7 +557,8 @@ impl<'a> Reading<'a> {
 /// Returns `part`, a message's JSON before or after its content, without its field `cache_control`, and that field's
 /// value; `None` if it has none. OpenRouter and LiteLLM read the field there, as a marker on the message's last block.
 fn message_marker(part: &str) -> Option<(String, &str)> {
-    let (before, rest) = part.split_once("\"cache_control\"")?;
+    // Few messages have a `_` there, and to look for one character is cheap.
+    let (before, rest) = (part.contains('_')).then(|| part.split_once("\"cache_control\""))??;
     let mut scan = Scan::new(rest);
     scan.next();
     scan.expect(b':').ok()?;
