@@ -4,17 +4,19 @@
 //! FOREWORD_XQUAD=…/xquad.en.json cargo bench -p foreword-benches -- scheduler
 //! cargo bench -p foreword-benches -- scheduler cost      a decision with 32 running, 1,000 waiting, 100,000 nodes
 //! cargo bench -p foreword-benches -- scheduler order     time to first token by queue order and cache size
+//! cargo bench -p foreword-benches -- scheduler host      the same by size of host memory
+//! cargo bench -p foreword-benches -- scheduler policies  time to first token by eviction policy and size of host memory
 //! cargo bench -p foreword-benches -- scheduler groups    what is cached under overload, by queue order and window
 //! cargo bench -p foreword-benches -- scheduler real      the same on the CPU backend, for once
 //! ```
 //!
-//! `order` is RAGCache's ablation (section 7.4): requests come at random times, a little faster than they can be served.
+//! `order` and `host` are RAGCache's ablation (section 7.4, figure 21), `policies` its table 2: requests come at random times, a little faster than they can be served.
 //! The engine is the real one, on a device with a clock of its own, so its figures are the same on every machine.
 
-use foreword_benches::simulated::{self, Arrival, Costs, House, PAGE_TOKENS, Served};
+use foreword_benches::simulated::{self, Arrival, Costs, Device, House, PAGE_TOKENS, Served};
 use foreword_benches::{Arguments, workloads, xquad};
 use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
-use foreword_engine::cache::{DocumentPath, DocumentSpan};
+use foreword_engine::cache::{CacheConfig, DocumentPath, DocumentSpan, EvictionPolicy};
 use foreword_engine::engine::{
     Engine, EngineConfig, Event, Generation, Kind, Request, Rule, SubmitError,
 };
@@ -22,6 +24,7 @@ use foreword_engine::models::{Checkpoint, Element, ModelConfig};
 use foreword_ordering::policy::{PolicyKind, PolicyOptions};
 use foreword_ordering::random::Random;
 use foreword_simulation::{Capacity, Replay, Retrieved, Trace, workload};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const WINDOW: Rule = Rule::CachedFirst {
@@ -37,7 +40,13 @@ pub(crate) fn bench(arguments: &Arguments) {
         cost();
     }
     if arguments.has("order") {
-        order();
+        order(&DEVICES);
+    }
+    if arguments.has("host") {
+        order(&HOSTS);
+    }
+    if arguments.has("policies") {
+        policies();
     }
     if arguments.has("groups") {
         groups();
@@ -179,16 +188,38 @@ const ANSWER: u32 = 6;
 /// How much faster requests come than first come, first served can serve them.
 const LOAD: f64 = 1.1;
 
-/// Time to first token by queue order and size of the cache.
-fn order() {
-    println!(
-        "Mean time to first token at {LOAD} times the throughput of first come, first served; {REQUESTS} requests\n"
-    );
-    println!(
-        "| trace | cache, tokens | requests/s | order | mean, s | 99th, s | FCFS / it | cached | overtaken, most |"
-    );
-    println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
-    let zipf: Trace = workloads::zipf_topics(1, REQUESTS, 1_000, 2);
+/// Room for tokens.
+#[derive(Clone, Copy)]
+struct Memory {
+    device: u32,
+    host: u32,
+}
+
+impl Memory {
+    /// An engine on a simulated device with this memory.
+    fn house(self, config: &EngineConfig) -> House {
+        House::with(config, |clock| {
+            Device::new(Costs::MISTRAL_7B_A10G, self.device, clock).with_host(self.host)
+        })
+    }
+}
+
+/// Devices without host memory.
+const DEVICES: [Memory; 3] = [memory(16_384, 0), memory(65_536, 0), memory(262_144, 0)];
+
+/// RAGCache's test bed: 5 GiB of a 7B model's KV state on an A10G, and 8, 32 and 128 GiB of host memory.
+const HOSTS: [Memory; 3] = [
+    memory(40_960, 65_536),
+    memory(40_960, 262_144),
+    memory(40_960, 1_048_576),
+];
+
+const fn memory(device: u32, host: u32) -> Memory {
+    Memory { device, host }
+}
+
+/// The traces by which orders and policies are compared.
+fn two_documents() -> Vec<(&'static str, Trace)> {
     let bursty = workload::bursty(
         1,
         REQUESTS,
@@ -197,37 +228,110 @@ fn order() {
             ..workload::Bursty::default()
         },
     );
-    // Documents of 1,000 tokens; RAGCache's have 3,700 on average.
-    sweep("Zipf topics, k = 2", &zipf, 5, [16_384, 65_536, 262_144]);
-    sweep("bursty, k = 2", &bursty, 5, [16_384, 65_536, 262_144]);
+    let mut traces = vec![
+        (
+            "Zipf topics, k = 2",
+            workloads::zipf_topics(1, REQUESTS, 1_000, 2),
+        ),
+        ("bursty, k = 2", bursty),
+    ];
     match xquad::traces(&[2]) {
-        Ok(traces) => sweep("XQuAD, top 2", &traces[0], 5, [16_384, 65_536, 131_072]),
-        Err(reason) => println!("\nskipped: XQuAD ({reason})"),
+        Ok(found) => traces.extend(found.into_iter().map(|trace| ("XQuAD, top 2", trace))),
+        Err(reason) => println!("skipped: XQuAD ({reason})"),
+    }
+    traces
+}
+
+/// Documents have 1,000 tokens; RAGCache's have 3,700 on average.
+const LONGER: u32 = 5;
+
+/// Time to first token by queue order and size of the cache.
+fn order(memories: &[Memory]) {
+    println!(
+        "Mean time to first token at {LOAD} times the throughput of first come, first served; {REQUESTS} requests\n"
+    );
+    println!(
+        "| trace | device, tokens | host | requests/s | order | mean, s | 99th, s | FCFS / it | cached | overtaken, most |"
+    );
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
+    for (name, trace) in two_documents() {
+        let requests = requests(trace.iter().map(|asked| &asked.documents[..]), LONGER);
+        for &memory in memories {
+            let (rate, arrivals) = arrivals(&requests, memory, &saturated(Rule::Arrival), LOAD);
+            let mut baseline = None;
+            for (order, rule) in RULES {
+                let mut house = memory.house(&saturated(rule));
+                let (served, stats) = simulated::serve(&mut house, &arrivals);
+                let mean = mean(&served);
+                let baseline = *baseline.get_or_insert(mean);
+                let overtaken = served.iter().map(|one| one.overtaken).max().unwrap_or(0);
+                if rule != Rule::Arrival {
+                    assert!(overtaken <= Rule::WINDOW, "{overtaken} went before one");
+                }
+                println!(
+                    "| {name} | {} | {} | {rate:.2} | {order} | {mean:.2} | {:.2} | {:.2} | {:.1} % | {overtaken} |",
+                    memory.device,
+                    memory.host,
+                    late(&served),
+                    baseline / mean,
+                    100.0 * stats.cached_tokens as f64 / stats.prompt_tokens as f64,
+                );
+            }
+        }
     }
     println!();
 }
 
-fn sweep(name: &str, trace: &Trace, longer: u32, caches: [u32; 3]) {
-    let requests = requests(trace.iter().map(|asked| &asked.documents[..]), longer);
-    for cache in caches {
-        let (rate, arrivals) = arrivals(&requests, cache, LOAD);
-        let mut baseline = None;
-        for (order, rule) in RULES {
-            let mut house = House::new(Costs::MISTRAL_7B_A10G, cache, &saturated(rule));
-            let (served, stats) = simulated::serve(&mut house, &arrivals);
-            let mean = mean(&served);
-            let baseline = *baseline.get_or_insert(mean);
-            let overtaken = served.iter().map(|one| one.overtaken).max().unwrap_or(0);
-            if rule != Rule::Arrival {
-                assert!(overtaken <= Rule::WINDOW, "{overtaken} went before one");
+/// Time to first token by eviction policy, at rates below and above what `lru` can serve in order of arrival.
+fn policies() {
+    println!("Mean time to first token, s, by eviction policy; {REQUESTS} requests\n");
+    print!("| trace | host, tokens | load |");
+    for policy in EvictionPolicy::ALL {
+        print!(" {policy} |");
+    }
+    println!(" lru / pgdsf | best other / pgdsf |");
+    println!("|{}", " --- |".repeat(EvictionPolicy::ALL.len() + 5));
+    for (name, trace) in two_documents() {
+        let requests = requests(trace.iter().map(|asked| &asked.documents[..]), LONGER);
+        for memory in HOSTS {
+            for load in [0.8, 1.1] {
+                let (_, arrivals) =
+                    arrivals(&requests, memory, &evicting(EvictionPolicy::Lru), load);
+                print!("| {name} | {} | {load} |", memory.host);
+                let means = EvictionPolicy::ALL.map(|policy| {
+                    let mut house = memory.house(&evicting(policy));
+                    let (served, stats) = simulated::serve(&mut house, &arrivals);
+                    let mean = mean(&served);
+                    let cached = 100.0 * stats.cached_tokens as f64 / stats.prompt_tokens as f64;
+                    print!(" {mean:.2} ({cached:.1} %) |");
+                    (policy, mean)
+                });
+                let least = |wanted: &dyn Fn(EvictionPolicy) -> bool| {
+                    let means = means.iter().filter(|(policy, _)| wanted(*policy));
+                    means.map(|(_, mean)| *mean).fold(f64::INFINITY, f64::min)
+                };
+                let own = least(&|policy| policy == EvictionPolicy::Pgdsf);
+                println!(
+                    " {:.2} | {:.2} |",
+                    least(&|policy| policy == EvictionPolicy::Lru) / own,
+                    least(&|policy| policy != EvictionPolicy::Pgdsf) / own
+                );
             }
-            println!(
-                "| {name} | {cache} | {rate:.2} | {order} | {mean:.2} | {:.2} | {:.2} | {:.1} % | {overtaken} |",
-                late(&served),
-                baseline / mean,
-                100.0 * stats.cached_tokens as f64 / stats.prompt_tokens as f64,
-            );
         }
+    }
+    println!();
+}
+
+/// Requests in order of arrival, and a policy that knows what the device's steps cost.
+fn evicting(policy: EvictionPolicy) -> EngineConfig {
+    let prefill = |cached, new| Costs::MISTRAL_7B_A10G.prefill(cached, new);
+    EngineConfig {
+        cache: CacheConfig {
+            policy,
+            cost: Some(Arc::new(prefill)),
+            ..CacheConfig::default()
+        },
+        ..saturated(Rule::Arrival)
     }
 }
 
@@ -245,9 +349,15 @@ fn requests<'a>(asked: impl Iterator<Item = &'a [Retrieved]>, longer: u32) -> Ve
         .collect()
 }
 
-/// Requests at random times, `load` times as many a second as first come, first served can serve; and how many these are.
-fn arrivals(requests: &[Request], cache: u32, load: f64) -> (f64, Vec<Arrival>) {
-    let rate = load * throughput(requests, cache);
+/// Requests at random times, `load` times as many a second as the engine can serve so configured; and how many these
+/// are.
+fn arrivals(
+    requests: &[Request],
+    memory: Memory,
+    config: &EngineConfig,
+    load: f64,
+) -> (f64, Vec<Arrival>) {
+    let rate = load * throughput(requests, memory, config);
     let mut random = Random::new(7);
     let mut at = 0.0;
     let arrivals = requests.iter().map(|request| {
@@ -297,7 +407,8 @@ fn groups() {
                 .collect();
             let requests = requests(ordered.iter().map(Vec::as_slice), 1);
             let cache = prompts * K * 200;
-            let (_, arrivals) = arrivals(&requests, cache, OVERLOAD);
+            let fcfs = saturated(Rule::Arrival);
+            let (_, arrivals) = arrivals(&requests, memory(cache, 0), &fcfs, OVERLOAD);
             println!(
                 "| {name} | {prompts} | any order, any cache | | {:.1} % at most | | | |",
                 100.0 * most_cached(&requests)
@@ -360,8 +471,8 @@ fn saturated(order: Rule) -> EngineConfig {
     }
 }
 
-/// Requests a second when all come at once and go in their order.
-fn throughput(requests: &[Request], cache: u32) -> f64 {
+/// Requests a second when all come at once.
+fn throughput(requests: &[Request], memory: Memory, config: &EngineConfig) -> f64 {
     let all: Vec<Arrival> = requests
         .iter()
         .map(|request| Arrival {
@@ -369,7 +480,7 @@ fn throughput(requests: &[Request], cache: u32) -> f64 {
             request: request.clone(),
         })
         .collect();
-    let mut house = House::new(Costs::MISTRAL_7B_A10G, cache, &saturated(Rule::Arrival));
+    let mut house = memory.house(config);
     let _ = simulated::serve(&mut house, &all);
     requests.len() as f64 / house.now().as_secs_f64()
 }

@@ -1,12 +1,13 @@
 //! Dynamic speculative pipelining in a running server: what of a search its chat still waits for, and what guessing costs
 //! where there is no time for it (RAGCache, section 5.3 and table 3).
 //!
-//! `FOREWORD_XQUAD=FILE [FOREWORD_EMBEDDER=DIR] cargo bench -p foreword-benches -- speculation`
+//! `FOREWORD_XQUAD=FILE [FOREWORD_EMBEDDER=DIR] cargo bench -p foreword-benches -- speculation [k=2] [others=200000]`
 //!
-//! Three servers as `foreword serve` starts them, with one model of random weights on the CPU, answer XQuAD's questions
-//! from its paragraphs in turns: one that guesses, one that does not (`--max-prefill-batch 0`), and one whose search takes
-//! no time at all. The search is that of IVF, stage by stage, drawn out to as long as the table says, as if a large
-//! store did it elsewhere. No prompt is cached but by its own guesses: each chat has a salt of its own, which makes it a
+//! Four servers as `foreword serve` starts them, with one model of random weights on the CPU, answer XQuAD's questions
+//! from its paragraphs in turns: one that guesses, one that guesses and compares ranks (`--speculation ranks`), one
+//! that does not guess (`--max-prefill-batch 0`), and one whose search takes no time at all. The search is that of IVF,
+//! stage by stage, drawn out to as long as the table says, as if a large store did it elsewhere. With `others`, the
+//! search takes its own time: over that many random vectors besides the paragraphs', visiting all clusters. No prompt is cached but by its own guesses: each chat has a salt of its own, which makes it a
 //! tenant as well, or opens with a number of its own.
 //!
 //! *Not overlapped* is the time to the first token beyond that of the server whose search takes none.
@@ -26,7 +27,7 @@ use foreword_retrieval::{
 use foreword_server::api::Limits;
 use foreword_server::device::{Device, DeviceConfig, KvSize};
 use foreword_server::model::Model;
-use foreword_server::retrieval;
+use foreword_server::retrieval::{self, pipeline::Compared};
 use foreword_server::serve::{Config, Server};
 use foreword_server::tiers::Tiers;
 use foreword_tests::artifacts::repository;
@@ -41,11 +42,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
+/// Documents of a chat, unless `k=` says so.
 const K: usize = 5;
 /// RAGCache's searches take 0.1 to 0.45 s.
 const SEARCHES_MS: [u64; 3] = [100, 200, 400];
 const QUESTIONS: usize = 24;
 const CLIENTS: usize = 8;
+/// Clusters of an index with other vectors.
+const CLUSTERS: u32 = 128;
 const ROUNDS: usize = 12;
 
 pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
@@ -61,44 +65,67 @@ pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
     } else {
         (2, 1)
     };
-    let store = Arc::new(Slow::over(&corpus)?);
-    let instant = Arc::new(Slow::over(&corpus)?);
+    let k = arguments.number("k").unwrap_or(K);
+    let others = arguments.number("others").unwrap_or(0);
+    let store = Arc::new(Slow::over(&corpus, others)?);
+    let instant = Arc::new(Slow::over(&corpus, 0)?);
     let mut questions = questions(&corpus);
     Random::new(3).shuffle(&mut questions);
     let runtime = tokio::runtime::Runtime::new()?;
     let checkpoint = checkpoint()?;
-    let house = |store: &Arc<Slow>, max_prefill_batch| {
-        let open = House::open(checkpoint.path(), Arc::clone(store), max_prefill_batch);
+    let house = |store: &Arc<Slow>, max_prefill_batch, compared| {
+        let open = House::open(
+            checkpoint.path(),
+            Arc::clone(store),
+            max_prefill_batch,
+            compared,
+        );
         runtime.block_on(open)
     };
-    let houses = [house(&store, 4)?, house(&store, 0)?, house(&instant, 0)?];
+    let houses = [
+        house(&store, 4, Compared::Documents)?,
+        house(&store, 4, Compared::Ranks)?,
+        house(&store, 0, Compared::Documents)?,
+        house(&instant, 0, Compared::Documents)?,
+    ];
 
-    println!("one chat at a time, {count} questions, {K} documents; means, ms");
+    println!("one chat at a time, {count} questions, {k} documents; means, ms");
     println!(
-        "| search | first token with guesses | without | if the search took no time | not overlapped with / without | times shorter |"
+        "| search | first token with guesses | comparing ranks | without | if the search took no time | not overlapped: with / comparing ranks / without | times shorter: with / comparing ranks |"
     );
-    println!("| --- | --- | --- | --- | --- | --- |");
-    for milliseconds in SEARCHES_MS {
+    println!("| --- | --- | --- | --- | --- | --- | --- |");
+    let searches: &[u64] = if others > 0 { &[0] } else { &SEARCHES_MS };
+    for &milliseconds in searches {
         store.takes(Duration::from_millis(milliseconds));
         let mut clients = connect(&houses)?;
-        let mut sums = [Duration::ZERO; 3];
+        let mut sums = [Duration::ZERO; 4];
         for (number, question) in questions.iter().cycle().take(count + 1).enumerate() {
             for turn in 0..houses.len() {
                 let at = (number + turn) % houses.len();
-                let first = ask(&mut clients[at], question, Tenants::Many)?;
+                let first = ask(&mut clients[at], question, k, Tenants::Many)?;
                 // The first one of each warms up.
                 sums[at] += if number > 0 { first } else { Duration::ZERO };
             }
         }
-        let [with, without, none] = sums.map(|sum| sum.as_secs_f64() * 1e3 / count as f64);
+        let [with, ranks, without, none] = sums.map(|sum| sum.as_secs_f64() * 1e3 / count as f64);
+        let search = match milliseconds {
+            0 => format!("its own, {:.0}", store.mean_ms()),
+            drawn_out => drawn_out.to_string(),
+        };
         println!(
-            "| {milliseconds} ms | {with:.0} | {without:.0} | {none:.0} | {:.0} / {:.0} | {:.1} |",
+            "| {search} ms | {with:.0} | {ranks:.0} | {without:.0} | {none:.0} | {:.0} / {:.0} / {:.0} | {:.1} / {:.1} |",
             with - none,
+            ranks - none,
             without - none,
-            (without - none) / (with - none).max(1.0)
+            (without - none) / (with - none).max(1.0),
+            (without - none) / (ranks - none).max(1.0)
         );
     }
-    println!("\nguesses of that server: {}\n", houses[0].guesses()?);
+    println!("\nguesses of that server: {}", houses[0].guesses()?);
+    println!("of the one that compares ranks: {}\n", houses[1].guesses()?);
+    if others > 0 {
+        return Ok(());
+    }
 
     store.takes(Duration::from_millis(SEARCHES_MS[0]));
     for (tenants, named) in [
@@ -115,7 +142,7 @@ pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
         for round in 0..2 * rounds {
             // With and without, then without and with.
             let at = (round / 2 + round) % 2;
-            times[at].extend(at_once(houses[at].address, &questions, tenants)?);
+            times[at].extend(at_once(houses[2 * at].address, &questions, k, tenants)?);
         }
         let [with, without] = times.map(Waits::of);
         println!("| with guesses | {with} |\n| without | {without} |");
@@ -160,7 +187,7 @@ impl Display for Waits {
     }
 }
 
-fn connect(houses: &[House; 3]) -> Result<Vec<Client>> {
+fn connect(houses: &[House]) -> Result<Vec<Client>> {
     houses
         .iter()
         .map(|house| Client::connect(house.address))
@@ -168,13 +195,18 @@ fn connect(houses: &[House; 3]) -> Result<Vec<Client>> {
 }
 
 /// A round of chats at a time. The time to each first token.
-fn at_once(address: SocketAddr, questions: &[Vec<f32>], tenants: Tenants) -> Result<Vec<Duration>> {
+fn at_once(
+    address: SocketAddr,
+    questions: &[Vec<f32>],
+    k: usize,
+    tenants: Tenants,
+) -> Result<Vec<Duration>> {
     const EACH: usize = 3;
     std::thread::scope(|scope| {
         let client = |own: Vec<&Vec<f32>>| -> Result<Vec<Duration>> {
             let mut client = Client::connect(address)?;
             own.into_iter()
-                .map(|question| ask(&mut client, question, tenants))
+                .map(|question| ask(&mut client, question, k, tenants))
                 .collect()
         };
         let clients: Vec<_> = (0..CLIENTS)
@@ -192,7 +224,7 @@ fn at_once(address: SocketAddr, questions: &[Vec<f32>], tenants: Tenants) -> Res
 }
 
 /// The time from the question to the first event of its answer.
-fn ask(client: &mut Client, question: &[f32], tenants: Tenants) -> Result<Duration> {
+fn ask(client: &mut Client, question: &[f32], k: usize, tenants: Tenants) -> Result<Duration> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let salt = match tenants {
@@ -204,7 +236,7 @@ fn ask(client: &mut Client, question: &[f32], tenants: Tenants) -> Result<Durati
         "messages": [
             {"role": "system", "content": format!("{number}: answer from the documents.")},
             {"role": "user", "content": "What do they say of it?"}],
-        "retrieval": {"embedding": question, "words": false, "k": K, "on_failure": "fail"},
+        "retrieval": {"embedding": question, "words": false, "k": k, "on_failure": "fail"},
     });
     let request = post(body.to_string().as_bytes());
     let start = Instant::now();
@@ -214,7 +246,7 @@ fn ask(client: &mut Client, question: &[f32], tenants: Tenants) -> Result<Durati
     let elapsed = start.elapsed();
     let shown = String::from_utf8_lossy(first.as_deref().unwrap_or_default());
     ensure!(
-        head.header("x-foreword-retrieved") == Some("5"),
+        head.header("x-foreword-retrieved") == Some(&*k.to_string()),
         "{}: {shown}",
         head.status
     );
@@ -229,7 +261,12 @@ struct House {
 }
 
 impl House {
-    async fn open(model: &Path, store: Arc<Slow>, max_prefill_batch: u32) -> Result<Self> {
+    async fn open(
+        model: &Path,
+        store: Arc<Slow>,
+        max_prefill_batch: u32,
+        compared: Compared,
+    ) -> Result<Self> {
         let device = DeviceConfig {
             device: Device::Cpu,
             kv: None,
@@ -274,6 +311,7 @@ impl House {
             ordering: foreword_ordering::Config::default(),
             retrieval: retrieval::Config {
                 store: Some(store),
+                compared,
                 ..retrieval::Config::default()
             },
             kv_events: None,
@@ -333,22 +371,31 @@ fn questions(corpus: &xquad::Corpus) -> Vec<Vec<f32>> {
     embedded::vectors(&*embedded::embedder(), &texts)
 }
 
-/// A search that takes as long as it is told to, evenly over its stages.
+/// A search that takes as long as it is told to, evenly over its stages, or as long as it takes.
 struct Slow {
     collection: Collection,
     nanoseconds: AtomicU64,
+    /// The searches, and the nanoseconds that they took.
+    done: [AtomicU64; 2],
 }
 
 impl Slow {
-    /// Returns a search over XQuAD's paragraphs.
-    fn over(corpus: &xquad::Corpus) -> Result<Self> {
+    /// Returns a search over XQuAD's paragraphs and as many `others`, all of whose clusters are visited.
+    fn over(corpus: &xquad::Corpus, others: usize) -> Result<Self> {
         let embedder = embedded::embedder();
         let spec = Spec {
             dimensions: embedder.dimensions(),
             metric: Metric::Cosine,
             kind: Kind::Ivf,
             embedder: embedder.name().to_owned(),
-            tuning: Tuning::default(),
+            tuning: match others {
+                0 => Tuning::default(),
+                _ => Tuning {
+                    clusters: Some(CLUSTERS),
+                    probes: Some(CLUSTERS),
+                    ..Tuning::default()
+                },
+            },
         };
         let mut editor = Editor::new(Collection::new(spec))?;
         let vectors = embedded::vectors(&*embedder, &corpus.paragraphs);
@@ -360,10 +407,28 @@ impl Slow {
             };
             editor.put(&document, &vector)?;
         }
+        let mut random = Random::new(5);
+        for number in 0..others {
+            let vector: Vec<f32> = (0..embedder.dimensions())
+                .map(|_| random.unit() as f32 - 0.5)
+                .collect();
+            let document = Document {
+                id: format!("other-{number}"),
+                text: "Nothing.".to_owned(),
+                ..Document::default()
+            };
+            editor.put(&document, &vector)?;
+        }
         Ok(Self {
             collection: editor.finish()?,
             nanoseconds: AtomicU64::new(0),
+            done: [AtomicU64::new(0), AtomicU64::new(0)],
         })
+    }
+
+    fn mean_ms(&self) -> f64 {
+        let [count, nanoseconds] = [0, 1].map(|at: usize| self.done[at].load(Ordering::Relaxed));
+        nanoseconds as f64 / 1e6 / count.max(1) as f64
     }
 
     fn takes(&self, time: Duration) {
@@ -390,18 +455,20 @@ impl Store for Slow {
             let hits = self.collection.search(&query, stage);
             hits.map_err(|error| StoreError::Refused(error.to_string()))
         };
-        let mut stages = 0_u32;
-        search(&mut |_| {
-            stages += 1;
-            ControlFlow::Continue(())
-        })?;
         let all = Duration::from_nanos(self.nanoseconds.load(Ordering::Relaxed));
+        let mut stages = 0_u32;
+        if !all.is_zero() {
+            search(&mut |_| {
+                stages += 1;
+                ControlFlow::Continue(())
+            })?;
+        }
         let (start, mut number) = (Instant::now(), 0);
         let mut before: Vec<Slot> = Vec::new();
         let mut failed = None;
         let hits = search(&mut |hits| {
             number += 1;
-            std::thread::sleep((all * number / stages).saturating_sub(start.elapsed()));
+            std::thread::sleep((all * number / stages.max(1)).saturating_sub(start.elapsed()));
             let slots: Vec<Slot> = hits.iter().map(|hit| hit.slot).collect();
             if slots == before {
                 return ControlFlow::Continue(());
@@ -415,6 +482,8 @@ impl Store for Slow {
                 }
             }
         })?;
+        self.done[0].fetch_add(1, Ordering::Relaxed);
+        self.done[1].fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         failed.map_or_else(|| self.found(&hits), Err)
     }
 

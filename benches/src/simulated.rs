@@ -1,7 +1,7 @@
 //! A simulated device whose steps take as long as a formula says, on a clock of its own: scheduling at any scale, the
 //! same on every machine. Everything except the arithmetic is the real engine's.
 
-use foreword_engine::backend::{Backend, BackendError, BackendShape, Output, PageId, Step};
+use foreword_engine::backend::{Backend, BackendError, BackendShape, Output, PageId, Step, Store};
 use foreword_engine::engine::{
     EngineConfig, Event, Generation, Request, Stats, Stepper, SubmitError,
 };
@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Seconds that a step takes: `step + new · token + new · (cached + new / 2) · pair`, where all terms but the first are
-/// summed over segments.
+/// Seconds that a step takes: `step + loads · load + new · token + new · (cached + new / 2) · pair`, where the last two
+/// terms are summed over segments.
 #[derive(Clone, Copy, Debug)]
 pub struct Costs {
     /// Seconds to read the weights once.
@@ -19,23 +19,32 @@ pub struct Costs {
     pub token: f64,
     /// Seconds for a token's attention to one other token.
     pub pair: f64,
+    /// Seconds to copy a page from host memory.
+    pub load: f64,
 }
 
 impl Costs {
     /// A 7B model with grouped queries on an A10G (RAGCache's test bed): 14 GiB of weights at 600 GB/s; 14 GFLOP a
-    /// token and 0.5 MFLOP a pair at 70 TFLOP/s.
+    /// token and 0.5 MFLOP a pair at 70 TFLOP/s; pages of 2 MiB at 20 GB/s.
     pub const MISTRAL_7B_A10G: Self = Self {
         step: 0.024,
         token: 0.000_2,
         pair: 0.000_000_007,
+        load: 0.000_105,
     };
 
+    /// Returns the seconds to compute `new` tokens behind `cached` ones, without the fixed cost of a step.
+    #[must_use]
+    pub fn prefill(&self, cached: u32, new: u32) -> f64 {
+        let new = f64::from(new);
+        new * self.token + new * (f64::from(cached) + new / 2.0) * self.pair
+    }
+
     fn seconds(&self, step: &Step) -> f64 {
-        let segments = step.segments.iter().map(|segment| {
-            let new = segment.tokens.len() as f64;
-            new * self.token + new * (f64::from(segment.start) + new / 2.0) * self.pair
-        });
-        self.step + segments.sum::<f64>()
+        let segments = step.segments.iter();
+        let segments =
+            segments.map(|segment| self.prefill(segment.start, segment.tokens.len() as u32));
+        self.step + step.loads.len() as f64 * self.load + segments.sum::<f64>()
     }
 }
 
@@ -43,6 +52,7 @@ impl Costs {
 pub struct Device {
     costs: Costs,
     pages: u32,
+    host_pages: u32,
     elapsed_ns: Arc<AtomicU64>,
     fault: Box<dyn FnMut() -> Option<BackendError> + Send>,
 }
@@ -60,8 +70,18 @@ impl Device {
         Self {
             costs,
             pages: tokens / PAGE_TOKENS,
+            host_pages: 0,
             elapsed_ns,
             fault: Box::new(|| None),
+        }
+    }
+
+    /// Adds host memory with room for this many tokens. Copies to it take no time.
+    #[must_use]
+    pub fn with_host(self, tokens: u32) -> Self {
+        Self {
+            host_pages: tokens / PAGE_TOKENS,
+            ..self
         }
     }
 
@@ -82,7 +102,7 @@ impl Backend for Device {
             max_positions: u32::MAX,
             page_tokens: PAGE_TOKENS,
             pages: self.pages,
-            host_pages: 0,
+            host_pages: self.host_pages,
             page_bytes: 0,
             draws: false,
         }
@@ -104,6 +124,10 @@ impl Backend for Device {
     }
 
     fn copy_slots(&mut self, _: PageId, _: PageId, _: u32) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn store(&mut self, _: &[Store]) -> Result<(), BackendError> {
         Ok(())
     }
 }
