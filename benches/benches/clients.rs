@@ -2,7 +2,7 @@
 //! gateway sends them.
 //!
 //! ```text
-//! FOREWORD_MTRAG=mtrag-un.jsonl cargo bench -p foreword-benches -- clients [--logs FOLDER] [place=NAME]
+//! FOREWORD_MTRAG=mtrag-un.jsonl cargo bench -p foreword-benches -- clients [--logs FOLDER] [place=NAME] [pinned=TOKENS]
 //! ```
 //!
 //! The file holds conversations of MT-RAG's unanswerable and follow-up set (IBM/mt-rag-benchmark, Apache-2.0), one a line:
@@ -64,8 +64,9 @@ pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
         return Ok(());
     }
     let logs = arguments.value("--logs").map(PathBuf::from);
+    let pinned: u32 = arguments.number("pinned").unwrap_or(100_000);
     let config = json!({
-        "conversation": {"pin": true, "max_pinned_tokens": 100_000},
+        "conversation": {"pin": true, "max_pinned_tokens": pinned},
         "head": {"mode": "apply"},
         "rank": arguments.rank("place"),
     });

@@ -5,6 +5,7 @@
 //! cargo bench -p foreword-benches -- policies memory      bytes per stored node
 //! cargo bench -p foreword-benches -- policies reuse       every policy on every trace
 //! cargo bench -p foreword-benches -- policies sizes       four policies, in caches of 64 to 512 prompts
+//! cargo bench -p foreword-benches -- policies answers     orders recorded when so many later requests have been ordered
 //! cargo bench -p foreword-benches -- policies places      the retriever's best documents kept in a place
 //! cargo bench -p foreword-benches -- policies decisions   decision times at 100,000 contexts
 //! cargo bench -p foreword-benches -- policies index       building, searching and updating a context index
@@ -21,6 +22,7 @@ use foreword_ordering::policy::{
     Order, Place, Placement, Policy, PolicyKind, PolicyOptions, SentDocuments, Start,
 };
 use foreword_simulation::{Capacity, Replay, Trace, workload};
+use std::collections::VecDeque;
 use std::hint::black_box;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -43,6 +45,9 @@ pub(crate) fn bench(arguments: &Arguments) {
     }
     if arguments.has("sizes") {
         sizes();
+    }
+    if arguments.has("answers") {
+        answers();
     }
     if arguments.has("places") {
         places();
@@ -193,6 +198,54 @@ fn sizes() {
         println!();
     }
     println!();
+}
+
+/// Reuse where an order is recorded when the request is sent (0), as in the gateway, and where it is recorded once it has
+/// been answered, as RAGCache++ does, with so many requests under way.
+fn answers() {
+    const UNDER_WAY: [usize; 5] = [0, 1, 4, 16, 64];
+    let kinds = [
+        PolicyKind::Greedy,
+        PolicyKind::Longest,
+        PolicyKind::Foresight,
+    ];
+    println!(
+        "Share of document tokens reused, recorded after {UNDER_WAY:?} later requests; caches unbounded\n"
+    );
+    print!("| trace |");
+    for kind in kinds {
+        print!(" {} |", kind.name());
+    }
+    println!("\n|{}", " --- |".repeat(kinds.len() + 1));
+    for (name, traces) in traces(&[5, 15]) {
+        print!("| {name} |");
+        for kind in kinds {
+            let shares = UNDER_WAY.map(|under_way| {
+                let of = |trace: &Trace| recorded_late(trace, kind, under_way);
+                traces.iter().map(of).sum::<f64>() / traces.len() as f64
+            });
+            let shares = shares.map(|share| format!("{share:.3}"));
+            print!(" {} |", shares.join(", "));
+        }
+        println!();
+    }
+    println!();
+}
+
+fn recorded_late(trace: &Trace, kind: PolicyKind, under_way: usize) -> f64 {
+    let mut replay = Replay::new(kind, &PolicyOptions::default(), Capacity::UNBOUNDED);
+    let mut open = VecDeque::new();
+    for request in trace {
+        let order = replay.order(request);
+        replay.serve(request, &order);
+        open.push_back((request, order));
+        if open.len() > under_way
+            && let Some((answered, order)) = open.pop_front()
+        {
+            replay.record(answered, &order);
+        }
+    }
+    replay.reuse().share()
 }
 
 /// Reuse and mean decision time, every policy on every trace at every capacity.

@@ -57,18 +57,33 @@ impl Replay {
 
     /// Orders a request's documents and records the order.
     pub fn decide(&mut self, request: &Request) -> Order {
-        let candidates: SmallVec<[Candidate<'_>; 16]> = request
-            .documents
-            .iter()
+        let order = self.order(request);
+        self.record(request, &order);
+        order
+    }
+
+    /// Orders a request's documents. The order may be [recorded](Self::record) later.
+    pub fn order(&mut self, request: &Request) -> Order {
+        let candidates = self.candidates(request);
+        self.policy.order(&candidates, request.start(&self.tree))
+    }
+
+    fn candidates<'a>(&mut self, request: &'a Request) -> SmallVec<[Candidate<'a>; 16]> {
+        let documents = request.documents.iter();
+        documents
             .map(|document| Candidate {
                 id: self.tree.intern(document.fingerprint),
                 fingerprint: document.fingerprint,
                 label: &document.label,
                 tokens: document.tokens,
             })
-            .collect();
-        let order = self.policy.order(&candidates, request.start(&self.tree));
-        self.policy.remember(&fingerprints(&candidates), &order);
+            .collect()
+    }
+
+    /// Records that a request was sent in the order `order`.
+    pub fn record(&mut self, request: &Request, order: &Order) {
+        let candidates = self.candidates(request);
+        self.policy.remember(&fingerprints(&candidates), order);
         let placed = || {
             let placed = order.iter();
             placed.filter_map(|&rank| candidates.get(usize::from(rank)))
@@ -81,13 +96,12 @@ impl Replay {
                 .sent(&[foreword_ordering::policy::SentDocuments {
                     scope: request.scope,
                     documents: &sent,
-                    order: Some(&order),
+                    order: Some(order),
                 }]);
         }
         let path = placed().map(|candidate| (candidate.id, candidate.tokens));
         self.tree.insert(request.scope, path);
         self.policy.evicted(self.tree.take_evicted());
-        order
     }
 
     /// Serves a request in the order `order`, and returns the tokens found in the cache.
