@@ -14,6 +14,17 @@ pub(crate) fn create(host: &impl Host, key: &str, value: &[u8]) -> Result<(), Ho
     Ok(())
 }
 
+/// Makes the value under `key` in the proxy's shared data empty, if there is one.
+pub(crate) fn empty(host: &impl Host, key: &str) -> Result<(), HostError> {
+    if host
+        .shared_data(key)?
+        .is_some_and(|(value, _)| !value.is_empty())
+    {
+        host.set_shared_data(key, &[], None)?;
+    }
+    Ok(())
+}
+
 /// Returns the numbers under `key` in the proxy's shared data, as [`bytes`] encodes them, and the value's
 /// compare-and-swap number. Returns an error with this status if the value is missing or has another length.
 pub(crate) fn numbers<const N: usize>(

@@ -155,45 +155,22 @@ impl Agreement {
     }
 }
 
-/// Records that the plugin `plugin` has loaded a configuration whose ring buffer belongs to `audience` and has room for
-/// `entries` entries. If its configurations have had more than [`MAX_RINGS`] rings, empties the one that came first:
-/// shared data lasts as long as the proxy, and engines' addresses, which are part of an audience, may change often.
-///
-/// `name` returns the name of an audience's ring.
-pub(crate) fn retire_rings(
-    host: &impl Host,
-    plugin: &str,
-    audience: u64,
-    entries: u32,
-    name: impl Fn(u64) -> String,
-) -> Result<(), HostError> {
-    let key = format!("foreword/rings/{plugin}");
-    let ring = [&audience.to_le_bytes()[..], &entries.to_le_bytes()].concat();
-    let (mut rings, number) = host.shared_data(&key)?.unwrap_or_default();
-    if rings.chunks(ring.len()).any(|known| known == ring) {
-        return Ok(());
-    }
-    if let Some((first, rest)) = rings.split_first_chunk::<12>()
-        && rings.chunks(ring.len()).count() >= MAX_RINGS
-        && let (Some(audience), Some(entries)) = (first.first_chunk(), first.last_chunk())
-    {
-        let entries = u32::from_le_bytes(*entries);
-        Ring::empty(host, &name(u64::from_le_bytes(*audience)), entries)?;
-        rings = rest.to_vec();
-    }
-    rings.extend(ring);
-    host.set_shared_data(&key, &rings, (number > 0).then_some(number))?;
-    Ok(())
+/// Returns the number of entries that were ever written to the ring buffer `name` with room for `entries` entries (at
+/// least 1), which is created if there is none.
+pub(crate) fn written(host: &impl Host, name: &str, entries: u32) -> Result<u64, HostError> {
+    Ok(Ring::open(host, name, entries)?.head(host)?.next)
+}
+
+/// Removes the entries of the ring buffer `name` with room for `entries` entries (at least 1). Workers that still use it
+/// can go on.
+pub(crate) fn empty(host: &impl Host, name: &str, entries: u32) -> Result<(), HostError> {
+    Ring::open(host, name, entries)?.empty(host)
 }
 
 /// Returns the oldest position whose entry is not overwritten. `head` is the number of positions assigned so far.
 fn oldest(ring: &Ring, head: u64) -> u64 {
     head.saturating_sub(ring.entries())
 }
-
-/// The maximum number of ring buffers that configurations of one plugin leave in shared data. The workers of a replaced
-/// configuration end their requests with the ring of theirs.
-const MAX_RINGS: usize = 8;
 
 /// The maximum length of a published update, in bytes: enough for a request of about 1,500 documents. A longer one is
 /// not published.
@@ -363,41 +340,6 @@ mod tests {
         }
         three.catch_up();
         assert_eq!(three.known.last(), Some(&record(69)));
-    }
-
-    #[test]
-    fn the_ring_of_an_old_configuration_is_emptied() {
-        let host = ScriptedHost::default();
-        let name = |audience: u64| format!("of/{audience}");
-        let used = |host: &ScriptedHost| {
-            let shared = host.shared();
-            shared
-                .iter()
-                .filter(|(key, (value, _))| key.contains("/of/") && value.len() > 8)
-                .count()
-        };
-        for audience in 0..20 {
-            for _ in 0..2 {
-                retire_rings(&host, "p", audience, 4, name).unwrap();
-                let mut agreement = Agreement::open(&host, &name(audience), 4).unwrap();
-                for document in 0..6 {
-                    let entry = record(document).encode();
-                    assert_eq!(agreement.publish(&host, &entry), Ok(true));
-                }
-            }
-            let rings = MAX_RINGS.min(audience as usize + 1);
-            assert_eq!(used(&host), rings * 4);
-        }
-        // The oldest of those that are left, emptied under a worker that goes on with it.
-        let mut old = Agreement::open(&host, &name(12), 4).unwrap();
-        retire_rings(&host, "p", 20, 4, name).unwrap();
-        let entry = record(9).encode();
-        assert_eq!(old.publish(&host, &entry), Ok(true));
-        let mut known = Vec::new();
-        let learn = |update: &PeerUpdate| known.push(update.clone());
-        let mut other = Agreement::open(&host, &name(12), 4).unwrap();
-        assert_eq!(other.catch_up(&host, u64::MAX, learn), Ok(learnt(1, 3)));
-        assert_eq!(known, [record(9)]);
     }
 
     #[test]

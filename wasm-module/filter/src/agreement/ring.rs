@@ -9,7 +9,8 @@
 //! older entry, which a reader recognises by its position. No worker waits for another.
 //!
 //! Compare-and-swap cannot guard the *creation* of a key. So [`Ring::open`] creates `head`: Envoy loads the plugin on
-//! its main thread, in a VM of its own, before on any worker. Only the owner of a position writes its slot.
+//! its main thread, in a VM of its own, before on any worker. Only the owner of a position writes its slot,
+//! until a [replaced](Ring::empty) configuration's ring is emptied.
 
 use crate::host::{Host, HostError};
 use crate::swap;
@@ -57,13 +58,11 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Removes the entries of the ring buffer `name` with room for `entries` entries. Workers that still use it can go
-    /// on.
-    pub(super) fn empty(host: &impl Host, name: &str, entries: u32) -> Result<(), HostError> {
-        let ring = Self::open(host, name, entries)?;
-        let used = ring.head(host)?.next.min(ring.entries());
+    /// Removes all entries.
+    pub(super) fn empty(&self, host: &impl Host) -> Result<(), HostError> {
+        let used = self.head(host)?.next.min(self.entries());
         (0..used).try_for_each(|slot| {
-            host.set_shared_data(&ring.slot(slot), &[], None)?;
+            host.set_shared_data(&self.slot(slot), &[], None)?;
             Ok(())
         })
     }

@@ -33,12 +33,13 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 pub(crate) use self::reader::AnswerReader;
 use crate::host::{Host, HostError};
+use crate::swap;
 
 /// The store of models' answers in the proxy's shared data.
 #[derive(Debug)]
 pub(crate) struct Answers {
-    /// The prefix of the keys in shared data under which answers are stored.
-    prefix: String,
+    /// The name of the ring buffer through which workers share updates, which is part of the keys in shared data.
+    ring: String,
     /// The maximum length in bytes of one chat's entry, which has all its stored answers.
     max_bytes: usize,
     keeps_reasoning: bool,
@@ -170,7 +171,7 @@ impl Answers {
     pub(crate) fn new(config: &Config, ring: &str) -> Option<Self> {
         let (kept, max_bytes) = config.answers();
         (kept != KeptAnswers::None).then(|| Self {
-            prefix: format!("foreword/answers/{LAYOUT}/{ring}/"),
+            ring: ring.to_owned(),
             max_bytes: usize::try_from(max_bytes).unwrap_or(usize::MAX),
             keeps_reasoning: kept == KeptAnswers::All,
         })
@@ -299,7 +300,7 @@ impl Answers {
         let header = header(owner, first);
         let hash = xxh3_128(&header);
         [hash % PLACES, hash / PLACES % PLACES].map(|place| {
-            let key = format!("{}{place}", self.prefix);
+            let key = key(&self.ring, place);
             let value = host.shared_data(&key).ok().flatten();
             let (value, number) =
                 value.map_or((Vec::new(), None), |(value, number)| (value, Some(number)));
@@ -314,6 +315,16 @@ impl Answers {
             }
         })
     }
+}
+
+/// Removes the answers stored under the ring buffer name `ring`.
+pub(crate) fn empty(host: &impl Host, ring: &str) -> Result<(), HostError> {
+    (0..PLACES).try_for_each(|place| swap::empty(host, &key(ring, place)))
+}
+
+/// Returns the key of a slot in shared data.
+fn key(ring: &str, place: u128) -> String {
+    format!("foreword/answers/{LAYOUT}/{ring}/{place}")
 }
 
 /// Returns the first [`HEADER`] bytes of a chat's entry in shared data, which identify the chat.

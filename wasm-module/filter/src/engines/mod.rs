@@ -27,6 +27,7 @@ use foreword_ordering::{EngineCandidate, EngineId};
 
 use self::health::EngineHealth;
 use self::responses::KeptResponses;
+pub(crate) use self::responses::empty_responses;
 pub(crate) use crate::config::{EngineConfig, FeedConfig};
 use crate::host::{EnginePool, Host, HostError, PoolEngine};
 use crate::swap;

@@ -35,7 +35,7 @@ impl KeptResponses {
     ) -> Result<Self, HostError> {
         let mut pages = Vec::with_capacity(PAGES);
         for page in 0..PAGES {
-            let key = format!("foreword/responses/{LAYOUT}/{ring}/{page}");
+            let key = key(ring, page);
             swap::create(host, &key, &[])?;
             pages.push(key);
         }
@@ -82,6 +82,15 @@ impl KeptResponses {
         let page = usize::try_from(hash.checked_rem(count)?).ok()?;
         self.pages.get(page).map(String::as_str)
     }
+}
+
+/// Removes the entries of the table under the ring buffer name `ring`.
+pub(crate) fn empty_responses(host: &impl Host, ring: &str) -> Result<(), HostError> {
+    (0..PAGES).try_for_each(|page| swap::empty(host, &key(ring, page)))
+}
+
+fn key(ring: &str, page: usize) -> String {
+    format!("foreword/responses/{LAYOUT}/{ring}/{page}")
 }
 
 fn hash_of(parts: &[&str]) -> u64 {

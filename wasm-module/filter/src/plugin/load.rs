@@ -10,8 +10,8 @@ use super::bursts::InFlight;
 use super::clock::Clock;
 use super::gateways::gateway_id;
 use super::knowledge::Knowledge;
-use super::misses_of;
-use crate::agreement::{self, Agreement};
+use super::{misses_of, retired};
+use crate::agreement::Agreement;
 use crate::answers::Answers;
 use crate::config::{Config, ConfigError, KEY, Mode, SaltKey, TenantSource};
 use crate::engines::Engines;
@@ -95,8 +95,9 @@ fn ring(host: &impl Host, config: &Config) -> Result<(String, Option<Agreement>)
             let plugin = host.property(&["plugin_name"])?.unwrap_or_default();
             let plugin = String::from_utf8_lossy(&plugin);
             let name = |audience| format!("of/{audience:016x}/{plugin}");
-            if wanted.entries > 0 {
-                agreement::retire_rings(host, &plugin, config.audience, wanted.entries, name)?;
+            let done = retired::retire(host, &plugin, config.audience, wanted.entries, name);
+            if let Err(error) = done {
+                host.log(LogLevel::Warn, &error.to_string());
             }
             name(config.audience)
         }

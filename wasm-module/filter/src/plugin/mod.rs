@@ -15,6 +15,7 @@ mod clock;
 mod gateways;
 mod knowledge;
 mod load;
+mod retired;
 
 use std::sync::MutexGuard;
 
@@ -454,7 +455,7 @@ impl Plugin {
     /// the tokens. `record` is `None` if the ordering core did not process the request.
     ///
     /// Returns the report. If it lacks the number of cached tokens but the engine has reported it for other requests to
-    /// the same model, the number is 0: vLLM and Gemini omit a zero.
+    /// the same model in the same fields, the number is 0: vLLM and Gemini omit a zero.
     pub(crate) fn counted(
         &self,
         host: &impl Host,

@@ -198,6 +198,11 @@ impl Layout {
             body: text,
             kind,
             blocks,
+            has_message_markers: kind == CacheKind::Anthropic
+                && (parsed.messages.iter()).any(|message| {
+                    let (head, tail) = body::around(message.raw, message.content);
+                    [head, tail].iter().any(|part| has_message_marker(part))
+                }),
             format: match (parsed.is_chat_completion(), input.filter(is_set)) {
                 (true, _) => Format::Messages,
                 (false, Some(_)) => Format::Responses,
@@ -311,6 +316,9 @@ struct Reading<'a> {
     body: &'a str,
     kind: CacheKind,
     blocks: Blocks,
+    /// True if a message has a marker beside its content. Clients set it on other messages in the next request. Then no
+    /// text is divided: a text that was sent whole with such a marker must be the same without it.
+    has_message_markers: bool,
     format: Format,
     hash: u64,
     bytes: usize,
@@ -404,7 +412,8 @@ impl<'a> Reading<'a> {
         let (head, tail) = body::around(message.raw, message.content);
         let mut mark = None;
         for part in [head, tail] {
-            let Some((without, marker)) = message_marker(part) else {
+            let marked = self.has_message_markers.then(|| message_marker(part));
+            let Some((without, marker)) = marked.flatten() else {
                 self.fold(part.as_bytes());
                 continue;
             };
@@ -454,7 +463,7 @@ impl<'a> Reading<'a> {
                 self.block(raw, part, can_mark);
             }
         } else {
-            self.fold(message.raw.as_bytes());
+            self.fold(message.content.as_bytes());
             self.push(message.raw.len(), part, None, None);
         }
         if self.layout.positions.len() == before {
@@ -524,9 +533,10 @@ impl<'a> Reading<'a> {
     fn text(&mut self, raw: &'a str, part: Part, wrap: Option<TextWrap>, style: PartStyle) {
         let range = range_in(self.body, raw);
         let inner = range.start + 1..(range.end - 1).max(range.start + 1);
-        let documents = match (self.blocks, wrap) {
-            (Blocks::Split, Some(_)) => within(&self.slots, &inner),
-            _ => &[],
+        let divides = self.blocks == Blocks::Split && !self.has_message_markers;
+        let documents = match wrap.filter(|_| divides) {
+            Some(_) => within(&self.slots, &inner),
+            None => &[],
         };
         let pieces = pieces(self.body, &inner, documents);
         let text = self.layout.texts.len();
@@ -554,11 +564,18 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// Returns `part`, a message's JSON before or after its content, without its field `cache_control`, and that field's
-/// value; `None` if it has none. OpenRouter and LiteLLM read the field there, as a marker on the message's last block.
-fn message_marker(part: &str) -> Option<(String, &str)> {
+/// Returns whether a message's JSON before or after its content may have the field `cache_control`.
+fn has_message_marker(part: &str) -> bool {
     // Few messages have a `_` there, and to look for one character is cheap.
-    let (before, rest) = (part.contains('_')).then(|| part.split_once("\"cache_control\""))??;
+    part.contains('_') && part.contains("\"cache_control\"")
+}
+
+/// Returns `part`, a message's JSON before or after its content, without its field `cache_control`, and that field's
+/// value; `None` if it has none. LiteLLM and OpenRouter read the field there, as a marker on the message's last block.
+/// Where they ignore it, such as in some messages without text, it counts nevertheless: too few markers are set then, not
+/// too many.
+fn message_marker(part: &str) -> Option<(String, &str)> {
+    let (before, rest) = part.split_once("\"cache_control\"")?;
     let mut scan = Scan::new(rest);
     scan.next();
     scan.expect(b':').ok()?;
@@ -779,26 +796,52 @@ mod tests {
 
     #[test]
     fn a_marker_beside_a_messages_content_counts_and_changes_no_hash() {
-        let layout = |around: [&str; 2]| {
-            let [before, after] = around;
-            let body = format!(
-                r#"{{"messages":[{{{before}"role":"user","content":"So."{after}}},{{"role":"user","content":"?"}}]}}"#
-            );
+        const MARK: &str = r#""cache_control":{"type":"ephemeral"}"#;
+        let documents = r#""<doc id=\"a\">A.</doc>\n<doc id=\"b\">B.</doc>\nWhy?""#;
+        let layout = |message: &str, last: &str| {
+            let body =
+                format!(r#"{{"messages":[{{{message}}},{{"role":"user","content":"?"{last}}}]}}"#);
             let parsed = body::parse(body.as_bytes(), &Config::default()).unwrap();
             Layout::of(&parsed, CacheKind::Anthropic, Blocks::Split, 0).unwrap()
         };
-        let plain = layout(["", ""]);
-        assert!(plain.marks(CacheKind::Anthropic).is_empty());
-        for around in [
-            [r#""cache_control" : {"type":"ephemeral"} , "#, ""],
-            ["", r#" , "cache_control":{"type":"ephemeral"}"#],
+        let marked_last = format!(",{MARK}");
+        for (plain, marked) in [
+            (
+                r#""role":"user","content":"So.""#.to_owned(),
+                [
+                    format!(r#"{MARK} , "role":"user","content":"So.""#),
+                    format!(r#""role":"user","content":"So." , {MARK}"#),
+                ],
+            ),
+            (
+                format!(r#""role":"user","content":{documents}"#),
+                [
+                    format!(r#"{MARK},"role":"user","content":{documents}"#),
+                    format!(r#""role":"user","content":{documents},{MARK}"#),
+                ],
+            ),
+            (
+                r#""role":"assistant","content":null,"tool_calls":[]"#.to_owned(),
+                [
+                    format!(r#"{MARK},"role":"assistant","content":null,"tool_calls":[]"#),
+                    format!(r#""role":"assistant","content":null,"tool_calls":[],{MARK}"#),
+                ],
+            ),
         ] {
-            let marked = layout(around);
-            let marks = marked.marks(CacheKind::Anthropic);
-            assert_eq!(marks, [(0, MarkTtl::Default)], "{around:?}");
-            for (marked, plain) in marked.positions.iter().zip(&plain.positions) {
-                assert_eq!(marked.hash, plain.hash, "{around:?}");
+            // The marker moves on to the last message.
+            let moved = layout(&plain, &marked_last);
+            let marks = moved.marks(CacheKind::Anthropic);
+            assert_eq!(marks, [(1, MarkTtl::Default)], "{plain}");
+            for marked in marked {
+                let marked = layout(&marked, "");
+                let marks = marked.marks(CacheKind::Anthropic);
+                assert_eq!(marks, [(0, MarkTtl::Default)], "{plain}");
+                for (marked, moved) in marked.positions.iter().zip(&moved.positions) {
+                    assert_eq!(marked.hash, moved.hash, "{plain}");
+                }
             }
         }
+        let unmarked = layout(&format!(r#""role":"user","content":{documents}"#), "");
+        assert_eq!(unmarked.positions.len(), 4, "documents end at positions");
     }
 }

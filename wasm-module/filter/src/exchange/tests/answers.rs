@@ -245,6 +245,15 @@ fn an_engine_that_never_counts_corrects_nothing_and_one_that_did_means_none() {
     say(&plugin, &host, &["a", "b"], full);
     assert_eq!(host.counter("foreword_corrections_total"), 0);
     assert_eq!(host.samples("foreword_engine_cached_percent"), [99]);
+    // Another API of the engine, which has not reported the number.
+    say(
+        &plugin,
+        &host,
+        &["a", "b"],
+        r#""usage": {"input_tokens": 1000}"#,
+    );
+    assert_eq!(host.counter("foreword_corrections_total"), 0);
+    assert_eq!(host.log_field("cached_tokens"), None);
     say(&plugin, &host, &["a", "b"], silent);
     assert_eq!(host.counter("foreword_corrections_total"), 1);
     assert_eq!(host.samples("foreword_engine_cached_percent"), [99, 0]);
