@@ -20,6 +20,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 use foreword_benches::Arguments;
+use foreword_benches::simulated::Costs;
 use foreword_ordering::config::RawConfig;
 use foreword_ordering::policy::PolicyKind;
 use foreword_ordering::random::Random;
@@ -77,9 +78,9 @@ pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
         chats.len()
     );
     println!(
-        "| client | prompt tokens | computed as it comes | computed as sent | ratio | reused as it comes | as sent |"
+        "| client | prompt tokens | computed as it comes | computed as sent | ratio | prefill as it comes, s | as sent | ratio | reused as it comes | as sent |"
     );
-    println!("| --- | --- | --- | --- | --- | --- | --- |");
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
     for client in Client::ALL {
         let bodies = bodies(client, &chats);
         if let Some(folder) = &logs {
@@ -95,15 +96,16 @@ pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
             std::fs::write(&file, whole.collect::<String>())?;
             std::fs::write(folder.join("ordering.json"), config.to_string())?;
         }
-        let came = replayed(&bodies, PolicyKind::Retrieval, &json!({}))?;
-        let sent = replayed(&bodies, PolicyKind::Foresight, &config)?;
+        let (came, came_s) = replayed(&bodies, PolicyKind::Retrieval, &json!({}))?;
+        let (sent, sent_s) = replayed(&bodies, PolicyKind::Foresight, &config)?;
         println!(
-            "| {} | {} | {} | {} | {:.2} | {:.1} % | {:.1} % |",
+            "| {} | {} | {} | {} | {:.2} | {came_s:.0} | {sent_s:.0} | {:.2} | {:.1} % | {:.1} % |",
             client.name(),
             came.prompt_tokens,
             came.computed_tokens(),
             sent.computed_tokens(),
             sent.computed_tokens() as f64 / came.computed_tokens() as f64,
+            sent_s / came_s,
             100.0 * came.share(),
             100.0 * sent.share(),
         );
@@ -111,16 +113,24 @@ pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// What a cache without a bound would do for these requests.
-fn replayed(bodies: &[String], kind: PolicyKind, config: &Value) -> Result<PromptReuse> {
+/// What a cache without a bound would do for these requests, and the seconds that a 7B model on an A10G would compute,
+/// by the simulated device's formula.
+fn replayed(bodies: &[String], kind: PolicyKind, config: &Value) -> Result<(PromptReuse, f64)> {
     let raw = RawConfig::from_json(config.to_string().as_bytes())?;
     let mut replay = PromptReplay::new(raw, kind, Capacity::UNBOUNDED)?;
+    let mut seconds = 0.0;
     for body in bodies {
         let logged = Logged::read(body.as_bytes()).map_err(|error| anyhow::anyhow!("{error}"))?;
         let sent = replay.decide(&logged)?;
+        let before = replay.reuse();
         replay.serve(&logged, sent.as_deref())?;
+        let after = replay.reuse();
+        let cached = after.reused_tokens - before.reused_tokens;
+        let new = after.computed_tokens() - before.computed_tokens();
+        let costs = Costs::MISTRAL_7B_A10G;
+        seconds += costs.step + costs.prefill(u32::try_from(cached)?, u32::try_from(new)?);
     }
-    Ok(replay.reuse())
+    Ok((replay.reuse(), seconds))
 }
 
 /// The requests of all chats: a few go on in turn.
