@@ -17,9 +17,10 @@ shift; shift; [ $# -eq 0 ] || shift
 events='{"enable_kv_cache_events": true, "publisher": "zmq", "topic": "kv-events", "buffer_steps": 10000,
   "endpoint": "tcp://[::ffff:127.0.0.1]:'$((5557 + number))'", "replay_endpoint": "tcp://[::ffff:127.0.0.1]:'$((5657 + number))'"}'
 
-# The engine's own cached_tokens stand in its answers only with --enable-prompt-tokens-details.
+# The engine's own cached_tokens stand in its answers only with --enable-prompt-tokens-details, and in streams whose clients do
+# not ask for usage only with --enable-force-include-usage.
 $VLLM serve "$model" --served-model-name "$name" --host 127.0.0.1 --port $((8000 + number)) \
-  --enable-prefix-caching --enable-prompt-tokens-details --kv-events-config "$events" "$@" &
+  --enable-prefix-caching --enable-prompt-tokens-details --enable-force-include-usage --kv-events-config "$events" "$@" &
 engine=$!
 "$FOREWORD" kv-bridge --model "$model" --served-model-name "$name" --listen 127.0.0.1:$((8100 + number)) \
   --events tcp://127.0.0.1:$((5557 + number)) --replay tcp://127.0.0.1:$((5657 + number)) &

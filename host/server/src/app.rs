@@ -53,6 +53,8 @@ pub struct App {
     pub retriever: Arc<Retriever>,
     /// Permits to parse, render and tokenise a request on a blocking thread; there is one for each core.
     pub preparing: Arc<Semaphore>,
+    /// A permit for each KiB of the bodies that are parsed, rendered and tokenised at once.
+    pub preparing_kib: Arc<Semaphore>,
     /// The permit to embed texts of `/v1/embeddings`, which are many: one, so that chats keep the cores and the embedder.
     pub embedding: Arc<Semaphore>,
     /// Limits how many grammars for constrained answers are prepared at once.
@@ -69,6 +71,10 @@ impl App {
         self.model.get().cloned().ok_or(Failure::Loading)
     }
 }
+
+/// Number of KiB of bodies that are parsed, rendered and tokenised at once: parsed JSON may take 40 bytes for a byte of
+/// text, and tokenising 400.
+pub(crate) const PREPARED_KIB: usize = 16 << 10;
 
 /// Limits on one request's body and time.
 #[derive(Clone, Copy, Debug)]

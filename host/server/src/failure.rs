@@ -44,7 +44,7 @@ pub enum Failure {
         "this request needs {needed} tokens ({prompt} of them in the prompt), more than the {limit} that fit"
     )]
     ContextLength {
-        /// Tokens of the prompt.
+        /// Tokens of the prompt; if it is more than twice too long, those that were counted.
         prompt: u32,
         /// Tokens of the prompt, and of the longest answer that the request allows.
         needed: u64,

@@ -7,7 +7,7 @@ use crate::device::DeviceConfig;
 use crate::failure::{Failure, clip};
 use crate::ids::now;
 use crate::kv::place::{Placed, Placer};
-use crate::request::{Chat, Completion, Format, Options, Prompt, ToolChoice};
+use crate::request::{Chat, Completion, Delivery, Format, Options, Prompt, ToolChoice};
 use crate::tiers::Tiers;
 use anyhow::Context;
 use foreword_engine::TokenId;
@@ -365,8 +365,9 @@ impl Model {
     /// Returns the tokens of `text`; `special` adds the tokenizer's own, such as BOS. Blocks the thread.
     ///
     /// # Errors
-    /// Returns an error if the tokenizer fails.
+    /// Returns an error if the tokenizer fails, or the text is more than twice as long as any prompt may be.
     pub fn text_tokens(&self, text: &str, special: bool) -> Result<Vec<TokenId>, Failure> {
+        self.check_length(text)?;
         let tokens = self.tokenizer.encode(text, special);
         tokens.map_err(Failure::internal)
     }
@@ -403,10 +404,25 @@ impl Model {
         options: &Options,
         bytes: &[usize],
     ) -> Result<(Vec<TokenId>, Vec<u32>), Failure> {
+        self.check_length(text)?;
         let salt = &options.cache_salt;
         self.token_cache
             .encode_counting(&self.tokenizer, text, special, salt, bytes)
             .map_err(Failure::internal)
+    }
+
+    /// Returns an error if `text` is more than twice as long as any prompt may be: then it is not tokenised as a whole.
+    fn check_length(&self, text: &str) -> Result<(), Failure> {
+        let limit = self.shape.longest_sequence();
+        let tokens = self.tokenizer.exceeds(text, limit.saturating_mul(2));
+        match tokens.map_err(Failure::internal)? {
+            Some(prompt) => Err(Failure::ContextLength {
+                prompt,
+                needed: prompt.into(),
+                limit,
+            }),
+            None => Ok(()),
+        }
     }
 
     /// Returns the engine's request for a prompt. `field` is the field of the prompt, for errors. `default` is the
@@ -427,15 +443,24 @@ impl Model {
         let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
         let limit = self.shape.longest_sequence();
         let room = limit.saturating_sub(length);
+        let scored = scored_tokens(options);
         let asked = options
             .max_tokens
-            .unwrap_or_else(|| default.unwrap_or(room).min(room).max(1));
+            .unwrap_or_else(|| default.unwrap_or(room).min(room).min(scored).max(1));
         if asked > room {
             return Err(Failure::ContextLength {
                 prompt: length,
                 needed: u64::from(length) + u64::from(asked),
                 limit,
             });
+        }
+        if asked > scored {
+            let message = format!(
+                "the log-probabilities of {asked} tokens are too many for {} choices in one response; {scored} tokens can have so \
+                 many: stream the answer, or ask for fewer",
+                options.choices
+            );
+            return Err(Failure::invalid("max_tokens", message));
         }
         let mut stop_tokens = options.stop_tokens.clone();
         if !options.ignore_eos {
@@ -552,6 +577,17 @@ fn common_beginning<'t>(one: &'t str, other: &str) -> &'t str {
 /// Default size in bytes of the cache for the tokens of repeated texts: enough for about ten megabytes of text.
 const TOKEN_CACHE_BYTES: usize = 64 << 20;
 
+/// Returns the largest number of tokens that an answer may have with the log-probabilities that the request asks for.
+fn scored_tokens(options: &Options) -> u32 {
+    match (options.top_logprobs, options.delivery) {
+        (Some(top), Delivery::Whole) => {
+            let entries = (u64::from(top) + 1) * u64::from(options.choices.max(1));
+            u32::try_from(MAX_ANSWER_ENTRIES / entries).unwrap_or(u32::MAX)
+        }
+        _ => u32::MAX,
+    }
+}
+
 /// Returns an error if a request asks for more log-probabilities of its prompt than [`MAX_PROMPT_ENTRIES`].
 fn check_scored(request: &Request, options: &Options) -> Result<(), Failure> {
     let Some(top) = request.prompt_logprobs else {
@@ -575,6 +611,10 @@ fn check_scored(request: &Request, options: &Options) -> Result<(), Failure> {
 
 /// Maximum number of prompt log-probabilities in a response, each of about a hundred bytes.
 const MAX_PROMPT_ENTRIES: u64 = 1 << 17;
+
+/// Maximum number of log-probabilities of answers in a response that is not streamed, each of about a thousand bytes
+/// while the response is made.
+const MAX_ANSWER_ENTRIES: u64 = 1 << 18;
 
 /// Default length of a text completion in tokens, the same as OpenAI's.
 const COMPLETION_TOKENS: u32 = 16;

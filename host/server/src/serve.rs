@@ -2,7 +2,7 @@
 //! when it is stopped.
 
 use crate::api::{self, router};
-use crate::app::{App, DropIn, Limits};
+use crate::app::{App, DropIn, Limits, PREPARED_KIB};
 use crate::batches::{self, Access as BatchAccess, Batches};
 use crate::canary::Canary;
 use crate::connections::{Book, Bounds};
@@ -160,6 +160,7 @@ impl Server {
             batches,
             limits: config.limits,
             preparing: Arc::new(Semaphore::new(cores)),
+            preparing_kib: Arc::new(Semaphore::new(PREPARED_KIB)),
             embedding: Arc::new(Semaphore::new(1)),
         });
         tokio::spawn(expire(Arc::downgrade(&app)));

@@ -8,7 +8,7 @@ export interface Config {
   /** Which order; see below. */
   policy?: Policy;
   rank?: {
-    /** `auto`: as `last`, but all documents keep their order where that finds something in the cache, and as much, and while requests share more in that order; `last`: behind the others, the best one next to a question that follows; `first`: before them, the best one first; `ends`: the best one last, the second best first, and so on; `free`: anywhere. `docs/answers.md` says what each costs. */
+    /** `auto`: as `last`, but a request stays in its own order if that finds cached tokens, and as many as the new order would, or if the tenant's recent requests share longer beginnings in the retriever's order; `last`: behind the others, the best one next to a question that follows; `first`: before them, the best one first; `ends`: the best one last, the second best first, and so on; `free`: anywhere. `docs/answers.md` says what each costs. */
     place?: "free" | "last" | "first" | "ends" | "auto";
     /** Documents that keep this place. */
     documents?: number;
@@ -26,7 +26,7 @@ export interface Config {
     max_contexts?: number;
     /** Tokens in a block of the engine's cache; nothing is moved for a shorter match, and `engines[].block_tokens` goes before it. */
     block_tokens?: number;
-    /** Contexts of a log, which `context-index` orders requests by that share nothing with what was sent: `foreword index` writes them. Each is the fingerprints of a request's documents, best first, in 16 hexadecimal digits each. */
+    /** Contexts of a log, written by `foreword index`: `context-index` orders a request by them if it shares nothing with requests sent so far. Each is the fingerprints of a request's documents, best first, in 16 hexadecimal digits each. */
     history?: string[];
     /** `context-index` forgets contexts that the engine evicted, as RAGBoost does; else it keeps them, up to `max_contexts`. */
     forget_evicted?: boolean;
@@ -46,23 +46,23 @@ export interface Config {
     location?: string;
   };
   documents?: {
-    /** A `documents` array is written into the last user message without tools' results, put in order, or left alone; `reorder` is for engines that read it themselves and cite its ids (Cohere), and what arrays get in place of `render` that are of Cohere's first API or whose `data` has other fields than title and text. What `render` writes of a document is its id, title and text. */
+    /** A `documents` array is written into the last user message without tools' results, put in order, or left alone; `reorder` is for engines that read the array themselves and cite its ids (Cohere). With `render` too, arrays of Cohere's v1 API, and arrays whose `data` has fields besides title and text, are put in order instead. `render` writes a document's id, title and text. */
     field?: "render" | "reorder" | "ignore";
     /** Tags that hold a document in a message. */
     tags?: string[];
-    /** The same where two or more of them stand in a text, and none of `tags`. */
+    /** Tags that hold a document only where two or more of one name stand in a text, and none of `tags`. */
     loose_tags?: string[];
     /** `document` and `search_result` blocks (Anthropic, Cohere's tool results) are put in order; those with citations or `cache_control`, and Cohere's without an id, keep their places. */
     blocks?: boolean;
-    /** So are the elements of a tool result's JSON array `results`, if each has a `url`, `path`, `file`, `filename`, `uri` or `href`. */
+    /** Elements of a tool result's JSON array `results` are documents if each has a `url`, `path`, `file`, `filename`, `uri` or `href`. */
     results?: boolean;
-    /** So are contexts as AnythingLLM, Dify, LlamaIndex and RAGFlow write them without tags of their own. */
+    /** Contexts as AnythingLLM, Dify, LlamaIndex and RAGFlow write them without tags are documents. */
     clients?: boolean;
-    /** So are the items of a list `[1] …`, each with its number. */
+    /** Items of a list `[1] …` are documents, each with its number. */
     numbered?: boolean;
-    /** So is what stands between lines `---`. */
+    /** What stands between lines `---` is a document. */
     rules?: boolean;
-    /** So are the sections of a tool's result under headings `# …`. */
+    /** Sections of a tool's result under headings `# …` are documents. */
     headings?: boolean;
     /** Lines of a tool's result that an earlier turn's result holds byte for byte become a location hint, as when an agent reads a file again (`conversation.deduplicate`): runs of lines of 480 bytes or more, in results without another format. Nothing is moved, and results do not count for `max`. See `docs/agents.md`. */
     outputs?: boolean;
@@ -116,7 +116,7 @@ export interface Config {
     deduplicate?: boolean;
     /** The favoured documents (`rank`) are sent again even if an earlier turn holds them; the others become location hints. */
     repeat_favoured?: boolean;
-    /** Documents of a `documents` array stay where they were first written when the chat goes on; read the field's documentation before you switch it on. */
+    /** Documents of a `documents` array stay where they were first written when the chat goes on; read *Pinned documents and users of one tenant* first. */
     pin?: boolean;
     /** Estimated tokens pinned in one chat. */
     max_pinned_tokens?: number;

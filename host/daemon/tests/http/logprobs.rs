@@ -321,4 +321,22 @@ async fn a_response_has_a_bounded_number_of_logprobs() {
         message.ends_with("7003 prompt tokens, more than 131072"),
         "{message}"
     );
+    let mut answers = say("x");
+    answers["logprobs"] = true.into();
+    answers["top_logprobs"] = 20.into();
+    answers["n"] = 16.into();
+    answers["max_tokens"] = 781.into();
+    let message = (post(house.address(), CHAT, &answers).await).error(
+        400,
+        "invalid_value",
+        Some("max_tokens"),
+    );
+    assert!(message.contains("780 tokens can have so many"), "{message}");
+    answers["max_tokens"] = 780.into();
+    let whole = post(house.address(), CHAT, &answers).await;
+    assert_eq!(whole.status, 200, "{}", whole.text());
+    // A stream sends them as they come; an answer whose length is left open is as long as may be.
+    answers["max_tokens"] = 781.into();
+    answers["stream"] = true.into();
+    assert_eq!(post(house.address(), CHAT, &answers).await.status, 200);
 }

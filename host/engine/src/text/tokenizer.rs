@@ -100,6 +100,26 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
+    /// Returns a number of tokens above `limit` if `text` has more than `limit` tokens for certain; otherwise `None`. Takes
+    /// little memory, where [`Tokenizer::encode`] takes some 400 bytes for a byte of a hostile text. Texts of up to
+    /// `limit` bytes are not read.
+    ///
+    /// # Errors
+    /// Returns [`TextError::Encode`] when the tokenizer refuses the text.
+    pub fn exceeds(&self, text: &str, limit: u32) -> Result<Option<u32>, TextError> {
+        let (mut tokens, mut enough, mut rest) = (0_u64, u64::from(limit), text);
+        if text.len() as u64 <= enough {
+            return Ok(None);
+        }
+        while tokens <= enough && !rest.is_empty() {
+            let (window, later) = rest.split_at(rest.floor_char_boundary(WINDOW.min(rest.len())));
+            tokens += self.encode(window, false)?.len() as u64;
+            enough += EDGE;
+            rest = later;
+        }
+        Ok((tokens > enough).then(|| u32::try_from(tokens).unwrap_or(u32::MAX)))
+    }
+
     /// Returns the tokens as [`Tokenizer::encode`] does and, for each of `at` (byte offsets in the text, ascending),
     /// the number of tokens that lie wholly before it. A token that encodes part of a character counts as the whole
     /// character.
@@ -187,9 +207,41 @@ impl Tokenizer {
 /// The characters by which byte-level vocabularies spell a space, a tab, a line feed and a carriage return.
 const BYTE_LEVEL_SPACES: [char; 4] = ['Ġ', 'ĉ', 'Ċ', 'č'];
 
+/// Number of bytes of a long text whose tokens are counted at once.
+const WINDOW: usize = 64 << 10;
+/// Number of tokens that a text may have more because it is divided between two windows.
+const EDGE: u64 = 64;
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_text_that_is_too_long_is_known_by_its_windows() {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures");
+        for family in ["llama", "qwen2"] {
+            let tokenizer = Tokenizer::load(&fixtures.join(family)).unwrap();
+            for text in [
+                "1!",
+                "It says what it says.\n",
+                "a\n",
+                "Übersetzer 😀 ",
+                "    ",
+            ] {
+                let text = text.repeat(200_000 / text.len());
+                let count = tokenizer.encode(&text, false).unwrap().len() as u32;
+                let exceeds = |limit| tokenizer.exceeds(&text, limit).unwrap();
+                for limit in [count, count + 1, u32::MAX] {
+                    assert_eq!(exceeds(limit), None, "{family}, {text:.20?}, {limit}");
+                }
+                let found = exceeds(count / 2);
+                assert!(
+                    found.is_some_and(|found| found > count / 2 && found <= count + 64),
+                    "{family}, {text:.20?}: {found:?} of {count}"
+                );
+            }
+        }
+    }
 
     #[test]
     fn tokens_are_counted_up_to_any_byte() {

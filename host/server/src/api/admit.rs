@@ -3,6 +3,7 @@
 
 use super::App;
 use crate::answer::TimeLimit;
+use crate::app::PREPARED_KIB;
 use crate::canary::blocking;
 use crate::failure::Failure;
 use crate::gate::Pass;
@@ -73,11 +74,20 @@ impl TimeLimit {
 }
 
 impl App {
-    /// Runs `work` on a blocking thread, after waiting for a permit; there is one for each core.
+    /// Runs `work`, which reads a body of `bytes` bytes, on a blocking thread, after waiting for a permit; there is one
+    /// for each core, and one for each of [`PREPARED_KIB`] KiB of bodies.
     pub(super) async fn blocking<T: Send + 'static>(
         &self,
+        bytes: usize,
         work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
+        let wanted = (bytes / 1024).min(PREPARED_KIB) as u32;
+        let room = Arc::clone(&self.preparing_kib).acquire_many_owned(wanted);
+        let room = room.await.map_err(Failure::internal)?;
+        let work = move || {
+            let _room = room;
+            work()
+        };
         blocking(&self.preparing, work).await
     }
 }

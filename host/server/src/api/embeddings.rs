@@ -23,6 +23,7 @@ pub(super) async fn embed(
 pub(super) async fn embedded(app: &App, admitted: Admitted) -> Result<Json<Value>, Failure> {
     let Admitted { body, pass, time } = admitted;
     let served = app.model.get().map(|model| model.name().to_owned());
+    let bytes = body.len();
     let read = {
         let retriever = Arc::clone(&app.retriever);
         move || {
@@ -49,7 +50,7 @@ pub(super) async fn embedded(app: &App, admitted: Admitted) -> Result<Json<Value
         }
     };
     let work = async {
-        let (asked, name) = app.blocking(read).await?;
+        let (asked, name) = app.blocking(bytes, read).await?;
         let (mut data, mut tokens) = (Vec::with_capacity(asked.input.len()), 0);
         // A few texts, as of a question, do not wait for many.
         let permits = match asked.input.len() {

@@ -124,7 +124,7 @@ pub(super) async fn upload(
     };
     let (filename, seconds) = fields.checked(store.bounds().time.as_secs())?;
     let kept = app
-        .blocking(move || upload.finish(&filename, seconds))
+        .blocking(0, move || upload.finish(&filename, seconds))
         .await?;
     Ok(Json(kept.object()))
 }

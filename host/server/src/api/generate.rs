@@ -180,7 +180,7 @@ async fn answer(
     // Each choice takes a place in the gate, whose limit bounds memory and the engine's queue.
     let mut passes = vec![pass];
     for _ in 1..choices {
-        passes.push(app.gate.enter()?);
+        passes.push(app.gate.enter_another()?);
     }
     let waiting: Vec<engine::Request> = (1..choices)
         .map(|choice| engine::Request {
@@ -250,7 +250,7 @@ async fn with_documents(
     if !Retrieving::may_be_in(&body) {
         return Ok(None);
     }
-    let named = Arc::clone(model);
+    let (named, bytes) = (Arc::clone(model), body.len());
     let read = move || {
         let Some(wanted) = Retrieving::take(&body)? else {
             return Ok(None);
@@ -260,7 +260,7 @@ async fn with_documents(
         named.check_name(options.model.as_deref())?;
         Ok(Some((wanted, options)))
     };
-    let Some((wanted, options)) = app.blocking(read).await? else {
+    let Some((wanted, options)) = app.blocking(bytes, read).await? else {
         return Ok(None);
     };
     let caching = options.caching;
@@ -336,6 +336,7 @@ struct Prepared {
 /// Parses the body and builds the engine's request on a blocking thread. The thread holds one of [`App::preparing`]'s
 /// permits, so the number of such threads stays bounded even if clients disconnect.
 async fn prepare(app: &Arc<App>, model: Arc<Model>, asked: Asked) -> Result<Prepared, Failure> {
+    let bytes = asked.body.len();
     let work = {
         let app = Arc::clone(app);
         move || match asked.api {
@@ -349,7 +350,7 @@ async fn prepare(app: &Arc<App>, model: Arc<Model>, asked: Asked) -> Result<Prep
             }
         }
     };
-    app.blocking(work).await
+    app.blocking(bytes, work).await
 }
 
 fn prepare_openai(

@@ -33,7 +33,7 @@ pub(super) async fn prefill(
     let working = async {
         let prepared = {
             let model = Arc::clone(&model);
-            app.blocking(move || {
+            app.blocking(body.len(), move || {
                 let chat = Chat::parse(&body)?;
                 model.check_name(chat.options.model.as_deref())?;
                 model.prefill_request(&chat)

@@ -379,7 +379,7 @@ pub(super) async fn input_items(
     let input = found(&app, &headers, &id)?.input;
     // A long chat takes a while, which the async workers do not have.
     let listed = move || list(&input, &page);
-    app.blocking(listed).await.map(Json)
+    app.blocking(0, listed).await.map(Json)
 }
 
 fn list(input: &str, page: &Page) -> Result<Value, Failure> {

@@ -167,7 +167,7 @@ pub(super) async fn work(
 ) -> Result<Response, Failure> {
     let Admitted { body, pass, time } = admit(app, request).await?;
     let model = app.model()?;
-    let work = app.blocking(move || read(&model, &body));
+    let work = app.blocking(body.len(), move || read(&model, &body));
     let answer = time.within(pass, work).await?;
     let kind = HeaderValue::from_static("application/json");
     Ok(([(header::CONTENT_TYPE, kind)], answer).into_response())

@@ -18,6 +18,9 @@ use foreword_ordering::path::Locator;
 use std::path::Path;
 use std::sync::Arc;
 
+/// Longest prompt that is read, in tokens: to tokenise may take 400 bytes for each.
+const MAX_TOKENS: u32 = 1 << 18;
+
 /// The prompt of a copied request, which has documents.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Prompt {
@@ -117,6 +120,11 @@ impl Prompts {
             return Ok(Reading::NoDocuments);
         };
         let bytes = placed.bytes();
+        let surplus = self.tokenizer.exceeds(&text, MAX_TOKENS);
+        if surplus.map_err(Failure::internal)?.is_some() {
+            let message = format!("the prompt has more than {MAX_TOKENS} tokens");
+            return Err(Failure::invalid("messages", message));
+        }
         let (mut tokens, counts) = self
             .token_cache
             .encode_counting(&self.tokenizer, &text, false, &chat.cache_salt, &bytes)
