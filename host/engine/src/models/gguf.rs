@@ -714,6 +714,7 @@ fn read(bytes: &[u8]) -> Result<Contents, String> {
     let alignment = alignment.map_or(32, |alignment| alignment as u64).max(1);
     let data = (reader.at as u64).next_multiple_of(alignment);
     let mut found = HashMap::new();
+    let mut total = 0;
     for (name, shape, kind, offset) in infos {
         let element = element(kind).ok_or_else(|| {
             format!("tensor {name} is of type {kind}, supported: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K")
@@ -733,15 +734,23 @@ fn read(bytes: &[u8]) -> Result<Contents, String> {
                     .filter(|end| *end <= bytes.len() as u64)?;
                 Some(usize::try_from(start).ok()?..usize::try_from(end).ok()?)
             });
-        let bytes = range.ok_or_else(|| {
+        let range = range.ok_or_else(|| {
             format!("tensor {name} does not fit into the file, or into whole blocks")
         })?;
+        // Tensors that overlap would let a small file fill the memory.
+        total += range.len();
+        if total > bytes.len() {
+            return Err(format!(
+                "the tensors have more bytes than the file's {}: they overlap",
+                bytes.len()
+            ));
+        }
         found.insert(
             name,
             Info {
                 element,
                 shape,
-                bytes,
+                bytes: range,
             },
         );
     }
@@ -1495,6 +1504,24 @@ mod tests {
                 bf16::from_le_bytes([wide[0], wide[1]]),
                 bf16::from_f32(first)
             );
+        }
+    }
+
+    #[test]
+    fn tensors_that_overlap_are_refused() {
+        let file = |data: usize| {
+            let mut file = Writer::default();
+            // With less data than its shape says, the next tensor begins within it.
+            for (name, data) in [("a", data), ("b", 4096)] {
+                let tensor = (name.to_owned(), vec![1024], 0, vec![0; data]);
+                file.tensors.push(tensor);
+            }
+            read(&file.write()).map(|(_, tensors)| tensors.len())
+        };
+        assert_eq!(file(4096), Ok(2));
+        for data in [0, 1024] {
+            let error = file(data).unwrap_err();
+            assert!(error.ends_with("they overlap"), "{error}");
         }
     }
 

@@ -203,6 +203,7 @@ fn parse(file: &[u8]) -> Result<Vec<(String, Info, Range<usize>)>, String> {
     let header: HashMap<String, serde_json::Value> = serde_json::from_slice(header)
         .map_err(|error| format!("the header is malformed: {error}"))?;
     let mut tensors = Vec::with_capacity(header.len());
+    let mut total = 0;
     for (name, value) in header {
         if name == "__metadata__" {
             continue;
@@ -213,6 +214,14 @@ fn parse(file: &[u8]) -> Result<Vec<(String, Info, Range<usize>)>, String> {
         if start > end || end > data.len() as u64 {
             return Err(format!(
                 "tensor {name}: data_offsets are [{start}, {end}], the file holds {} bytes of data",
+                data.len()
+            ));
+        }
+        // Tensors that overlap would let a small file fill the memory.
+        total += end - start;
+        if total > data.len() as u64 {
+            return Err(format!(
+                "the tensors have more bytes than the {} bytes of data that the file holds: they overlap",
                 data.len()
             ));
         }
@@ -256,6 +265,20 @@ mod tests {
             file(&header("[0,1e400]"), 4),
         ] {
             assert!(parse(&bytes).is_err());
+        }
+    }
+
+    #[test]
+    fn tensors_that_overlap_are_refused() {
+        let header = |second: &str| {
+            format!(
+                r#"{{"a":{{"dtype":"F32","shape":[2],"data_offsets":[0,8]}},"b":{{"dtype":"F32","shape":[2],"data_offsets":{second}}}}}"#
+            )
+        };
+        assert_eq!(parse(&file(&header("[8,16]"), 16)).unwrap().len(), 2);
+        for second in ["[0,8]", "[4,12]"] {
+            let error = parse(&file(&header(second), 12)).err().unwrap();
+            assert!(error.contains("more bytes than the 12 bytes"), "{error}");
         }
     }
 

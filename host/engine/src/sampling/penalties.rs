@@ -78,6 +78,8 @@ impl History {
         }
     }
 
+    /// Changes the row's logits by the penalties. A finite logit stays finite, so that only the model's own faults are
+    /// taken for such.
     pub(super) fn penalise(&self, logits: &mut [f32]) {
         let Penalties {
             frequency,
@@ -88,6 +90,7 @@ impl History {
             let Some(logit) = logits.get_mut(*token as usize) else {
                 continue;
             };
+            let finite = logit.is_finite();
             *logit = if *logit > 0.0 {
                 *logit / repetition
             } else {
@@ -95,6 +98,9 @@ impl History {
             };
             if *count > 0 {
                 *logit -= frequency * *count as f32 + presence;
+            }
+            if finite {
+                *logit = logit.clamp(f32::MIN, f32::MAX);
             }
         }
     }
@@ -156,6 +162,31 @@ mod tests {
             penalised((1.0, 0.0, 2.0), &[99], &[77, 1]),
             [4.0, 0.5, -2.0, 1.0]
         );
+    }
+
+    #[test]
+    fn a_finite_logit_stays_finite() {
+        let smallest = f32::from_bits(1);
+        for (repetition, frequency) in [1e-40, f32::MIN_POSITIVE, smallest, 2.0]
+            .into_iter()
+            .flat_map(|repetition| [-2.0, 0.0, 2.0].map(|frequency| (repetition, frequency)))
+        {
+            let penalties = Penalties::new(frequency, 0.0, repetition).unwrap();
+            let mut history = History::new(penalties, &[0, 1, 2, 3, 4]);
+            history.push(0);
+            let mut row = [4.0, -3.0, 0.0, f32::MAX, f32::MIN];
+            history.penalise(&mut row);
+            assert!(row.iter().all(|logit| logit.is_finite()), "{row:?}");
+            for temperature in [0.0, 1.0] {
+                let sampling = super::super::Sampling::new(temperature, 1.0, 0, 7).unwrap();
+                assert!(sampling.choose(&row, 0).is_ok(), "{row:?}");
+            }
+        }
+        // What the model itself gives is left for the sampler to refuse.
+        let history = History::new(Penalties::new(0.0, 0.0, 1e-40).unwrap(), &[0, 1, 2]);
+        let mut row = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
+        history.penalise(&mut row);
+        assert!(row[0] == f32::INFINITY && row[1] == f32::NEG_INFINITY && row[2].is_nan());
     }
 
     #[test]

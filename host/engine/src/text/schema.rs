@@ -80,6 +80,8 @@ struct Check<'a> {
     /// Path of the first nested schema that has an `$id` or `id`; `None` if none has. If there is one, every `$ref` is
     /// refused, since those within that schema would be relative to its id.
     inner_id: Option<String>,
+    /// Sum of the lengths of the paths in `places`, in bytes.
+    path_bytes: usize,
     patterns: Patterns,
     values: usize,
     names: usize,
@@ -93,6 +95,8 @@ struct Check<'a> {
 
 impl<'a> Check<'a> {
     fn schema(&mut self, schema: &'a Json, place: &str, depth: usize) -> Result<(), SchemaError> {
+        self.path_bytes += place.len();
+        within("bytes in its paths", self.path_bytes, MAX_PATH_BYTES)?;
         self.places.insert(place.to_owned(), schema);
         within("schemas", self.places.len(), MAX_SCHEMAS)?;
         within("levels", depth, MAX_DEPTH)?;
@@ -578,6 +582,9 @@ const MAX_BYTES: usize = 128 << 10;
 const MAX_SCHEMAS: usize = 2_000;
 /// Maximum depth of schemas nested within a schema.
 const MAX_DEPTH: usize = 32;
+/// Maximum sum of the lengths of the paths of all schemas within a schema, in bytes. Each path is kept up to three times:
+/// as a place, for its `$anchor` and for its `$ref`.
+const MAX_PATH_BYTES: usize = 1 << 20;
 /// Maximum number of values of one `enum`.
 const MAX_ENUM: usize = 1_000;
 /// Maximum number of values of all `enum` and `const` of a schema together, including nested values.
@@ -652,6 +659,27 @@ mod tests {
         let schema =
             json!({"properties": {"not": {"type": "string"}, "if": true}, "$defs": {"then": {}}});
         assert_eq!(check(&schema), Ok(()));
+    }
+
+    #[test]
+    fn the_paths_of_a_small_schema_are_bounded() {
+        let siblings = (0..MAX_SCHEMAS).map(|index| (format!("p{index}"), json!({})));
+        let mut schema = json!({"properties": siblings.collect::<serde_json::Map<_, _>>()});
+        for _ in 1..MAX_DEPTH {
+            schema = json!({"properties": {"x".repeat(MAX_NAME): schema}});
+        }
+        assert!(schema.to_string().len() < MAX_BYTES / 2);
+        let error = check(&schema).unwrap_err();
+        let message = error.to_string();
+        assert!(
+            message.ends_with(" bytes in its paths, more than 1048576"),
+            "{message}"
+        );
+        // It ends at the first path that exceeds the bound.
+        let longest = MAX_DEPTH * (MAX_NAME + "/properties/".len());
+        assert!(
+            matches!(error, SchemaError::TooLarge { found, .. } if found < MAX_PATH_BYTES + longest)
+        );
     }
 
     #[test]

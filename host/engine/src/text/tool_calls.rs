@@ -38,14 +38,43 @@ pub struct ToolCall {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ParserState {
-    Outside,
-    /// Within a tool call. The text kept so far (`held`) begins after [`OPEN`]; closing tags before its byte offset
-    /// `seen` are part of a string.
-    Inside {
-        seen: usize,
+    /// The first `blank` bytes of the text kept so far (`held`) are white space. They have been examined.
+    Outside {
+        blank: usize,
     },
+    Inside(Inside),
     /// The whole answer is expected to be one tool call without tags.
     Bare,
+}
+
+/// Within a tool call. The text kept so far (`held`) begins after [`OPEN`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Inside {
+    /// Closing tags before this byte offset are part of a string, or were passed over as if they were.
+    seen: usize,
+    /// Length of the text that was parsed last, up to a closing tag; 0 if none was.
+    parsed: usize,
+    /// Byte offset of the last closing tag.
+    tag: usize,
+    /// True if that tag is within a string of JSON, if the text before it is JSON at all.
+    quoted: bool,
+    /// True if a backslash stands before that tag.
+    escaped: bool,
+}
+
+impl Inside {
+    /// Goes on to the closing tag that follows `text`, all of the text kept so far before it.
+    fn advance(&mut self, text: &str) {
+        for byte in &text.as_bytes()[self.tag..] {
+            match byte {
+                _ if self.escaped => self.escaped = false,
+                b'\\' => self.escaped = self.quoted,
+                b'"' => self.quoted = !self.quoted,
+                _ => {}
+            }
+        }
+        self.tag = text.len();
+    }
 }
 
 /// The tag that opens a tool call. If the model is forced to call a tool, the tag is part of the prompt.
@@ -55,7 +84,7 @@ const CLOSE: &str = "</tool_call>";
 impl ToolCalls {
     /// Returns a watcher for an answer of text that may contain tool calls between tags.
     pub fn within_text() -> Self {
-        Self::new(ParserState::Outside)
+        Self::new(ParserState::Outside { blank: 0 })
     }
 
     /// Returns a watcher for an answer that is one tool call and nothing else, without tags.
@@ -79,48 +108,51 @@ impl ToolCalls {
         loop {
             match self.place {
                 ParserState::Bare => return parts,
-                ParserState::Outside => {
-                    let Some(start) = self.held.find(OPEN) else {
+                ParserState::Outside { blank } => {
+                    let Some(start) = self.held[blank..].find(OPEN) else {
                         let settled = self.held.len() - overlap(&self.held, OPEN);
-                        self.show(settled, &mut parts);
+                        let blank = self.show(blank, settled, &mut parts);
+                        self.place = ParserState::Outside { blank };
                         return parts;
                     };
-                    self.show(start, &mut parts);
                     // White space held until here only preceded the call, so it is dropped.
-                    let begin = self.held.find(OPEN).unwrap_or(0) + OPEN.len();
+                    let begin = self.show(blank, blank + start, &mut parts) + OPEN.len();
                     self.held.drain(..begin);
-                    self.place = ParserState::Inside { seen: 0 };
+                    self.place = ParserState::Inside(Inside::default());
                 }
-                ParserState::Inside { seen } => {
+                ParserState::Inside(mut inside) => {
+                    let seen = inside.seen;
                     let Some(end) = self.held[seen..].find(CLOSE).map(|end| seen + end) else {
                         // The held text may end with the beginning of the closing tag.
                         let seen = self.held.len().saturating_sub(CLOSE.len() - 1).max(seen);
                         let seen = (0..=seen).rev().find(|at| self.held.is_char_boundary(*at));
-                        self.place = ParserState::Inside {
-                            seen: seen.unwrap_or(0),
-                        };
+                        inside.seen = seen.unwrap_or(0);
+                        self.place = ParserState::Inside(inside);
                         return parts;
                     };
+                    inside.advance(&self.held[..end]);
+                    inside.seen = end + CLOSE.len();
+                    self.place = ParserState::Inside(inside);
+                    // A tag within a string has the text parsed only if it has doubled, to find flaws before the tag.
+                    if inside.quoted && end < 2 * inside.parsed {
+                        continue;
+                    }
                     match parse(&self.held[..end]) {
                         Ok(call) => {
                             self.held.drain(..end + CLOSE.len());
-                            self.place = ParserState::Outside;
+                            self.place = ParserState::Outside { blank: 0 };
                             self.found = true;
                             self.shown = false;
                             parts.push(Part::Call(call));
                         }
                         // The tag is within a string, so the call continues.
                         Err(Flaw::Unfinished) => {
-                            self.place = ParserState::Inside {
-                                seen: end + CLOSE.len(),
-                            };
+                            inside.parsed = end;
+                            self.place = ParserState::Inside(inside);
                         }
                         Err(Flaw::NoCall) => {
-                            let rest = self.held.split_off(end + CLOSE.len());
-                            let text = OPEN.to_owned() + &std::mem::replace(&mut self.held, rest);
-                            self.place = ParserState::Outside;
-                            self.shown = true;
-                            parts.push(Part::Text(text));
+                            let end = self.flawed(end).unwrap_or(end);
+                            parts.push(self.no_call(end));
                         }
                     }
                 }
@@ -128,13 +160,39 @@ impl ToolCalls {
         }
     }
 
-    /// Ends the answer and returns the parts that had to wait for its end: at most one.
+    /// Returns the byte offset of the first closing tag between the text that was parsed last and `end` before which
+    /// the text is no call; `None` if there is none. Only tags that were passed over are there.
+    fn flawed(&self, end: usize) -> Option<usize> {
+        let ParserState::Inside(Inside { parsed, .. }) = self.place else {
+            return None;
+        };
+        let tags = self.held[parsed..end].match_indices(CLOSE);
+        let tags: Vec<usize> = tags.map(|(at, _)| parsed + at).collect();
+        let is_good = |at: &usize| !matches!(parse(&self.held[..*at]), Err(Flaw::NoCall));
+        tags.get(tags.partition_point(is_good)).copied()
+    }
+
+    /// Takes the text up to and with the closing tag at byte offset `end`, which is no call, as text to show.
+    fn no_call(&mut self, end: usize) -> Part {
+        let rest = self.held.split_off(end + CLOSE.len());
+        let text = OPEN.to_owned() + &std::mem::replace(&mut self.held, rest);
+        self.place = ParserState::Outside { blank: 0 };
+        self.shown = true;
+        Part::Text(text)
+    }
+
+    /// Ends the answer and returns the parts that had to wait for its end.
     pub fn finish(&mut self) -> Vec<Part> {
+        let mut parts = Vec::new();
+        while let Some(end) = self.flawed(self.held.len()) {
+            parts.push(self.no_call(end));
+            parts.extend(self.push(""));
+        }
         let held = std::mem::take(&mut self.held);
-        let place = std::mem::replace(&mut self.place, ParserState::Outside);
+        let place = std::mem::replace(&mut self.place, ParserState::Outside { blank: 0 });
         let part = match place {
-            ParserState::Outside => Part::Text(held),
-            ParserState::Inside { .. } => match parse(&held) {
+            ParserState::Outside { .. } => Part::Text(held),
+            ParserState::Inside(_) => match parse(&held) {
                 Ok(call) => Part::Call(call),
                 Err(_) => Part::Text(OPEN.to_owned() + &held),
             },
@@ -144,21 +202,23 @@ impl ToolCalls {
             },
         };
         match part {
-            Part::Text(text) if text.is_empty() => Vec::new(),
-            Part::Text(text) if self.found && !self.shown && text.trim().is_empty() => Vec::new(),
-            part => vec![part],
+            Part::Text(text) if text.is_empty() => {}
+            Part::Text(text) if self.found && !self.shown && text.trim().is_empty() => {}
+            part => parts.push(part),
         }
+        parts
     }
 
     /// Moves the text kept so far, up to byte offset `end`, to `parts`. Keeps it if it is white space that may only
-    /// separate tool calls.
-    fn show(&mut self, end: usize, parts: &mut Vec<Part>) {
-        if end == 0 || (!self.shown && self.held[..end].trim().is_empty()) {
-            return;
+    /// separate tool calls; its first `blank` bytes are. Returns how much of it is kept, in bytes.
+    fn show(&mut self, blank: usize, end: usize, parts: &mut Vec<Part>) -> usize {
+        if end == 0 || (!self.shown && self.held[blank..end].trim().is_empty()) {
+            return end;
         }
         self.shown = true;
         let rest = self.held.split_off(end);
         parts.push(Part::Text(std::mem::replace(&mut self.held, rest)));
+        0
     }
 }
 
@@ -254,6 +314,35 @@ mod tests {
             "<tool_call>[1]</tool_call> <tool_call>{\"name\": \"f\"}</tool_call>",
             &[("", "<tool_call>[1]</tool_call> "), ("f", "{}")],
         ),
+        // A tag that is passed over as part of a string, although the text before it is no JSON.
+        (
+            "<tool_call>{\"name\": \"f\", \"a\": \"</tool_call>\" x \"</tool_call> <tool_call>{\"name\": \"g\"}</tool_call>",
+            &[
+                (
+                    "",
+                    "<tool_call>{\"name\": \"f\", \"a\": \"</tool_call>\" x \"</tool_call> ",
+                ),
+                ("g", "{}"),
+            ],
+        ),
+        // Two, until the end of the answer.
+        (
+            "<tool_call>{\"name\": \"f\", \"a\": \"____________________________________________________________</tool_call>\" x \"</tool_call> <tool_call>{\"name\": \"g\"}</tool_call>",
+            &[
+                (
+                    "",
+                    "<tool_call>{\"name\": \"f\", \"a\": \"____________________________________________________________</tool_call>\" x \"</tool_call> ",
+                ),
+                ("g", "{}"),
+            ],
+        ),
+        (
+            "<tool_call>{\"name\": \"f\", \"arguments\": [\"</tool_call>\", \"\\\"</tool_call>\", \"</tool_call>\"]}</tool_call>",
+            &[(
+                "f",
+                "[\"</tool_call>\", \"\\\"</tool_call>\", \"</tool_call>\"]",
+            )],
+        ),
         ("<tool_call>{\"name\": \"f\"}", &[("f", "{}")]),
         (
             "x<tool_call>{\"name\": ",
@@ -314,6 +403,45 @@ mod tests {
         assert_eq!(calls.push("s"), [text("<tools")]);
         assert_eq!(calls.push("<tool_call>{\"name\": \"f\"}"), []);
         assert_eq!(calls.push("</tool_call>"), [call("f", "{}")]);
+    }
+
+    #[test]
+    fn white_space_is_examined_once() {
+        let mut calls = ToolCalls::within_text();
+        let mut examined = 0;
+        for _ in 0..20_000 {
+            assert_eq!(calls.push(" \n"), []);
+            let ParserState::Outside { blank } = calls.place else {
+                panic!("outside")
+            };
+            // The next piece is examined from here.
+            examined += 2 + calls.held.len() - blank;
+        }
+        assert_eq!((examined, calls.held.len()), (40_000, 40_000));
+        assert_eq!(calls.push("<tool_call>{\"name\": \"f\"}"), []);
+        assert_eq!(calls.push("</tool_call>"), [call("f", "{}")]);
+    }
+
+    #[test]
+    fn tags_within_strings_do_not_have_the_text_parsed_each_time() {
+        let mut calls = ToolCalls::within_text();
+        calls.push("<tool_call>{\"name\": \"f\", \"arguments\": [\"\"");
+        let (mut parsed, mut total) = (0, 0);
+        for _ in 0..20_000 {
+            assert_eq!(calls.push(", \"\\\"</tool_call>\""), []);
+            let ParserState::Inside(inside) = calls.place else {
+                panic!("inside")
+            };
+            if inside.parsed != parsed {
+                parsed = inside.parsed;
+                total += parsed;
+            }
+        }
+        assert!(parsed > 0 && total < 2 * calls.held.len(), "{total}");
+        let found = calls.push("]}</tool_call>");
+        assert!(
+            matches!(&found[..], [Part::Call(call)] if call.arguments.len() > 20_000 * CLOSE.len())
+        );
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use std::fmt;
+use std::marker::PhantomData;
 
 /// A batch of events of an engine's cache.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,6 +64,12 @@ impl Stored {
             self.keys.get_or_insert_default().extend(keys);
         }
     }
+
+    /// Returns the size of the event's lists in memory, in bytes.
+    fn list_bytes(&self) -> usize {
+        let keys = self.keys.as_deref().unwrap_or_default();
+        size_of_val(&*self.blocks) + size_of_val(&*self.tokens) + size_of_val(keys)
+    }
 }
 
 /// An input of a block's hash besides its tokens.
@@ -97,6 +104,15 @@ pub fn batch(bytes: &[u8]) -> Result<Batch, rmp_serde::decode::Error> {
 
 /// Maximum number of cache events in a batch. An engine that evicts the blocks of a million tokens reports 65,536.
 const MAX_EVENTS: usize = 1 << 18;
+/// Maximum number of blocks of an event: 16 million tokens in blocks of 16, more than any model's context.
+const MAX_BLOCKS: usize = 1 << 20;
+/// Maximum number of tokens of an event. Engines compute some ten thousand in a step; more are a prompt from elsewhere.
+const MAX_TOKENS: usize = 1 << 22;
+/// Maximum number of keys of a block. vLLM has one for each image in the block, and one for the adapter and the salt.
+const MAX_KEYS: usize = 1 << 12;
+/// Maximum size in memory of the lists of a batch's events, in bytes. Engines' numbers and hashes take at most three
+/// times their encoding, and a message has at most 16 MiB.
+const MAX_LIST_BYTES: usize = 64 << 20;
 
 /// The names of the fields of `BlockStored` (and, in `REMOVED`, of `BlockRemoved`) in the order of vLLM's arrays,
 /// including those that are not used.
@@ -151,9 +167,9 @@ impl<'de> DeserializeSeed<'de> for Field<'_> {
     fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<(), D::Error> {
         let Self(fields, name) = self;
         match name {
-            "block_hashes" => fields.blocks = Deserialize::deserialize(value)?,
+            "block_hashes" => fields.blocks = List::deserialize(value)?.0,
             "parent_block_hash" => fields.parent = Deserialize::deserialize(value)?,
-            "token_ids" => fields.tokens = Deserialize::deserialize(value)?,
+            "token_ids" => fields.tokens = List::deserialize(value)?.0,
             "block_size" => fields.block_tokens = Deserialize::deserialize(value)?,
             "medium" => fields.medium = Deserialize::deserialize(value)?,
             // An engine may name a LoRA adapter without keys. Its blocks are not the base model's.
@@ -167,10 +183,8 @@ impl<'de> DeserializeSeed<'de> for Field<'_> {
                 fields.add_keys(name.map(|_| vec![Key::Other]));
             }
             "extra_keys" => {
-                let keys: Option<Vec<Option<Vec<Key>>>> = Deserialize::deserialize(value)?;
-                fields.add_keys(
-                    keys.map(|keys| keys.into_iter().next().flatten().unwrap_or_default()),
-                );
+                let keys: Option<FirstKeys> = Deserialize::deserialize(value)?;
+                fields.add_keys(keys.map(|FirstKeys(keys)| keys));
             }
             "group_idx" => {
                 let number: Option<i64> = Deserialize::deserialize(value)?;
@@ -201,7 +215,7 @@ impl<'de> Deserialize<'de> for Batch {
             fn visit_seq<A: SeqAccess<'de>>(self, mut batch: A) -> Result<Batch, A::Error> {
                 let missing = |field| A::Error::missing_field(field);
                 let seconds = batch.next_element()?.ok_or_else(|| missing("ts"))?;
-                let Events(events) = batch.next_element()?.ok_or_else(|| missing("events"))?;
+                let List(events) = batch.next_element()?.ok_or_else(|| missing("events"))?;
                 while batch.next_element::<IgnoredAny>()?.is_some() {}
                 Ok(Batch { seconds, events })
             }
@@ -212,7 +226,7 @@ impl<'de> Deserialize<'de> for Batch {
                 while let Some(name) = batch.next_key::<String>()? {
                     match &*name {
                         "ts" => seconds = batch.next_value()?,
-                        "events" => events = Some(batch.next_value::<Events>()?.0),
+                        "events" => events = Some(batch.next_value::<List<_>>()?.0),
                         _ => {
                             batch.next_value::<IgnoredAny>()?;
                         }
@@ -226,30 +240,104 @@ impl<'de> Deserialize<'de> for Batch {
     }
 }
 
-/// The cache events of a batch. Their number is bounded, since a parsed event takes a hundred times its shortest
-/// encoding.
-struct Events(Vec<BlockEvent>);
+/// A list of bounded length, since a parsed element takes up to a hundred times its shortest encoding.
+struct List<T>(Vec<T>);
 
-impl<'de> Deserialize<'de> for Events {
+/// An element of a [`List`].
+trait Listed {
+    /// Maximum length of the list.
+    const MAX: usize;
+    /// What the list has, in words.
+    const WHAT: &'static str;
+
+    /// Returns the size of the lists within the element in memory, in bytes.
+    fn list_bytes(&self) -> usize {
+        0
+    }
+}
+
+impl Listed for BlockEvent {
+    const MAX: usize = MAX_EVENTS;
+    const WHAT: &'static str = "events in a batch";
+
+    fn list_bytes(&self) -> usize {
+        match self {
+            Self::Stored(stored) => stored.list_bytes(),
+            Self::Removed { blocks, .. } => size_of_val(&**blocks),
+            Self::Cleared | Self::Unknown => 0,
+        }
+    }
+}
+
+impl Listed for BlockHash {
+    const MAX: usize = MAX_BLOCKS;
+    const WHAT: &'static str = "blocks in an event";
+}
+
+impl Listed for u32 {
+    const MAX: usize = MAX_TOKENS;
+    const WHAT: &'static str = "tokens in an event";
+}
+
+impl Listed for Key {
+    const MAX: usize = MAX_KEYS;
+    const WHAT: &'static str = "keys of a block";
+}
+
+/// Returns an error if `bytes`, the size of lists in memory, exceeds the bound.
+fn check_size<E: Error>(bytes: usize) -> Result<(), E> {
+    if bytes > MAX_LIST_BYTES {
+        let words = format_args!("more than {MAX_LIST_BYTES} bytes of lists in a batch");
+        return Err(E::custom(words));
+    }
+    Ok(())
+}
+
+impl<'de, T: Listed + Deserialize<'de>> Deserialize<'de> for List<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Seen<T>(PhantomData<T>);
+        impl<'de, T: Listed + Deserialize<'de>> Visitor<'de> for Seen<T> {
+            type Value = List<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a list of {}", T::WHAT)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<List<T>, A::Error> {
+                let (mut elements, mut bytes) = (Vec::new(), 0);
+                while let Some(element) = list.next_element::<T>()? {
+                    if elements.len() == T::MAX {
+                        let words = format_args!("more than {} {}", T::MAX, T::WHAT);
+                        return Err(A::Error::custom(words));
+                    }
+                    bytes += element.list_bytes();
+                    check_size(bytes)?;
+                    elements.push(element);
+                }
+                Ok(List(elements))
+            }
+        }
+        deserializer.deserialize_seq(Seen(PhantomData))
+    }
+}
+
+/// The first of the lists of keys of an event's blocks. The others are not kept.
+struct FirstKeys(Vec<Key>);
+
+impl<'de> Deserialize<'de> for FirstKeys {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Seen;
         impl<'de> Visitor<'de> for Seen {
-            type Value = Events;
+            type Value = FirstKeys;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a list of KV events")
+                f.write_str("a list of lists of keys")
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Events, A::Error> {
-                let mut events = Vec::new();
-                while let Some(event) = list.next_element()? {
-                    if events.len() == MAX_EVENTS {
-                        let words = format_args!("more than {MAX_EVENTS} events in a batch");
-                        return Err(A::Error::custom(words));
-                    }
-                    events.push(event);
-                }
-                Ok(Events(events))
+            fn visit_seq<A: SeqAccess<'de>>(self, mut lists: A) -> Result<FirstKeys, A::Error> {
+                let first = lists.next_element::<Option<List<Key>>>()?.flatten();
+                while lists.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(FirstKeys(first.map_or_else(Vec::new, |List(keys)| keys)))
             }
         }
         deserializer.deserialize_seq(Seen)
@@ -293,6 +381,8 @@ impl<'de> Deserialize<'de> for BlockEvent {
                         name = Some(event.next_value::<String>()?);
                     } else if name.as_deref().is_none_or(is_known) {
                         event.next_value_seed(Field(&mut fields, &key))?;
+                        // A map may repeat a field.
+                        check_size(fields.list_bytes())?;
                     } else {
                         event.next_value::<IgnoredAny>()?;
                     }
@@ -340,16 +430,56 @@ impl<'de> Deserialize<'de> for BlockHash {
 
 impl<'de> Deserialize<'de> for Key {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Seen {
-            Text(String),
-            Other(IgnoredAny),
+        // An untagged enum would keep the whole of a key that is a list.
+        struct Seen;
+        impl<'de> Visitor<'de> for Seen {
+            type Value = Key;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an input of a block's hash")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Key, E> {
+                Ok(Key::Text(text.to_owned()))
+            }
+
+            fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<Key, E> {
+                Ok(str::from_utf8(bytes).map_or(Key::Other, |text| Key::Text(text.to_owned())))
+            }
+
+            fn visit_bool<E: Error>(self, _: bool) -> Result<Key, E> {
+                Ok(Key::Other)
+            }
+
+            fn visit_i64<E: Error>(self, _: i64) -> Result<Key, E> {
+                Ok(Key::Other)
+            }
+
+            fn visit_u64<E: Error>(self, _: u64) -> Result<Key, E> {
+                Ok(Key::Other)
+            }
+
+            fn visit_f64<E: Error>(self, _: f64) -> Result<Key, E> {
+                Ok(Key::Other)
+            }
+
+            fn visit_unit<E: Error>(self) -> Result<Key, E> {
+                Ok(Key::Other)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Key, A::Error> {
+                IgnoredAny.visit_seq(list).map(|_| Key::Other)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Key, A::Error> {
+                IgnoredAny.visit_map(map).map(|_| Key::Other)
+            }
+
+            fn visit_newtype_struct<D: Deserializer<'de>>(self, key: D) -> Result<Key, D::Error> {
+                IgnoredAny.visit_newtype_struct(key).map(|_| Key::Other)
+            }
         }
-        Ok(match Seen::deserialize(deserializer)? {
-            Seen::Text(text) => Self::Text(text),
-            Seen::Other(IgnoredAny) => Self::Other,
-        })
+        deserializer.deserialize_any(Seen)
     }
 }
 
@@ -381,6 +511,61 @@ mod tests {
         // An announced length without content.
         let announced = [0x92, 0xca, 0, 0, 0, 0, 0xdd, 0xff, 0xff, 0xff, 0xff];
         assert!(batch(&announced).is_err());
+    }
+
+    /// Writes an array of `length` equal elements.
+    fn list(length: usize, element: &[u8]) -> Vec<u8> {
+        let header = [&[0xdd], &(length as u32).to_be_bytes()[..]].concat();
+        [header, element.repeat(length)].concat()
+    }
+
+    /// Reads a batch of events that each have these fields, names and values as they are encoded.
+    fn events(count: usize, fields: &[(&str, Vec<u8>)]) -> Result<Batch, String> {
+        let mut event = vec![0x80 | (fields.len() as u8 + 1)];
+        let kind: (&str, &[u8]) = ("type", b"\xabBlockStored");
+        let fields = fields.iter().map(|(name, value)| (*name, &value[..]));
+        for (name, value) in std::iter::once(kind).chain(fields) {
+            event.push(0xa0 | name.len() as u8);
+            event.extend(name.as_bytes());
+            event.extend(value);
+        }
+        let bytes = [&[0x92, 0xca, 0, 0, 0, 0][..], &list(count, &event)].concat();
+        batch(&bytes).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn lists_of_an_event_are_bounded() {
+        let keys = |length: usize| list(1, &list(length, &[0xc0]));
+        let blocks = |length: usize| list(length, &[7]);
+        for (field, value, expected) in [
+            ("block_hashes", blocks(MAX_BLOCKS + 1), "1048576 blocks"),
+            ("token_ids", list(MAX_TOKENS + 1, &[7]), "4194304 tokens"),
+            ("extra_keys", keys(MAX_KEYS + 1), "4096 keys of a block"),
+        ] {
+            let error = events(1, &[(field, value)]).unwrap_err();
+            assert!(error.contains(&format!("more than {expected}")), "{error}");
+        }
+        assert!(events(4, &[("block_hashes", blocks(MAX_BLOCKS))]).is_ok());
+        let error = events(5, &[("block_hashes", blocks(MAX_BLOCKS))]).unwrap_err();
+        assert!(error.contains("more than 67108864 bytes"), "{error}");
+        let tokens = ("token_ids", list(MAX_TOKENS, &[7]));
+        let keys = ("extra_keys", keys(MAX_KEYS));
+        assert!(events(1, &[tokens, keys.clone(), keys]).is_ok());
+    }
+
+    #[test]
+    fn only_the_first_blocks_keys_are_kept() {
+        // A list within the first list, and a million lists behind it.
+        let within = list(1_000_000, &[0xc0]);
+        let mut lists = list(1_000_001, &[0x92, 0xc0, 0xc0]);
+        lists.splice(5..8, [&[0x93, 0xa1, b'a'][..], &within, &[0xc3]].concat());
+        let read = events(1, &[("extra_keys", lists)]).unwrap();
+        let [BlockEvent::Stored(stored)] = &read.events[..] else {
+            panic!("stored")
+        };
+        let keys = stored.keys.as_deref();
+        assert_eq!(keys, Some(&[text("a"), Key::Other, Key::Other][..]));
+        assert_eq!(stored.list_bytes(), 3 * size_of::<Key>());
     }
 
     fn stored(block: u64, parent: Option<u64>, keys: &[&str]) -> BlockEvent {
