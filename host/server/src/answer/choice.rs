@@ -176,8 +176,7 @@ impl<'m> ChoiceStream<'m> {
             && let Some(calls) = &mut self.calls
         {
             let rest = calls.finish();
-            self.called |= rest.iter().any(|part| matches!(part, Part::Call(_)));
-            parts.extend(rest);
+            parts.extend(self.called(rest));
         }
         let end = match reason {
             FinishReason::Length => End::Length,
@@ -201,17 +200,22 @@ impl<'m> ChoiceStream<'m> {
     fn parts(&mut self, text: &str) -> Vec<Part> {
         match &mut self.calls {
             Some(calls) => {
-                let mut parts = calls.push(text);
-                let call = parts.iter().position(|part| matches!(part, Part::Call(_)));
-                self.called |= call.is_some();
-                if let Some(call) = call.filter(|_| self.ends_with_call) {
-                    parts.truncate(call + 1);
-                }
-                parts
+                let parts = calls.push(text);
+                self.called(parts)
             }
             None if text.is_empty() => Vec::new(),
             None => vec![Part::Text(text.to_owned())],
         }
+    }
+
+    /// Records a call among `parts`, and removes what follows the call that ends the choice.
+    fn called(&mut self, mut parts: Vec<Part>) -> Vec<Part> {
+        let call = parts.iter().position(|part| matches!(part, Part::Call(_)));
+        self.called |= call.is_some();
+        if let Some(call) = call.filter(|_| self.ends_with_call) {
+            parts.truncate(call + 1);
+        }
+        parts
     }
 
     /// Removes and returns the tokens that start before byte `settled` of the choice's text, oldest first.
