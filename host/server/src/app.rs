@@ -72,9 +72,9 @@ impl App {
     }
 }
 
-/// Number of KiB of bodies that are parsed, rendered and tokenised at once: parsed JSON may take 40 bytes for a byte of
-/// text, and tokenising 400.
-pub(crate) const PREPARED_KIB: usize = 16 << 10;
+/// Number of KiB of requests' bodies that are parsed, rendered and tokenised at once. For each byte of a hostile body,
+/// parsed JSON takes up to 40 bytes of memory and its tokenisation up to 400.
+pub(crate) const PREPARED_KIB: usize = 8 << 10;
 
 /// Limits on one request's body and time.
 #[derive(Clone, Copy, Debug)]

@@ -44,7 +44,7 @@ pub enum Failure {
         "this request needs {needed} tokens ({prompt} of them in the prompt), more than the {limit} that fit"
     )]
     ContextLength {
-        /// Tokens of the prompt; if it is more than twice too long, those that were counted.
+        /// Tokens of the prompt. For a text with more than twice as many as fit, only those counted until that was certain.
         prompt: u32,
         /// Tokens of the prompt, and of the longest answer that the request allows.
         needed: u64,

@@ -109,13 +109,18 @@ impl Gate {
         self.arrive()?.enter()
     }
 
+    /// Returns the maximum number of choices that one request may have.
+    pub fn most_choices(&self) -> u32 {
+        self.limit - self.limit / 4
+    }
+
     /// Admits another choice of a request that is in flight, as [`Gate::enter`] does, but leaves a quarter of the places
     /// to requests: a few with many choices would take all.
     ///
     /// # Errors
     /// Returns the errors of [`Gate::enter`].
     pub fn enter_another(self: &Arc<Self>) -> Result<Pass, Failure> {
-        if self.inside() >= self.limit - self.limit / 4 {
+        if self.inside() >= self.most_choices() {
             return Err(self.full());
         }
         self.enter()

@@ -411,9 +411,14 @@ impl Model {
             .map_err(Failure::internal)
     }
 
-    /// Returns an error if `text` is more than twice as long as any prompt may be: then it is not tokenised as a whole.
+    /// Returns an error if `text` is long, and has more than twice as many tokens as any prompt may have: then it is not
+    /// tokenised as a whole.
     fn check_length(&self, text: &str) -> Result<(), Failure> {
         let limit = self.shape.longest_sequence();
+        // Texts that may fit are seldom so long, and are not tokenised twice.
+        if text.len() <= UNCOUNTED_BYTES.max(8 * limit as usize) {
+            return Ok(());
+        }
         let tokens = self.tokenizer.exceeds(text, limit.saturating_mul(2));
         match tokens.map_err(Failure::internal)? {
             Some(prompt) => Err(Failure::ContextLength {
@@ -456,9 +461,8 @@ impl Model {
         }
         if asked > scored {
             let message = format!(
-                "the log-probabilities of {asked} tokens are too many for {} choices in one response; {scored} tokens can have so \
-                 many: stream the answer, or ask for fewer",
-                options.choices
+                "max_tokens is {asked}: with this n and number of log-probabilities, a response that is not streamed has at most \
+                 {scored} tokens for each choice; stream the answer, or ask for fewer"
             );
             return Err(Failure::invalid("max_tokens", message));
         }
@@ -611,6 +615,9 @@ fn check_scored(request: &Request, options: &Options) -> Result<(), Failure> {
 
 /// Maximum number of prompt log-probabilities in a response, each of about a hundred bytes.
 const MAX_PROMPT_ENTRIES: u64 = 1 << 17;
+
+/// Length of a text, in bytes, up to which it is tokenised as a whole, whatever its tokens.
+const UNCOUNTED_BYTES: usize = 256 << 10;
 
 /// Maximum number of log-probabilities of answers in a response that is not streamed, each of about a thousand bytes
 /// while the response is made.

@@ -116,7 +116,7 @@ export interface Config {
     deduplicate?: boolean;
     /** The favoured documents (`rank`) are sent again even if an earlier turn holds them; the others become location hints. */
     repeat_favoured?: boolean;
-    /** Documents of a `documents` array stay where they were first written when the chat goes on; read *Pinned documents and users of one tenant* first. */
+    /** Documents of a `documents` array stay where they were first written when the chat goes on; read *Pinned documents and users of one tenant* in `gateway-config/envoy/README.md` first. */
     pin?: boolean;
     /** Estimated tokens pinned in one chat. */
     max_pinned_tokens?: number;

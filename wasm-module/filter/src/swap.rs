@@ -25,6 +25,21 @@ pub(crate) fn empty(host: &impl Host, key: &str) -> Result<(), HostError> {
     Ok(())
 }
 
+/// Returns how often [`count_use`] was called for the ring buffer name `ring`.
+pub(crate) fn uses(host: &impl Host, ring: &str) -> Result<u64, HostError> {
+    let value = host.shared_data(&format!("foreword/uses/{ring}"))?;
+    let number = value.and_then(|(value, _)| value.first_chunk().copied());
+    Ok(number.map_or(0, u64::from_le_bytes))
+}
+
+/// Records that data under the ring buffer name `ring`, other than the ring buffer, was written, so that it is not taken
+/// for a replaced configuration's. Of several workers' calls at the same time one may not count.
+pub(crate) fn count_use(host: &impl Host, ring: &str) -> Result<(), HostError> {
+    let number = uses(host, ring)?.wrapping_add(1);
+    host.set_shared_data(&format!("foreword/uses/{ring}"), &bytes([number]), None)?;
+    Ok(())
+}
+
 /// Returns the numbers under `key` in the proxy's shared data, as [`bytes`] encodes them, and the value's
 /// compare-and-swap number. Returns an error with this status if the value is missing or has another length.
 pub(crate) fn numbers<const N: usize>(

@@ -288,10 +288,7 @@ async fn prompt_and_answer_must_fit_into_the_pages() {
     let long = json!({"prompt": "1!".repeat(300_000)});
     let response = post(house.address(), "/v1/completions", &long).await;
     let message = response.error(400, "context_length_exceeded", None);
-    assert!(
-        message.contains(" 65536 of them in the prompt") || message.contains("(65536 of them"),
-        "{message}"
-    );
+    assert!(message.contains("(65536 of them"), "{message}");
     let model = get(house.address(), "/v1/models").await.json()["data"][0].take();
     assert_eq!(model["max_model_len"], 32);
     let info = get(house.address(), "/server_info").await.json();

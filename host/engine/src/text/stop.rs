@@ -15,7 +15,7 @@ pub struct StopStrings {
 }
 
 /// A stop string, and how much of it the text so far ends with. Read byte by byte (Knuth, Morris and Pratt), so that a
-/// byte of text costs two comparisons on average, whatever the string.
+/// text costs at most two comparisons for each of its bytes.
 struct Stop {
     text: String,
     /// For each prefix of `text`, from the first byte on: the length of its longest proper suffix that `text` begins

@@ -58,7 +58,7 @@ struct Inside {
     tag: usize,
     /// True if that tag is within a string of JSON, if the text before it is JSON at all.
     quoted: bool,
-    /// True if a backslash stands before that tag.
+    /// True if a backslash within a string, itself not escaped, stands directly before that tag.
     escaped: bool,
 }
 
@@ -146,11 +146,11 @@ impl ToolCalls {
                             parts.push(Part::Call(call));
                         }
                         // The tag is within a string, so the call continues.
-                        Err(Flaw::Unfinished) => {
+                        Err(Flaw::Unfinished) if inside.quoted => {
                             inside.parsed = end;
                             self.place = ParserState::Inside(inside);
                         }
-                        Err(Flaw::NoCall) => {
+                        Err(_) => {
                             let end = self.flawed(end).unwrap_or(end);
                             parts.push(self.no_call(end));
                         }
@@ -294,6 +294,16 @@ mod tests {
     const ANSWERS: &[(&str, &[(&str, &str)])] = &[
         ("", &[]),
         (" \n", &[("", " \n")]),
+        (
+            "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}</tool_call>\n<tool_call>{\"name\": \"g\"}</tool_call>",
+            &[
+                (
+                    "",
+                    "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}</tool_call>\n",
+                ),
+                ("g", "{}"),
+            ],
+        ),
         (
             "no call <tool_cal> at all\n",
             &[("", "no call <tool_cal> at all\n")],

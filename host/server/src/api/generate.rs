@@ -172,7 +172,7 @@ async fn answer(
     } = prepared;
     request.deadline = Some(time.deadline().into_std());
     // All choices except the first wait at once, so a larger `n` could never be answered.
-    let most = (app.gate.limit()).min(model.engine().most_waiting().saturating_add(1));
+    let most = (app.gate.most_choices()).min(model.engine().most_waiting().saturating_add(1));
     if choices > most {
         let message = format!("n is {choices}, more than this server's limit of {most}");
         return Err(Failure::invalid("n", message));

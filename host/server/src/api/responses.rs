@@ -378,8 +378,9 @@ pub(super) async fn input_items(
     let page = Page::parse(query.as_deref(), 20, 100, &["order", "include"])?;
     let input = found(&app, &headers, &id)?.input;
     // A long chat takes a while, which the async workers do not have.
+    let bytes = input.len();
     let listed = move || list(&input, &page);
-    app.blocking(0, listed).await.map(Json)
+    app.blocking(bytes, listed).await.map(Json)
 }
 
 fn list(input: &str, page: &Page) -> Result<Value, Failure> {

@@ -19,7 +19,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Longest prompt that is read, in tokens: to tokenise may take 400 bytes for each.
-const MAX_TOKENS: u32 = 1 << 18;
+const MAX_TOKENS: u32 = 1 << 20;
 
 /// The prompt of a copied request, which has documents.
 #[derive(Debug, PartialEq, Eq)]

@@ -9,8 +9,8 @@
 //! older entry, which a reader recognises by its position. No worker waits for another.
 //!
 //! Compare-and-swap cannot guard the *creation* of a key. So [`Ring::open`] creates `head`: Envoy loads the plugin on
-//! its main thread, in a VM of its own, before on any worker. Only the owner of a position writes its slot,
-//! until a [replaced](Ring::empty) configuration's ring is emptied.
+//! its main thread, in a VM of its own, before on any worker. Only the owner of a position writes its slot;
+//! [`Ring::empty`], for the ring of a replaced configuration, is the exception.
 
 use crate::host::{Host, HostError};
 use crate::swap;

@@ -286,6 +286,7 @@ impl Answers {
                 return Ok(false);
             }
             if host.set_shared_data(&place.key, &entry, place.number)? {
+                swap::count_use(host, &self.ring)?;
                 return Ok(true);
             }
             // Another worker changed the place.

@@ -19,6 +19,8 @@ use crate::swap;
 /// module's documentation.
 #[derive(Debug, Default)]
 pub(super) struct KeptResponses {
+    /// The name of the ring buffer through which workers share updates, which is part of the pages' keys.
+    ring: String,
     /// Keys of the table's pages in shared data; empty if there is a single engine.
     pages: Vec<String>,
     /// A hash of each engine's name, in the order of engine ids.
@@ -41,6 +43,7 @@ impl KeptResponses {
         }
         let engines = list.iter().map(|engine| hash_of(&[&engine.name]));
         Ok(Self {
+            ring: ring.to_owned(),
             pages,
             engines: engines.collect(),
         })
@@ -66,6 +69,7 @@ impl KeptResponses {
         let (Some(key), Some(name)) = (self.page(hash), name) else {
             return;
         };
+        let _ = swap::count_use(host, &self.ring);
         let _ = swap::change(host, key, None, read_page, |page| {
             let (entries, _) = page.as_chunks::<ENTRY>();
             let mut new = [hash.to_le_bytes(), name.to_le_bytes()].concat();
