@@ -2,7 +2,7 @@
 
 use foreword_tests::{Received, Reply, Upstream, artifacts};
 use serde_json::{Value, json};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -243,10 +243,13 @@ fn after_a_kill_nothing_is_asked_again_that_the_output_answers() {
             .iter()
             .map(|line| serde_json::from_str::<Value>(line).unwrap()["custom_id"].to_string())
             .collect();
-        let again: Vec<String> = upstream.received()[before..]
+        let sent: Vec<String> = upstream.received()[before..]
             .iter()
             .map(|sent| format!("\"q{}\"", asked(sent)))
             .collect();
+        // The upstream may read the last requests of the killed process late.
+        assert!(sent.len() < 40 - kept.len() + 3, "{}", sent.len());
+        let again: BTreeSet<&String> = sent.iter().collect();
         assert_eq!(again.len(), 40 - kept.len());
         assert!(again.iter().all(|id| !answered.contains(id)));
         let text = std::fs::read_to_string(&out).unwrap();
