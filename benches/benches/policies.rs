@@ -162,74 +162,68 @@ fn places() {
 
 /// Share of document tokens reused, the mean over traces, in a cache of so many average prompts; 0: unbounded.
 fn share(traces: &[Trace], kind: PolicyKind, options: &PolicyOptions, prompts: u32) -> f64 {
-    let of = |trace: &Trace| {
+    mean(traces, |trace| {
         let capacity = match prompts {
             0 => Capacity::UNBOUNDED,
             prompts => Capacity::of_prompts(prompts, trace),
         };
         workloads::replay(trace, kind, options, capacity).share()
-    };
+    })
+}
+
+fn mean(traces: &[Trace], of: impl Fn(&Trace) -> f64) -> f64 {
     traces.iter().map(of).sum::<f64>() / traces.len() as f64
+}
+
+/// Prints a row for each trace, with the shares that `shares` returns for each of these policies.
+fn table<const N: usize>(kinds: &[PolicyKind], shares: impl Fn(&[Trace], PolicyKind) -> [f64; N]) {
+    print!("| trace |");
+    for kind in kinds {
+        print!(" {} |", kind.name());
+    }
+    println!("\n|{}", " --- |".repeat(kinds.len() + 1));
+    for (name, traces) in traces(&[5, 15]) {
+        print!("| {name} |");
+        for &kind in kinds {
+            let shares = shares(&traces, kind).map(|share| format!("{share:.3}"));
+            print!(" {} |", shares.join(", "));
+        }
+        println!();
+    }
+    println!();
 }
 
 /// Reuse by size of the cache, placed freely (RAGBoost's caches hold 64 to 512 contexts).
 fn sizes() {
     const SIZES: [u32; 4] = [64, 128, 256, 512];
+    println!("Share of document tokens reused, in caches of {SIZES:?} prompts\n");
     let kinds = [
         PolicyKind::Retrieval,
         PolicyKind::ContextIndex,
         PolicyKind::Longest,
         PolicyKind::Foresight,
     ];
-    println!("Share of document tokens reused, in caches of {SIZES:?} prompts\n");
-    print!("| trace |");
-    for kind in kinds {
-        print!(" {} |", kind.name());
-    }
-    println!("\n|{}", " --- |".repeat(kinds.len() + 1));
-    for (name, traces) in traces(&[5, 15]) {
-        print!("| {name} |");
-        for kind in kinds {
-            let options = PolicyOptions::default();
-            let shares = SIZES.map(|prompts| share(&traces, kind, &options, prompts));
-            let shares = shares.map(|share| format!("{share:.3}"));
-            print!(" {} |", shares.join(", "));
-        }
-        println!();
-    }
-    println!();
+    let options = PolicyOptions::default();
+    table(&kinds, |traces, kind| {
+        SIZES.map(|prompts| share(traces, kind, &options, prompts))
+    });
 }
 
 /// Reuse where an order is recorded when the request is sent (0), as in the gateway, and where it is recorded once it has
 /// been answered, as RAGCache++ does, with so many requests under way.
 fn answers() {
     const UNDER_WAY: [usize; 5] = [0, 1, 4, 16, 64];
+    println!(
+        "Share of document tokens reused, recorded after {UNDER_WAY:?} later requests; caches unbounded\n"
+    );
     let kinds = [
         PolicyKind::Greedy,
         PolicyKind::Longest,
         PolicyKind::Foresight,
     ];
-    println!(
-        "Share of document tokens reused, recorded after {UNDER_WAY:?} later requests; caches unbounded\n"
-    );
-    print!("| trace |");
-    for kind in kinds {
-        print!(" {} |", kind.name());
-    }
-    println!("\n|{}", " --- |".repeat(kinds.len() + 1));
-    for (name, traces) in traces(&[5, 15]) {
-        print!("| {name} |");
-        for kind in kinds {
-            let shares = UNDER_WAY.map(|under_way| {
-                let of = |trace: &Trace| recorded_late(trace, kind, under_way);
-                traces.iter().map(of).sum::<f64>() / traces.len() as f64
-            });
-            let shares = shares.map(|share| format!("{share:.3}"));
-            print!(" {} |", shares.join(", "));
-        }
-        println!();
-    }
-    println!();
+    table(&kinds, |traces, kind| {
+        UNDER_WAY.map(|under_way| mean(traces, |trace| recorded_late(trace, kind, under_way)))
+    });
 }
 
 fn recorded_late(trace: &Trace, kind: PolicyKind, under_way: usize) -> f64 {

@@ -188,7 +188,7 @@ const ANSWER: u32 = 6;
 /// How much faster requests come than first come, first served can serve them.
 const LOAD: f64 = 1.1;
 
-/// Room for tokens.
+/// Sizes of an engine's memory for KV state, in tokens.
 #[derive(Clone, Copy)]
 struct Memory {
     device: u32,

@@ -371,7 +371,8 @@ fn questions(corpus: &xquad::Corpus) -> Vec<Vec<f32>> {
     embedded::vectors(&*embedded::embedder(), &texts)
 }
 
-/// A search that takes as long as it is told to, evenly over its stages, or as long as it takes.
+/// A staged search of XQuAD's paragraphs whose duration is set by [`Slow::takes`], in equal parts for its stages; with
+/// duration 0 it takes its own time.
 struct Slow {
     collection: Collection,
     nanoseconds: AtomicU64,

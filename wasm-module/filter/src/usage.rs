@@ -43,11 +43,11 @@ pub(crate) struct PromptUsage {
 /// The fields in which a usage report counts prompt tokens (see the [table](self)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum UsageForm {
-    /// `prompt_tokens` or `promptTokenCount`.
+    /// The report counts the prompt's tokens in `prompt_tokens` (OpenAI chat) or `promptTokenCount` (Gemini).
     Prompt,
-    /// `input_tokens` with `input_tokens_details`.
+    /// The report has `input_tokens` and, with the cached ones, `input_tokens_details` (OpenAI Responses).
     InputDetails,
-    /// `input_tokens` or `inputTokens`, without details.
+    /// The report has `input_tokens` (Anthropic) or `inputTokens` (Bedrock Converse), without such details.
     Input,
 }
 

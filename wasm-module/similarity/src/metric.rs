@@ -8,7 +8,7 @@ foreword_ordering::named! {
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
     #[serde(rename_all = "kebab-case")]
     pub enum Metric {
-        /// The Euclidean distance.
+        /// Compares embeddings by the Euclidean distance between them.
         L2 = "l2",
         /// One minus the cosine of the angle: 0 for the same direction, 2 for opposite ones. Lengths do not matter.
         #[default]

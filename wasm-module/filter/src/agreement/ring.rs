@@ -58,7 +58,7 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Removes all entries.
+    /// Empties the ring buffer's slots in shared data. Positions go on from where they were.
     pub(super) fn empty(&self, host: &impl Host) -> Result<(), HostError> {
         let used = self.head(host)?.next.min(self.entries());
         (0..used).try_for_each(|slot| {

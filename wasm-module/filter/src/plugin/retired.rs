@@ -7,8 +7,8 @@
 //!   foreword/rings/<plugin>   [audience, entries of its ring buffer, uses, state] …
 //! ```
 //!
-//! When a configuration is added, older ones than the last [`MAX_LOADED`] are emptied that nobody has used since the
-//! two before it were added. They stay in the list, since their workers may go on.
+//! Adding a configuration empties the data of those that are not among the last [`MAX_LOADED`], if no worker has used it
+//! since the two before were added. They stay in the list, since their workers may go on.
 
 use crate::agreement;
 use crate::answers;
@@ -23,7 +23,7 @@ struct Loaded {
     audience: u64,
     /// Number of entries in the ring buffer; 0 if workers share no updates.
     entries: u64,
-    /// How often the data had been used when a configuration was last added to the list.
+    /// Number of uses of the data (see [`uses`]) at the time at which a configuration was last added to the list.
     uses: u64,
     /// Number of configurations that have been added since the data was last used, at most [`IDLE`], or [`EMPTIED`].
     idle: u64,
@@ -47,10 +47,12 @@ pub(super) fn retire(
         Some(at) => list.remove(at),
         None => {
             let newest = list.len().saturating_sub(MAX_LOADED.saturating_sub(1));
-            for at in 0..list.len() {
-                let Some(mut loaded) = list.get(at).copied() else {
-                    break;
-                };
+            let audiences: Vec<u64> = list.iter().map(|loaded| loaded.audience).collect();
+            let shared = |loaded: &Loaded| {
+                let same = audiences.iter().filter(|it| **it == loaded.audience);
+                audience == loaded.audience || same.count() > 1
+            };
+            for (at, loaded) in list.iter_mut().enumerate() {
                 let uses = uses(host, &ring(loaded.audience), loaded.entries)?;
                 loaded.idle = match (uses == loaded.uses, loaded.idle) {
                     (false, _) => 0,
@@ -58,15 +60,10 @@ pub(super) fn retire(
                     (true, idle) => idle.saturating_add(1).min(IDLE),
                 };
                 loaded.uses = uses;
-                let shares = |other: &Loaded| other.audience == loaded.audience;
-                let is_shared =
-                    audience == loaded.audience || list.iter().filter(|it| shares(it)).count() > 1;
                 if at < newest && loaded.idle == IDLE {
-                    empty(host, &ring(loaded.audience), loaded.entries, is_shared)?;
+                    let ring = ring(loaded.audience);
+                    empty(host, &ring, loaded.entries, shared(loaded))?;
                     loaded.idle = EMPTIED;
-                }
-                if let Some(place) = list.get_mut(at) {
-                    *place = loaded;
                 }
             }
             let surplus = list.len().saturating_sub(MAX_LISTED.saturating_sub(1));

@@ -179,7 +179,7 @@ struct Request<'r, 'a> {
     /// Hash of the gateway's changes to the client's messages so far, since they change the prompt before later
     /// documents; 0 if there are none.
     sent: u64,
-    /// What is arranged so far, in the order of the prompt.
+    /// The result of the messages that have been processed so far: edits, report, and what is to be recorded.
     arranged: ArrangedRequest<'a>,
 }
 

@@ -67,7 +67,8 @@ impl Model {
         }
     }
 
-    /// Whether nothing follows a page in a tier where it is, and it is not kept.
+    /// Returns whether the model may evict the page from the tier: it is there, no page there follows it, and the request
+    /// being served does not need it.
     fn is_evictable(&self, index: usize, tier: usize, kept: &[Vec<TokenId>]) -> bool {
         let entry = &self.entries[index];
         let followed = |other: &Entry| entry.is_parent_of(other) && other.is_in(tier);
@@ -86,7 +87,7 @@ impl Model {
         self.is_evictable(index, tier, kept).then_some(index)
     }
 
-    /// Whether the policy evicts the page before this one with it.
+    /// Returns whether evicting this page also evicts the page before it, as part of the same document.
     fn goes_on(&self, index: usize) -> bool {
         self.policy == EvictionPolicy::PgdsfPaper && self.entries[index].continues
     }

@@ -247,7 +247,7 @@ struct List<T>(Vec<T>);
 trait Listed {
     /// Maximum length of the list.
     const MAX: usize;
-    /// What the list has, in words.
+    /// Name of the elements and of what holds them, for errors, such as "tokens in an event".
     const WHAT: &'static str;
 
     /// Returns the size of the lists within the element in memory, in bytes.
