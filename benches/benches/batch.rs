@@ -15,7 +15,7 @@
 
 use foreword_benches::{Arguments, workloads, xquad};
 use foreword_ordering::document::Fingerprint;
-use foreword_ordering::policy::context_index::ContextIndex;
+use foreword_ordering::policy::context_index::{ContextIndex, Rules};
 use foreword_ordering::policy::{Order, Place, Placement, PolicyKind, PolicyOptions};
 use foreword_simulation::{
     Capacity, EngineCache, Planned, Request, Trace, batch, batch_placed, document_tokens, workload,
@@ -181,7 +181,11 @@ fn ragboost(trace: &Trace) -> Vec<Planned> {
         documents.map(|document| document.fingerprint).collect()
     });
     let contexts: Vec<Vec<Fingerprint>> = contexts.collect();
-    let (index, leaves) = ContextIndex::build(&contexts);
+    let rules = Rules {
+        sorts: true,
+        ..Rules::default()
+    };
+    let (index, leaves) = ContextIndex::build(&contexts, rules);
     let mut groups = HashMap::new();
     let mut planned: Vec<_> = (leaves.iter().zip(&contexts).enumerate())
         .map(|(request, (&leaf, context))| {

@@ -5,6 +5,7 @@
 //! cargo bench -p foreword-benches -- policies memory      bytes per stored node
 //! cargo bench -p foreword-benches -- policies reuse       every policy on every trace
 //! cargo bench -p foreword-benches -- policies sizes       four policies, in caches of 64 to 512 prompts
+//! cargo bench -p foreword-benches -- policies rules       a context index by RAGBoost's own rules
 //! cargo bench -p foreword-benches -- policies answers     orders recorded when so many later requests have been ordered
 //! cargo bench -p foreword-benches -- policies places      the retriever's best documents kept in a place
 //! cargo bench -p foreword-benches -- policies decisions   decision times at 100,000 contexts
@@ -17,7 +18,7 @@
 
 use foreword_benches::{Arguments, workloads, xquad};
 use foreword_ordering::document::{Candidate, Fingerprint};
-use foreword_ordering::policy::context_index::ContextIndex;
+use foreword_ordering::policy::context_index::{ContextIndex, Rules};
 use foreword_ordering::policy::{
     Order, Place, Placement, Policy, PolicyKind, PolicyOptions, SentDocuments, Start,
 };
@@ -45,6 +46,9 @@ pub(crate) fn bench(arguments: &Arguments) {
     }
     if arguments.has("sizes") {
         sizes();
+    }
+    if arguments.has("rules") {
+        rules();
     }
     if arguments.has("answers") {
         answers();
@@ -175,22 +179,26 @@ fn mean(traces: &[Trace], of: impl Fn(&Trace) -> f64) -> f64 {
     traces.iter().map(of).sum::<f64>() / traces.len() as f64
 }
 
-/// Prints a row for each trace, with the shares that `shares` returns for each of these policies.
-fn table<const N: usize>(kinds: &[PolicyKind], shares: impl Fn(&[Trace], PolicyKind) -> [f64; N]) {
+/// Prints a row for each trace, with the shares that `shares` returns for the policy or rules of each column.
+fn table<T: Copy, const N: usize>(columns: &[(&str, T)], shares: impl Fn(&[Trace], T) -> [f64; N]) {
     print!("| trace |");
-    for kind in kinds {
-        print!(" {} |", kind.name());
+    for (name, _) in columns {
+        print!(" {name} |");
     }
-    println!("\n|{}", " --- |".repeat(kinds.len() + 1));
+    println!("\n|{}", " --- |".repeat(columns.len() + 1));
     for (name, traces) in traces(&[5, 15]) {
         print!("| {name} |");
-        for &kind in kinds {
-            let shares = shares(&traces, kind).map(|share| format!("{share:.3}"));
+        for &(_, column) in columns {
+            let shares = shares(&traces, column).map(|share| format!("{share:.3}"));
             print!(" {} |", shares.join(", "));
         }
         println!();
     }
     println!();
+}
+
+fn named(kind: PolicyKind) -> (&'static str, PolicyKind) {
+    (kind.name(), kind)
 }
 
 /// Reuse by size of the cache, placed freely (RAGBoost's caches hold 64 to 512 contexts).
@@ -204,8 +212,51 @@ fn sizes() {
         PolicyKind::Foresight,
     ];
     let options = PolicyOptions::default();
-    table(&kinds, |traces, kind| {
+    table(&kinds.map(named), |traces, kind| {
         SIZES.map(|prompts| share(traces, kind, &options, prompts))
+    });
+}
+
+/// Reuse of `context-index` by its rules: as shipped, and with each rule as RAGBoost has it or allows it.
+fn rules() {
+    let shipped = Rules::default();
+    let weighing = |position_weight| Rules {
+        position_weight,
+        ..shipped
+    };
+    let (stops_at_ties, sorts) = (true, true);
+    let all = [
+        ("shipped", shipped),
+        ("α 0", weighing(0)),
+        ("α .001", weighing(1)),
+        ("α .01", weighing(10)),
+        ("α .1", weighing(100)),
+        (
+            "ends at ties",
+            Rules {
+                stops_at_ties,
+                ..shipped
+            },
+        ),
+        ("sorted", Rules { sorts, ..shipped }),
+        (
+            "both",
+            Rules {
+                stops_at_ties,
+                sorts,
+                ..shipped
+            },
+        ),
+    ];
+    println!(
+        "Share of document tokens that `context-index` reuses, unbounded, and in a cache of 40 prompts\n"
+    );
+    table(&all, |traces, context_index| {
+        let options = PolicyOptions {
+            context_index,
+            ..PolicyOptions::default()
+        };
+        PROMPTS.map(|prompts| share(traces, PolicyKind::ContextIndex, &options, prompts))
     });
 }
 
@@ -221,7 +272,7 @@ fn answers() {
         PolicyKind::Longest,
         PolicyKind::Foresight,
     ];
-    table(&kinds, |traces, kind| {
+    table(&kinds.map(named), |traces, kind| {
         UNDER_WAY.map(|under_way| mean(traces, |trace| recorded_late(trace, kind, under_way)))
     });
 }
@@ -325,7 +376,7 @@ fn history() {
                 .iter()
                 .map(|request| request.documents.iter().map(|d| d.fingerprint).collect())
                 .collect();
-            let past = Arc::new(ContextIndex::build(&contexts).0);
+            let past = Arc::new(ContextIndex::build(&contexts, Rules::default()).0);
             let options = PolicyOptions::default();
             let forgetting = PolicyOptions {
                 forget_evicted: true,
@@ -435,7 +486,7 @@ fn index() {
             .map(|request| request.documents.iter().map(|d| d.fingerprint).collect())
             .collect();
         let start = Instant::now();
-        let (index, _) = ContextIndex::build(&lists);
+        let (index, _) = ContextIndex::build(&lists, Rules::default());
         let built = start.elapsed().as_secs_f64();
         drop(index);
 

@@ -18,7 +18,7 @@ use foreword_benches::{Arguments, workloads, xquad};
 use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use foreword_engine::cache::{CacheConfig, DocumentPath, DocumentSpan, EvictionPolicy};
 use foreword_engine::engine::{
-    Engine, EngineConfig, Event, Generation, Kind, Request, Rule, SubmitError,
+    Engine, EngineConfig, Event, Generation, Kind, PrefillBatch, Request, Rule, SubmitError,
 };
 use foreword_engine::models::{Checkpoint, Element, ModelConfig};
 use foreword_ordering::policy::{PolicyKind, PolicyOptions};
@@ -76,7 +76,7 @@ fn cost() {
                 max_waiting: u32::MAX,
                 max_running: RUNNING,
                 max_step_tokens: 2_048,
-                max_prefill_batch: u32::MAX,
+                max_prefill_batch: PrefillBatch::Requests(u32::MAX),
                 order: rule,
                 ..EngineConfig::default()
             };

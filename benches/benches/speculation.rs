@@ -1,14 +1,15 @@
 //! Dynamic speculative pipelining in a running server: what of a search its chat still waits for, and what guessing costs
 //! where there is no time for it (RAGCache, section 5.3 and table 3).
 //!
-//! `FOREWORD_XQUAD=FILE [FOREWORD_EMBEDDER=DIR] cargo bench -p foreword-benches -- speculation [k=2] [others=200000]`
+//! `FOREWORD_XQUAD=FILE [FOREWORD_EMBEDDER=DIR] cargo bench -p foreword-benches -- speculation [k=2] [others=200000 [slice=10]]`
 //!
 //! Four servers as `foreword serve` starts them, with one model of random weights on the CPU, answer XQuAD's questions
 //! from its paragraphs in turns: one that guesses, one that guesses and compares ranks (`--speculation ranks`), one
 //! that does not guess (`--max-prefill-batch 0`), and one whose search takes no time at all. The search is that of IVF,
 //! stage by stage, drawn out to as long as the table says, as if a large store did it elsewhere. With `others`, the
-//! search takes its own time: over that many random vectors besides the paragraphs', visiting all clusters. No prompt is cached but by its own guesses: each chat has a salt of its own, which makes it a
-//! tenant as well, or opens with a number of its own.
+//! search takes its own time: over that many random vectors besides the paragraphs', visiting all clusters; `slice` is the
+//! shortest time in milliseconds between two reports of what was found (`--search-slice-ms`). No prompt is cached but by
+//! its own guesses: each chat has a salt of its own, which makes it a tenant as well, or opens with a number of its own.
 //!
 //! *Not overlapped* is the time to the first token beyond that of the server whose search takes none.
 
@@ -17,7 +18,7 @@ use foreword_benches::{Arguments, embedded, xquad};
 use foreword_engine::backend::cpu::Precision;
 use foreword_engine::backend::cuda::CudaPrecision;
 use foreword_engine::cache::EvictionPolicy;
-use foreword_engine::engine::EngineConfig;
+use foreword_engine::engine::{EngineConfig, PrefillBatch};
 use foreword_ordering::random::Random;
 use foreword_retrieval::index::{Hit, Kind, Metric, Slot};
 use foreword_retrieval::store::Stage;
@@ -67,8 +68,9 @@ pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
     };
     let k = arguments.number("k").unwrap_or(K);
     let others = arguments.number("others").unwrap_or(0);
-    let store = Arc::new(Slow::over(&corpus, others)?);
-    let instant = Arc::new(Slow::over(&corpus, 0)?);
+    let slice = Duration::from_millis(arguments.number("slice").unwrap_or(0));
+    let store = Arc::new(Slow::over(&corpus, others, slice)?);
+    let instant = Arc::new(Slow::over(&corpus, 0, Duration::ZERO)?);
     let mut questions = questions(&corpus);
     Random::new(3).shuffle(&mut questions);
     let runtime = tokio::runtime::Runtime::new()?;
@@ -288,7 +290,7 @@ impl House {
             profile_budget: Duration::ZERO,
         };
         let engine = EngineConfig {
-            max_prefill_batch,
+            max_prefill_batch: PrefillBatch::Requests(max_prefill_batch),
             ..EngineConfig::default()
         };
         let model = Model::load(model, None, "m".to_owned(), &device, &tiers, engine)?;
@@ -375,6 +377,8 @@ fn questions(corpus: &xquad::Corpus) -> Vec<Vec<f32>> {
 /// duration 0 it takes its own time.
 struct Slow {
     collection: Collection,
+    /// Shortest time between two reports of what was found.
+    slice: Duration,
     nanoseconds: AtomicU64,
     /// The searches, and the nanoseconds that they took.
     done: [AtomicU64; 2],
@@ -382,7 +386,7 @@ struct Slow {
 
 impl Slow {
     /// Returns a search over XQuAD's paragraphs and as many `others`, all of whose clusters are visited.
-    fn over(corpus: &xquad::Corpus, others: usize) -> Result<Self> {
+    fn over(corpus: &xquad::Corpus, others: usize, slice: Duration) -> Result<Self> {
         let embedder = embedded::embedder();
         let spec = Spec {
             dimensions: embedder.dimensions(),
@@ -422,6 +426,7 @@ impl Slow {
         }
         Ok(Self {
             collection: editor.finish()?,
+            slice,
             nanoseconds: AtomicU64::new(0),
             done: [AtomicU64::new(0), AtomicU64::new(0)],
         })
@@ -451,6 +456,7 @@ impl Store for Slow {
             k: ask.k,
             filters: &ask.filters,
             caller: None,
+            slice: self.slice,
         };
         let search = |stage: &mut dyn FnMut(&[Hit]) -> ControlFlow<()>| {
             let hits = self.collection.search(&query, stage);

@@ -10,6 +10,7 @@ use serde_json::{Map, json};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::Duration;
 
 const KINDS: [Kind; 3] = [Kind::Flat, Kind::Ivf, Kind::Hnsw];
 
@@ -52,6 +53,7 @@ fn find(
         k,
         filters,
         caller: None,
+        slice: Duration::ZERO,
     };
     let hits = collection.search(&query, |_| ControlFlow::Continue(()));
     collection.found(&hits.unwrap()).unwrap()
@@ -82,6 +84,7 @@ fn a_search_ends_when_its_caller_has_gone() {
             k: 5,
             filters: &Map::new(),
             caller: present.as_ref(),
+            slice: Duration::ZERO,
         };
         // Counts the stages of a search, and cancels it in the one of this number.
         let mut stages = |cancelling: usize| {
@@ -104,6 +107,34 @@ fn a_search_ends_when_its_caller_has_gone() {
 }
 
 #[test]
+fn a_search_in_slices_of_time_reports_once_they_have_passed() {
+    let embedder = Hashing::new(64).unwrap();
+    for kind in KINDS {
+        let collection = of_some_words(kind, &embedder);
+        let search = |slice| {
+            let query = Query {
+                vector: &embedder.embed(&["some words"]).unwrap()[0].vector,
+                words: None,
+                k: 5,
+                filters: &Map::new(),
+                caller: None,
+                slice,
+            };
+            let mut stages = 0;
+            let stage = |_: &[Hit]| {
+                stages += 1;
+                std::thread::sleep(Duration::from_millis(1));
+                ControlFlow::Continue(())
+            };
+            (collection.search(&query, stage).unwrap(), stages)
+        };
+        let (found, stages) = search(Duration::ZERO);
+        assert!(stages > 2, "{kind:?}: {stages} stages");
+        assert_eq!(search(Duration::from_secs(3600)), (found, 0), "{kind:?}");
+    }
+}
+
+#[test]
 fn a_question_without_words_is_searched_by_its_vector_alone() {
     let embedder = Hashing::new(64).unwrap();
     for kind in KINDS {
@@ -116,6 +147,7 @@ fn a_question_without_words_is_searched_by_its_vector_alone() {
                 k: 5,
                 filters: &Map::new(),
                 caller: None,
+                slice: Duration::ZERO,
             };
             let mut stages = 0;
             let stage = |_: &[Hit]| {
@@ -312,6 +344,7 @@ fn a_search_can_be_ended_after_any_stage() {
         k: 1,
         filters: &Map::new(),
         caller: None,
+        slice: Duration::ZERO,
     };
     let mut stages = 0;
     let hits = collection.search(&query, |_| {
@@ -437,6 +470,7 @@ fn a_file_with_right_checksums_and_wrong_contents_does_no_harm() {
                             k: 9,
                             filters: &Map::new(),
                             caller: None,
+                            slice: Duration::ZERO,
                         };
                         let hits = collection.search(&query, |_| ControlFlow::Continue(()));
                         let _ = hits.map(|hits| collection.found(&hits));

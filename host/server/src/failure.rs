@@ -254,8 +254,8 @@ impl Failure {
             | SubmitError::TenantQueueFull { limit, retry_after } => {
                 Self::QueueFull { limit, retry_after }
             }
-            SubmitError::Busy { limit } => Self::QueueFull {
-                limit,
+            SubmitError::Busy { waiting } => Self::QueueFull {
+                limit: waiting,
                 retry_after: SOON,
             },
             SubmitError::TooLong { tokens, limit } => Self::ContextLength {

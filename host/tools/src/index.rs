@@ -10,7 +10,7 @@
 use anyhow::Result;
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::policy::context_index::history::{MAX_CONTEXTS, write};
-use foreword_ordering::policy::context_index::{ContextIndex, NodeId};
+use foreword_ordering::policy::context_index::{ContextIndex, NodeId, Rules};
 use foreword_report::files;
 use foreword_report::log::{self, OnBad};
 use foreword_simulation::{LogReader, Logged, LoggedKind};
@@ -86,7 +86,7 @@ pub fn run(options: &Options) -> Result<()> {
         );
     }
     let contexts = newest.contexts();
-    let (index, leaves) = ContextIndex::build(&contexts);
+    let (index, leaves) = ContextIndex::build(&contexts, Rules::default());
     let figures = Figures::of(requests, &contexts, &index, &leaves);
     let ordering = json!({
         "policy": "context-index",
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn figures_count_what_contexts_inherit() {
         let contexts = [[2, 1, 3], [2, 6, 1], [4, 1, 0], [7, 8, 9]].map(|c| prints(&c));
-        let (index, leaves) = ContextIndex::build(&contexts);
+        let (index, leaves) = ContextIndex::build(&contexts, Rules::default());
         let figures = Figures::of(5, &contexts, &index, &leaves);
         assert_eq!((figures.documents, figures.sharing), (9, 3));
         // 1 and 2 twice, 1 alone once, of twelve documents.

@@ -30,6 +30,12 @@ export interface Config {
     history?: string[];
     /** `context-index` forgets contexts that the engine evicted, as RAGBoost does; else it keeps them, up to `max_contexts`. */
     forget_evicted?: boolean;
+    /** What documents' positions count in the distance of two contexts, by which `context-index` finds the nearest, in thousandths: RAGBoost's α, which it gives as 1 to 10. 0 reuses more where ranks change. */
+    position_weight?: number;
+    /** A search of `context-index` ends where all contexts are equally near, as RAGBoost's does; else it goes on to the oldest of them. */
+    stop_at_ties?: boolean;
+    /** `context-index` sorts the documents that contexts share, as RAGBoost does; else they keep the order in which they were first sent. */
+    sort_shared?: boolean;
   };
   hint?: {
     /** Tell the model the retriever's ranking when documents were moved. */

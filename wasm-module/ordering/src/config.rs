@@ -5,7 +5,7 @@ use crate::head::config::{Head, RawHead};
 use crate::hint::{HintTemplate, LocationTemplate};
 use crate::object;
 use crate::object::{ConfigError, Ranges, within};
-use crate::policy::context_index::{ContextIndex, history};
+use crate::policy::context_index::{ContextIndex, Rules, history};
 use crate::policy::{MAX_CANDIDATES, Place, Placement, Policy, PolicyKind, PolicyOptions};
 use crate::tree::Bounds;
 use serde::Deserialize;
@@ -62,6 +62,15 @@ object! {
         /// as RAGBoost does. If false, it keeps up to `max_contexts` of them, so that recurring ones are sent in the
         /// same order again.
         pub forget_evicted: bool = false,
+        /// The weight of documents' differences in position in the distance of two contexts (document sets of
+        /// requests), by which `context-index` finds similar ones, in thousandths: RAGBoost's α.
+        pub position_weight: u32 = 5; 0..=1000,
+        /// True if a search of `context-index` ends where all contexts (document sets of requests) found are at the
+        /// same distance, as RAGBoost's does. If false, it goes on to the oldest.
+        pub stop_at_ties: bool = false,
+        /// True if `context-index` sends the documents that contexts (document sets of requests) share sorted, as
+        /// RAGBoost does. If false, it sends them in the order of the oldest context that has them.
+        pub sort_shared: bool = false,
     }
 }
 
@@ -337,6 +346,11 @@ impl PolicyOptions {
             max_displacement: raw.max_displacement.map(narrow),
             max_contexts: raw.max_contexts,
             forget_evicted: raw.forget_evicted,
+            context_index: Rules {
+                position_weight: narrow(raw.position_weight),
+                stops_at_ties: raw.stop_at_ties,
+                sorts: raw.sort_shared,
+            },
             block_tokens: raw.block_tokens,
             placement: Placement::FREE,
         }
@@ -495,7 +509,7 @@ impl TryFrom<RawConfig> for Config {
             },
             ..PolicyOptions::of(&raw.policy_options)
         };
-        let history = history::read(&raw.policy_options.history)
+        let history = history::read(&raw.policy_options.history, policy_options.context_index)
             .or_else(|reason| refuse("policy_options.history", reason))?;
         for (field, tags) in [
             ("documents.tags", &raw.documents.tags),

@@ -43,6 +43,8 @@ pub(super) struct Core {
     limits: Limits,
     /// Maximum number of tokens of a step in which no sequence generates tokens and no request is a [`Kind::Prefill`].
     max_prefill_step_tokens: u32,
+    /// Maximum number of running sequences of one tenant.
+    max_running_per_tenant: u32,
     bounds: Bounds,
     /// Maximum number of tokens of a step whose logits are needed to score prompts, see [`max_scored_tokens`].
     pub(super) max_scored_tokens: u32,
@@ -137,6 +139,7 @@ impl Core {
             },
             max_prefill_step_tokens: (config.max_prefill_step_tokens.unwrap_or(1))
                 .max(config.max_step_tokens),
+            max_running_per_tenant: config.max_running_per_tenant.max(1),
             bounds: Bounds::of(backend),
             max_scored_tokens: max_scored_tokens(backend.shape().vocabulary),
             max_retries: config.max_retries,
@@ -376,7 +379,13 @@ impl Core {
             pages = pages.saturating_sub(needed);
             fits && tokens > 0
         };
-        let head = self.waiting.head(most, look, more);
+        let room = |tenant: &str| {
+            let running = self.running.iter();
+            let own = running.filter(|active| &*active.sequence.tenant == tenant);
+            self.max_running_per_tenant
+                .saturating_sub(own.count() as u32)
+        };
+        let head = self.waiting.head(most, room, look, more);
         let (tickets, waiting) = head.into_iter().unzip();
         if short {
             limits.max_step_tokens = self.limits.max_step_tokens;

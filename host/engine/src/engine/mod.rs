@@ -63,6 +63,9 @@ pub struct EngineConfig {
     pub order: Rule,
     /// Maximum number of sequences that run (hold pages and are computed) at the same time.
     pub max_running: u32,
+    /// Maximum number of running sequences of one tenant; its other requests wait, even if fewer than `max_running` run.
+    /// What was preempted, or is computed again after a failure, runs beyond it.
+    pub max_running_per_tenant: u32,
     /// Maximum number of tokens computed in one step, over all its sequences; longer prompts are prefilled in chunks.
     /// With fewer than `max_running`, the youngest sequences wait while the others decode.
     pub max_step_tokens: u32,
@@ -73,9 +76,9 @@ pub struct EngineConfig {
     /// Maximum number of times that a request is computed again after device failures; the next failure ends it. With
     /// 0, the first failure does.
     pub max_retries: u32,
-    /// A [`Kind::Prefill`] is accepted only while fewer requests than this wait, of all tenants and kinds (RAGCache,
-    /// algorithm 2). With 0, none is accepted.
-    pub max_prefill_batch: u32,
+    /// A [`Kind::Prefill`] is accepted only while less than this waits, of all tenants and kinds (RAGCache, algorithm
+    /// 2).
+    pub max_prefill_batch: PrefillBatch,
     /// Maximum time that the device may take for a step before it counts as stuck; `None` sets no limit. Choose it
     /// longer than the longest step of a working device.
     pub watchdog: Option<Duration>,
@@ -95,15 +98,27 @@ impl Default for EngineConfig {
                 window: Rule::WINDOW,
             },
             max_running: 8,
+            max_running_per_tenant: u32::MAX,
             max_step_tokens: 512,
             max_prefill_step_tokens: None,
             max_retries: 2,
-            max_prefill_batch: 4,
+            max_prefill_batch: PrefillBatch::Requests(4),
             watchdog: None,
             prefix_caching: true,
             cache: CacheConfig::default(),
         }
     }
+}
+
+/// The size of a batch of waiting prompts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PrefillBatch {
+    /// A number of requests; 0 for an empty batch.
+    Requests(u32),
+    /// As many tokens of prompts as use the device fully or fit into its pool of pages, whichever is smaller (RAGCache,
+    /// section 5.3). By [`CacheConfig::cost`], a number of tokens uses the device fully if each takes at most 10 %
+    /// longer than in the best number, up to a step's. Without it, a step's tokens do.
+    Derived,
 }
 
 /// A request to generate an answer to a prompt, or to compute a prompt only. The default has an empty prompt, which is
@@ -253,11 +268,10 @@ pub enum SubmitError {
     },
     /// A [`Kind::Prefill`] was refused because too many requests wait. The request that it anticipates can still be
     /// submitted.
-    #[error("too busy for speculative work: {limit} requests or more are waiting")]
+    #[error("too busy for speculative work: {waiting} requests are waiting")]
     Busy {
-        /// The configured [`EngineConfig::max_prefill_batch`]: a prefill is refused while at least this many requests
-        /// wait.
-        limit: u32,
+        /// Number of waiting requests, which come to the configured [`EngineConfig::max_prefill_batch`] or more.
+        waiting: u32,
     },
     /// The prompt is too long: it could not be served at any time.
     #[error("the prompt has {tokens} tokens, more than the {limit} that fit")]
@@ -491,7 +505,9 @@ impl Request {
         now: Instant,
     ) -> Result<(Sequence, Generation), SubmitError> {
         let (mut sequence, generation) = self.accept(bounds, bell)?;
-        sequence.place = Some(admission.enter(&sequence.tenant, sequence.kind, now)?);
+        let tokens = sequence.tokens.len() as u64;
+        let place = admission.enter(&sequence.tenant, sequence.kind, tokens, now)?;
+        sequence.place = Some(place);
         Ok((sequence, generation))
     }
 

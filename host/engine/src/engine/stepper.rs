@@ -27,9 +27,9 @@ impl Stepper {
         Self {
             core: Core::new(&*backend, config, bell.clone()),
             bounds: Bounds::of(&*backend),
+            admission: Admission::new(config, backend.shape().kv_tokens()),
             backend,
             answers: Answers::default(),
-            admission: Admission::new(config),
             bell,
         }
     }

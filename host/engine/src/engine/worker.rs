@@ -112,7 +112,7 @@ impl Shared {
             inbox: Mutex::new(inbox),
             wake: Condvar::new(),
             ended: Condvar::new(),
-            admission: Admission::new(config),
+            admission: Admission::new(config, backend.shape().kv_tokens()),
             bell: Arc::default(),
             bounds: Bounds::of(backend),
             clock,

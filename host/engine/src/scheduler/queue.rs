@@ -216,12 +216,14 @@ impl<T> Queue<T> {
     /// Returns tickets, which identify requests in the queue, for up to `most` requests in the order of admission,
     /// beginning with those that were put back.
     ///
-    /// `look` returns the number of a request's tokens that are cached, and a detail that is returned with its ticket.
-    /// `more` decides after each ticket whether to continue. Costs `O(waiting + most · log waiting)` and about one call
+    /// `room` returns how many newly arrived requests of a tenant may be admitted now. `look` returns the number of a
+    /// request's tokens that are cached, and a detail that is returned with its ticket. `more` decides after each ticket
+    /// whether to continue. Costs `O(waiting + most · log waiting)` and about one call
     /// of `look` per ticket.
     pub fn head<D>(
         &mut self,
         most: usize,
+        room: impl Fn(&str) -> u32,
         mut look: impl FnMut(&T) -> (u32, D),
         mut more: impl FnMut(&D) -> bool,
     ) -> Vec<(Ticket, D)> {
@@ -247,6 +249,7 @@ impl<T> Queue<T> {
             lanes.push(RankedLane {
                 tenant,
                 lane,
+                room: room(tenant),
                 order: Vec::new(),
                 next: 0,
             });
@@ -398,6 +401,8 @@ impl<T> Queue<T> {
 struct RankedLane<'q, T> {
     tenant: &'q Arc<str>,
     lane: &'q mut Lane<T>,
+    /// Number of further requests of the tenant that may get a ticket.
+    room: u32,
     /// Indices of the tenant's requests in the order in which the rule serves them; empty until they have been ranked.
     order: Vec<usize>,
     /// Number of leading entries of `order` whose requests already have a ticket.
@@ -406,7 +411,7 @@ struct RankedLane<'q, T> {
 
 impl<T> RankedLane<'_, T> {
     /// Returns the tenant's next request: its arrival number, the number of tokens to compute, and the detail that
-    /// `look` returned. Returns `None` after the last.
+    /// `look` returned. Returns `None` after the last, or if no further one may get a ticket.
     ///
     /// If the first request has lost cached tokens since it was ranked, all requests of the tenant are ranked again, up
     /// to [`RANKINGS`] rankings in all. Later requests, whose ranks follow from those before them, keep their ranks
@@ -417,6 +422,7 @@ impl<T> RankedLane<'_, T> {
         most: usize,
         look: &mut impl FnMut(&T) -> (u32, D),
     ) -> Option<(u64, u32, D)> {
+        self.room = self.room.checked_sub(1)?;
         let mut rankings = 0;
         loop {
             if self.order.is_empty() {

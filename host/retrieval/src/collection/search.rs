@@ -12,6 +12,7 @@ use fxhash::{FxHashMap, FxHashSet};
 use serde_json::{Map, Value};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 /// A query to a collection of documents.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +28,8 @@ pub struct Query<'q> {
     /// A reference to a value that the caller owns. Once the caller has dropped it, the search ends with its current
     /// stage and finds no further document. `None` for a search that is never cancelled.
     pub caller: Option<&'q Weak<()>>,
+    /// Minimum time between two reports of the best documents so far; with zero, each stage is reported.
+    pub slice: Duration,
 }
 
 /// The constant that reciprocal rank fusion adds to every rank (Cormack et al.).
@@ -37,8 +40,8 @@ const DEPTH: usize = 4;
 const LEAST_DEPTH: usize = 20;
 
 impl Collection {
-    /// Returns the best documents for `query`, best first. After every stage of the search, `stage` receives the best
-    /// so far and may end the search there.
+    /// Returns the best documents for `query`, best first. After every stage of the search that ends a slice of time,
+    /// `stage` receives the best so far and may end the search there.
     ///
     /// # Errors
     /// Returns [`Refused`] when the vector has another length than the collection's or unusable components.
@@ -65,7 +68,12 @@ impl Collection {
             Some((_, by_words)) => joined(&[top, by_words], query.k),
             None => top.to_vec(),
         };
+        let mut reported = Instant::now();
         while !is_cancelled() && search.advance() {
+            if reported.elapsed() < query.slice {
+                continue;
+            }
+            reported = Instant::now();
             if stage(&best(search.top())).is_break() {
                 break;
             }

@@ -68,7 +68,8 @@ pub type Stage<'s> = dyn FnMut(&[ScoredDocument]) -> ControlFlow<()> + 's;
 /// A store of documents. Its calls block.
 pub trait Store: Send + Sync {
     /// Returns the best documents, best first. `stage` receives the best so far whenever these are other documents or
-    /// in another order; if any are found, its last call receives the returned ones.
+    /// in another order; if any are found, its last call receives the returned ones, except from a store that reports at
+    /// intervals of time ([`Shelf::in_slices`]).
     ///
     /// # Errors
     /// Returns a [`StoreError`] when the store is unavailable or refuses the request.

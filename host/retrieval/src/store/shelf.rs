@@ -14,10 +14,13 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A store for the index file at a path, which it opens again when the file has been replaced.
 pub struct Shelf {
     path: PathBuf,
+    /// Minimum time between two reports of the best documents so far.
+    slice: Duration,
     state: Mutex<State>,
 }
 
@@ -61,8 +64,17 @@ impl Shelf {
     pub fn new(path: PathBuf) -> Self {
         Self {
             path,
+            slice: Duration::ZERO,
             state: Mutex::default(),
         }
+    }
+
+    /// Returns this store with a minimum time between two reports of the best documents so far, as RAGCache's section
+    /// 5.3 has it for HNSW. Without it, each stage of a search is reported.
+    #[must_use]
+    pub fn in_slices(mut self, slice: Duration) -> Self {
+        self.slice = slice;
+        self
     }
 
     /// Returns the file's current collection, or the last one that was readable.
@@ -124,6 +136,7 @@ impl Store for Shelf {
             k: ask.k,
             filters: &ask.filters,
             caller: ask.caller.as_ref(),
+            slice: self.slice,
         };
         let mut known: FxHashMap<Slot, ScoredDocument> = FxHashMap::default();
         let mut documents = |hits: &[Hit]| -> Result<Vec<ScoredDocument>, StoreError> {

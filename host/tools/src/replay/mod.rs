@@ -157,16 +157,14 @@ pub fn run(options: &Options) -> Result<()> {
     bar.finish_and_clear();
     let configured = ordering.raw(&json!({}))?;
     let config = |kind: PolicyKind| -> Result<_> {
-        let configured_options = &configured.policy_options;
         let raw = RawConfig {
             policy: kind.name().into(),
             policy_options: RawPolicyOptions {
                 seed: options.seed,
                 block_tokens: page_tokens,
-                max_contexts: configured_options.max_contexts,
-                history: configured_options.history.clone(),
-                forget_evicted: configured_options.forget_evicted,
-                ..RawPolicyOptions::default()
+                window: RawPolicyOptions::default().window,
+                max_displacement: None,
+                ..configured.policy_options.clone()
             },
             rank: configured.rank.clone(),
             ..RawConfig::default()

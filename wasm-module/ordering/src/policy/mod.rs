@@ -182,6 +182,8 @@ pub struct PolicyOptions {
     /// True if `context-index` removes contexts (document sets of requests) whose documents the engine evicted, as
     /// RAGBoost does.
     pub forget_evicted: bool,
+    /// The rules of `context-index` for searching and for its inner nodes.
+    pub context_index: context_index::Rules,
     /// Number of tokens in a block of the engine's cache: if the documents at the beginning of an order that are
     /// believed to be cached have fewer tokens, `greedy`, `longest` and `foresight` count none as cached. With 1, any
     /// number counts.

@@ -73,10 +73,14 @@ pub(crate) struct Arguments {
     /// the first two also with +hint [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = Arm::by_name)]
     arms: Vec<Arm>,
-    /// Share of documents that a query has in common with the one before
+    /// Trace of all parts; a sweep goes over all traces too
+    #[arg(long, value_parser = one_of(Kind::ALL.map(|kind| (kind.name(), "", kind))), default_value = "bursty")]
+    kind: Kind,
+    /// Share of documents that a query has in common with the one before, in bursty traces
     #[arg(long, default_value_t = 0.6, value_parser = share)]
     overlap: f64,
-    /// Order in which a query's documents come: drawn anew for each query, or documents in common first
+    /// Order in which a query's documents come, in bursty and geospatial traces: drawn anew for each query, or documents
+    /// in common first
     #[arg(long, value_parser = one_of(Ranks::ALL.map(|ranks| (ranks.name(), "", ranks))), default_value = "shuffled")]
     ranks: Ranks,
     /// Where the gateway puts the retriever's best document; auto as shipped
@@ -97,6 +101,9 @@ pub(crate) struct Arguments {
     /// Seeds of each run of a sweep
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     sweep_seeds: u32,
+    /// Sweeps to run, with commas between [default: all]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    sweeps: Vec<Sweep>,
     /// Sweep: shares of documents in common, with commas between
     #[arg(long, value_delimiter = ',', default_values_t = [0.0, 0.2, 0.4, 0.6, 0.8], value_parser = share)]
     overlaps: Vec<f64>,
@@ -134,6 +141,16 @@ enum Part {
     Pipelining,
 }
 
+/// What a sweep varies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Sweep {
+    Overlap,
+    AtOnce,
+    K,
+    Trace,
+    Pool,
+}
+
 impl Arguments {
     /// Returns a description of conflicting arguments; `None` if there are none.
     pub(crate) fn conflict(&self) -> Option<String> {
@@ -142,6 +159,16 @@ impl Arguments {
 
     fn measures(&self, part: Part) -> bool {
         self.parts.is_empty() || self.parts.contains(&part)
+    }
+
+    /// Returns the values of this sweep, which are `all`, or none if it is not run.
+    fn values<'a, T>(&self, sweep: Sweep, all: &'a [T]) -> &'a [T] {
+        let is_run = self.sweeps.is_empty() || self.sweeps.contains(&sweep);
+        if self.measures(Part::Sweeps) && is_run {
+            all
+        } else {
+            &[]
+        }
     }
 
     /// Returns the arms to compare, always with retrieval order, the baseline.
@@ -180,6 +207,7 @@ fn measured(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     let mut results = Results::new(Setting {
         model: super::folder_name(&arguments.model),
+        kind: arguments.kind,
         queries: arguments.queries,
         seeds: arguments.seeds,
         overlap: arguments.overlap,
@@ -219,15 +247,13 @@ fn measured(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         through_engine(arguments, &mut engine, kv_tokens, &arms, &mut results, &bar)?;
         // A pool's size is fixed, and there is memory for one engine only.
         drop(engine);
-        if arguments.measures(Part::Sweeps) {
-            for pool in &arguments.pools {
-                let (mut engine, kv_tokens) =
-                    open(arguments, Some(*pool), Arm::FEW.len(), &mut results)?;
-                let workload = sweep(arguments, kv_tokens);
-                let experiment =
-                    Experiment::sweep("pool", f64::from(*pool), &mut engine, workload, &bar)?;
-                results.sweeps.push(experiment);
-            }
+        for pool in arguments.values(Sweep::Pool, &arguments.pools) {
+            let (mut engine, kv_tokens) =
+                open(arguments, Some(*pool), Arm::FEW.len(), &mut results)?;
+            let workload = sweep(arguments, kv_tokens);
+            let experiment =
+                Experiment::sweep("pool", f64::from(*pool), &mut engine, workload, &bar)?;
+            results.sweeps.push(experiment);
         }
         bar.finish_and_clear();
     }
@@ -271,18 +297,22 @@ fn through_engine(
             results.sweeps.push(experiment);
             Ok(())
         };
-        for &overlap in &arguments.overlaps {
+        for &overlap in arguments.values(Sweep::Overlap, &arguments.overlaps) {
             run("overlap", overlap, Workload { overlap, ..base })?;
         }
-        for &group in &arguments.groups {
+        for &group in arguments.values(Sweep::AtOnce, &arguments.groups) {
             let at_once = group as usize;
             run("at once", group.into(), Workload { at_once, ..base })?;
         }
-        for &documents in &arguments.ks {
+        for &documents in arguments.values(Sweep::K, &arguments.ks) {
             let k = documents as usize;
             run("k", documents.into(), Workload { k, ..base })?;
         }
-        for (kind, number) in Kind::ALL.into_iter().zip(0_u8..) {
+        for (&kind, number) in arguments
+            .values(Sweep::Trace, &Kind::ALL)
+            .iter()
+            .zip(0_u8..)
+        {
             run("trace", number.into(), Workload { kind, ..base })?;
         }
     }
@@ -311,7 +341,7 @@ const ANSWER_TOKENS: u32 = 50;
 /// Returns the workload of the sweeps, from which the other workloads differ only in the fields that they vary.
 fn sweep(arguments: &Arguments, kv_tokens: u64) -> Workload {
     Workload {
-        kind: Kind::Bursty,
+        kind: arguments.kind,
         overlap: arguments.overlap,
         ranks: arguments.ranks,
         place: arguments.place,
@@ -331,17 +361,13 @@ fn requests(arguments: &Arguments, arms: usize) -> usize {
     if arguments.measures(Part::Orders) {
         requests += arguments.queries as usize * arguments.seeds as usize * arms;
     }
-    if arguments.measures(Part::Sweeps) {
-        let runs = arguments.overlaps.len()
-            + arguments.groups.len()
-            + arguments.ks.len()
-            + arguments.pools.len()
-            + Kind::ALL.len();
-        requests += runs
-            * arguments.sweep_queries as usize
-            * arguments.sweep_seeds as usize
-            * Arm::FEW.len();
-    }
+    let runs = arguments.values(Sweep::Overlap, &arguments.overlaps).len()
+        + arguments.values(Sweep::AtOnce, &arguments.groups).len()
+        + arguments.values(Sweep::K, &arguments.ks).len()
+        + arguments.values(Sweep::Trace, &Kind::ALL).len()
+        + arguments.values(Sweep::Pool, &arguments.pools).len();
+    requests +=
+        runs * arguments.sweep_queries as usize * arguments.sweep_seeds as usize * Arm::FEW.len();
     if arguments.measures(Part::Throughput) {
         requests += 2 * arguments.answers as usize * Arm::FEW.len();
     }

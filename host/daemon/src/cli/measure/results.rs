@@ -17,6 +17,7 @@ use std::fmt::Write;
 /// The model and the workload to measure, by the command line.
 pub(super) struct Setting {
     pub(super) model: String,
+    pub(super) kind: Kind,
     pub(super) queries: u32,
     pub(super) seeds: u32,
     pub(super) overlap: f64,
@@ -24,6 +25,24 @@ pub(super) struct Setting {
     pub(super) place: Place,
     pub(super) k: u32,
     pub(super) documents: u32,
+}
+
+impl Setting {
+    /// Returns the trace with those parameters that have a meaning for it, in words.
+    pub(super) fn trace(&self) -> String {
+        let Self {
+            overlap, documents, ..
+        } = self;
+        let (kind, ranks) = (self.kind.name(), self.ranks.name());
+        match self.kind {
+            Kind::Bursty => format!(
+                "{kind} trace from {documents} documents with overlap {overlap} and {ranks} ranks"
+            ),
+            Kind::Geospatial => format!("{kind} trace with {ranks} ranks"),
+            Kind::Uniform => format!("{kind} trace from {documents} documents"),
+            Kind::Disjoint => format!("{kind} trace"),
+        }
+    }
 }
 
 /// The results of one run. Parts that were not selected are `None` or empty.
@@ -223,17 +242,14 @@ impl Results {
         let Setting {
             queries,
             seeds,
-            overlap,
-            ranks,
             place,
             k,
-            documents,
             ..
         } = &self.setting;
         let _ = writeln!(
             table,
-            "\n{queries} queries, {seeds} seeds, {k} of {documents} documents of 200 tokens, overlap {overlap}, {} ranks, place {}, {} KV tokens an arm",
-            ranks.name(),
+            "\n{queries} queries, {seeds} seeds, {k} documents of 200 tokens, {}, place {}, {} KV tokens an arm",
+            self.setting.trace(),
             place.name(),
             grouped(orders.workload.kv_tokens)
         );
@@ -447,6 +463,7 @@ pub(super) mod tests {
             throughput: vec![experiment("throughput", 8.0)],
             ..Results::new(Setting {
                 model: "0.1b".into(),
+                kind: Kind::Bursty,
                 queries: 10,
                 seeds: 2,
                 overlap: 0.6,

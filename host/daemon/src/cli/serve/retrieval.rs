@@ -10,6 +10,7 @@ use foreword_server::retrieval::pipeline::Compared;
 use foreword_server::retrieval::{Config, EmbedderSource, prompt};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 #[derive(clap::Args)]
 #[group(id = "retrieving")]
@@ -17,6 +18,10 @@ pub(crate) struct Arguments {
     /// Index to search for documents, made by `foreword ingest`; it need not exist yet
     #[arg(long, value_name = "FILE")]
     index: Option<PathBuf>,
+    /// Shortest time between two prefills' documents while a search of the index continues, as in RAGCache's section 5.3
+    /// [default: every stage of the search, a thirty-second of its work]
+    #[arg(long, value_name = "MILLISECONDS", requires = "index", value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    search_slice_ms: Option<u64>,
     /// Search a table of PostgreSQL with pgvector instead, postgres://USER:PASSWORD@HOST/DATABASE; its columns are id,
     /// title, text, metadata, embedding
     #[arg(
@@ -69,7 +74,8 @@ impl Arguments {
 
     fn store(&self) -> anyhow::Result<Option<Arc<dyn Store>>> {
         if let Some(index) = &self.index {
-            return Ok(Some(Arc::new(Shelf::new(index.clone()))));
+            let slice = Duration::from_millis(self.search_slice_ms.unwrap_or(0));
+            return Ok(Some(Arc::new(Shelf::new(index.clone()).in_slices(slice))));
         }
         if let (Some(url), Some(table)) = (&self.pgvector, &self.pgvector_table) {
             let store = Pgvector::new(url, table, Metric::Cosine)?;

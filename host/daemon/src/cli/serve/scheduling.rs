@@ -1,7 +1,7 @@
 //! The arguments of the queue's order and of the watchdog.
 
 use clap::ValueEnum;
-use foreword_engine::engine::{EngineConfig, Rule};
+use foreword_engine::engine::{EngineConfig, PrefillBatch, Rule};
 use std::time::Duration;
 
 #[derive(clap::Args)]
@@ -17,9 +17,14 @@ pub(crate) struct Arguments {
     /// Most requests of one tenant that wait; more are refused with 429 [default: the bound of all tenants]
     #[arg(long, value_name = "REQUESTS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     max_waiting_per_tenant: Option<u32>,
-    /// Number of waiting requests from which on warm-ups and speculation are refused
-    #[arg(long, value_name = "REQUESTS", default_value_t = 4, value_parser = clap::value_parser!(u32).range(0..=65_536))]
-    max_prefill_batch: u32,
+    /// Most requests of one tenant that are computed at once; what is left of --max-running stays free for others
+    /// [default: no bound]
+    #[arg(long, value_name = "REQUESTS", value_parser = clap::value_parser!(u32).range(1..=4_096))]
+    max_running_per_tenant: Option<u32>,
+    /// Number of waiting requests from which on warm-ups and speculation are refused; `derived`: as many tokens of
+    /// prompts as use the device fully, as RAGCache has it
+    #[arg(long, value_name = "REQUESTS", default_value = "4", value_parser = prefill_batch)]
+    max_prefill_batch: PrefillBatch,
     /// Most times that a request is computed again after failures of the device
     #[arg(long, value_name = "TIMES", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=1_000))]
     max_retries: u32,
@@ -43,6 +48,15 @@ enum Order {
     Arrival,
 }
 
+fn prefill_batch(text: &str) -> Result<PrefillBatch, String> {
+    if text == "derived" {
+        return Ok(PrefillBatch::Derived);
+    }
+    let number = text.parse().ok().filter(|number| *number <= 65_536);
+    let number = number.ok_or("it must be a number from 0 to 65536, or `derived`")?;
+    Ok(PrefillBatch::Requests(number))
+}
+
 impl Arguments {
     /// Returns the engine's configuration with these arguments, and with defaults for the rest.
     pub(crate) fn config(&self) -> EngineConfig {
@@ -61,6 +75,7 @@ impl Arguments {
             },
             // The limit on all waiting requests applies as well.
             max_waiting_per_tenant: self.max_waiting_per_tenant.unwrap_or(u32::MAX),
+            max_running_per_tenant: self.max_running_per_tenant.unwrap_or(u32::MAX),
             prefix_caching: !self.no_enable_prefix_caching,
             max_retries: self.max_retries,
             max_prefill_batch: self.max_prefill_batch,

@@ -462,6 +462,28 @@ fn a_flood_of_one_tenant_does_not_hold_up_another() {
 }
 
 #[test]
+fn a_bounded_tenant_leaves_places_to_others() {
+    let mut house = House::new(EngineConfig {
+        max_running: 4,
+        max_running_per_tenant: 2,
+        max_step_tokens: 64,
+        ..config()
+    });
+    let of = |tenant: &str, own| Request {
+        tenant: tenant.into(),
+        ..answer(prompt(0, own, 8))
+    };
+    let mut flood: Vec<Generation> = (0..4).map(|own| house.submit(of("flood", own))).collect();
+    house.step();
+    assert_eq!(house.stepper.stats().running, 2);
+    let mut other = house.submit(of("other", 21));
+    house.step();
+    assert!(heard(&mut other).0.is_some());
+    house.drain();
+    assert!(flood.iter_mut().all(|one| heard(one).2.is_some()));
+}
+
+#[test]
 fn the_queue_prefers_what_is_cached() {
     let mut house = House::new(EngineConfig {
         max_running: 1,

@@ -34,7 +34,7 @@ fn push(queue: &mut Queue<Item>, number: u64, tenant: &str, tokens: u32, cached:
 /// Admits up to `most` requests as the engine does.
 fn serve(queue: &mut Queue<Item>, most: usize) -> Vec<Item> {
     let mut served = Vec::new();
-    for (ticket, ()) in queue.head(most, |item| (item.cached, ()), |()| true) {
+    for (ticket, ()) in queue.head(most, |_| u32::MAX, |item| (item.cached, ()), |()| true) {
         let item = queue.take(&ticket).unwrap();
         queue.charge_prompt(&item.tenant, item.tokens - item.cached);
         served.push(item);
@@ -79,6 +79,18 @@ fn first_come_first_served_asks_for_no_cache() {
 }
 
 #[test]
+fn a_tenant_without_room_is_passed_over() {
+    let mut queue = Queue::new(Rule::Arrival);
+    for (number, tenant) in ["a", "a", "b", "a", "b"].into_iter().enumerate() {
+        push(&mut queue, number as u64, tenant, 10, 0);
+    }
+    let room = |tenant: &str| if tenant == "a" { 1 } else { u32::MAX };
+    let tickets = queue.head(5, room, |item| (0, item.number), |_| true);
+    let numbers: Vec<u64> = tickets.into_iter().map(|(_, number)| number).collect();
+    assert_eq!(numbers, [0, 2, 4]);
+}
+
+#[test]
 fn a_look_that_says_enough_ends_the_tickets() {
     let mut queue = Queue::new(Rule::Arrival);
     for number in 0..5 {
@@ -89,7 +101,7 @@ fn a_look_that_says_enough_ends_the_tickets() {
         looks += 1;
         (0, item.number)
     };
-    let tickets = queue.head(5, look, |number| *number < 1);
+    let tickets = queue.head(5, |_| u32::MAX, look, |number| *number < 1);
     assert_eq!((tickets.len(), looks), (2, 2));
 }
 

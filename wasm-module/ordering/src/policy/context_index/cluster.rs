@@ -8,7 +8,7 @@
 //! entries of their own. So the least entry whose two clusters both remain is the nearest pair of all.
 
 use super::ContextIndex;
-use super::tree::{NodeId, NodeKind, ROOT, count, distance};
+use super::tree::{NodeId, NodeKind, ROOT, Rules, count};
 use crate::document::Fingerprint;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
@@ -38,6 +38,7 @@ struct Pair {
 
 #[derive(Default)]
 struct Clusters {
+    rules: Rules,
     all: Vec<Cluster>,
     /// For each document, the indices of the clusters that have it, each with the document's position there. Clusters
     /// that were merged into others are removed only when a search meets them.
@@ -52,7 +53,10 @@ struct Clusters {
 /// Fills the empty `index` with a tree of `contexts` (document sets of requests) by clustering, and returns the leaf of
 /// each context.
 pub(super) fn build(index: &mut ContextIndex, contexts: &[Vec<Fingerprint>]) -> Vec<NodeId> {
-    let mut clusters = Clusters::default();
+    let mut clusters = Clusters {
+        rules: index.tree.rules(),
+        ..Clusters::default()
+    };
     for context in contexts {
         clusters.add(context.clone(), Vec::new());
     }
@@ -100,6 +104,7 @@ impl Clusters {
     /// document in common with it.
     fn pair(&mut self, cluster: u32) {
         let Self {
+            rules,
             all,
             postings,
             shares,
@@ -138,8 +143,9 @@ impl Clusters {
             let held = all
                 .get(other as usize)
                 .map_or(0, |other| other.documents.len());
+            let larger = count(held.max(own.documents.len()));
             Pair {
-                distance: distance(shared, count(held.max(own.documents.len())), gaps).to_bits(),
+                distance: rules.distance(shared, larger, gaps).to_bits(),
                 cluster,
                 other,
             }
@@ -154,12 +160,13 @@ impl Clusters {
         else {
             return;
         };
-        let shared: Vec<Fingerprint> = first
+        let mut shared: Vec<Fingerprint> = first
             .documents
             .iter()
             .copied()
             .filter(|document| second.documents.contains(document))
             .collect();
+        self.rules.sort(&mut shared);
         // If a cluster has only the shared documents, its parts replace it.
         let parts_of = |id: u32, cluster: &Cluster| {
             if cluster.documents.len() == shared.len() && !cluster.parts.is_empty() {
@@ -227,7 +234,7 @@ mod tests {
     #[test]
     fn the_papers_example() {
         let contexts = [[2, 1, 3], [2, 6, 1], [4, 1, 0]].map(|c| prints(&c));
-        let (index, leaves) = ContextIndex::build(&contexts);
+        let (index, leaves) = ContextIndex::build(&contexts, Rules::default());
         let orders: Vec<_> = leaves.iter().map(|&leaf| index.context(leaf)).collect();
         assert_eq!(
             orders,
@@ -243,7 +250,7 @@ mod tests {
     #[test]
     fn contexts_that_share_nothing_stay_as_they_are() {
         let contexts = [vec![1, 2], vec![3], vec![], vec![3]].map(|c| prints(&c));
-        let (index, leaves) = ContextIndex::build(&contexts);
+        let (index, leaves) = ContextIndex::build(&contexts, Rules::default());
         assert_eq!(index.len(), 4);
         for (leaf, context) in leaves.iter().zip(&contexts) {
             assert_eq!(index.context(*leaf), *context);
@@ -261,7 +268,7 @@ mod tests {
                     .zip(x)
                     .filter_map(|(p, d)| Some(p.abs_diff(y.iter().position(|e| e == d)? as u32)))
                     .collect();
-                let apart = distance(
+                let apart = Rules::default().distance(
                     gaps.len() as u32,
                     x.len().max(y.len()) as u32,
                     gaps.iter().sum(),

@@ -4,7 +4,7 @@
 //! A fingerprint is a hash of a document's rendered text, so a history contains no text. It records which documents
 //! occur together, independent of the prompt before them: it serves every tenant, model and prompt.
 
-use super::ContextIndex;
+use super::{ContextIndex, Rules};
 use crate::document::Fingerprint;
 use crate::hexadecimal::{hash, parse_hash};
 use crate::policy::MAX_CANDIDATES;
@@ -28,7 +28,7 @@ pub fn write(contexts: &[Vec<Fingerprint>]) -> Vec<String> {
 ///
 /// # Errors
 /// Returns the problem as text: there are too many contexts, or one is not a list of distinct fingerprints.
-pub(crate) fn read(texts: &[String]) -> Result<Option<Arc<ContextIndex>>, String> {
+pub(crate) fn read(texts: &[String], rules: Rules) -> Result<Option<Arc<ContextIndex>>, String> {
     if texts.len() > MAX_CONTEXTS {
         let found = texts.len();
         return Err(format!(
@@ -40,7 +40,7 @@ pub(crate) fn read(texts: &[String]) -> Result<Option<Arc<ContextIndex>>, String
         let context = context(text).map_err(|reason| format!("context {number}: {reason}"))?;
         contexts.push(context);
     }
-    Ok((!contexts.is_empty()).then(|| Arc::new(ContextIndex::build(&contexts).0)))
+    Ok((!contexts.is_empty()).then(|| Arc::new(ContextIndex::build(&contexts, rules).0)))
 }
 
 fn context(text: &str) -> Result<Vec<Fingerprint>, String> {
@@ -84,9 +84,9 @@ mod tests {
             texts,
             ["0000000000000001ffffffffffffffff", "0000000000000007"]
         );
-        let index = read(&texts).unwrap().unwrap();
+        let index = read(&texts, Rules::default()).unwrap().unwrap();
         assert_eq!(index.len(), 2);
-        assert!(read(&[]).unwrap().is_none());
+        assert!(read(&[], Rules::default()).unwrap().is_none());
     }
 
     #[test]

@@ -18,17 +18,18 @@
 //! With `forget_evicted`, `account` removes contexts that the engine evicted. By default a context stays until newer
 //! ones replace it: in a small cache, a removed context returns in another order, which halves the reuse.
 //!
-//! It departs from the paper in four ways. Inner nodes have shared documents in the order in which the older context
-//! was sent, not sorted, so that its cached prefix stays usable. An inner node is split as a leaf is. Each scope has a
-//! root of its own, since paths of different scopes share no KV state. A known context is found in O(1) by a hash of
-//! its documents as sent, where the paper walks its search path.
+//! It departs from the paper in five ways, of which [`Rules`] can undo the first two. Inner nodes have shared documents
+//! in the order in which the older context was sent, not sorted, so that its cached prefix stays usable. A search goes
+//! on where all children are at the same distance. An inner node is split as a leaf is. Each scope has a root of its
+//! own, since paths of different scopes share no KV state. A known context is found in O(1) by a hash of its documents
+//! as sent, where the paper walks its search path.
 
 mod account;
 mod cluster;
 pub mod history;
 mod tree;
 
-pub use tree::NodeId;
+pub use tree::{NodeId, Rules};
 
 use super::{Order, Policy, PolicyOptions, SentDocuments, Start, fingerprints, followed_by_rank};
 use crate::document::{Candidate, Fingerprint};
@@ -67,8 +68,12 @@ impl ContextIndex {
     /// without a history.
     #[must_use]
     pub fn new(max_contexts: u32) -> Self {
+        Self::by(Rules::default(), max_contexts)
+    }
+
+    fn by(rules: Rules, max_contexts: u32) -> Self {
         Self {
-            tree: ContextTree::new(),
+            tree: ContextTree::new(rules),
             recency: Recency::default(),
             leaves: KeyedMap::default(),
             scopes: KeyedMap::default(),
@@ -84,7 +89,7 @@ impl ContextIndex {
     pub fn of(options: &PolicyOptions) -> Self {
         Self {
             forgets: options.forget_evicted,
-            ..Self::new(options.max_contexts)
+            ..Self::by(options.context_index, options.max_contexts)
         }
     }
 
@@ -96,12 +101,12 @@ impl ContextIndex {
         self
     }
 
-    /// Builds an index of `contexts`, document sets of requests, by hierarchical clustering. The documents of each are
+    /// Builds an index of `contexts`, document sets of requests, by hierarchical clustering according to `rules`. The documents of each are
     /// distinct and in rank order (best first). Returns the index and the leaf of each context. All contexts stay until
     /// more are added.
     #[must_use]
-    pub fn build(contexts: &[Vec<Fingerprint>]) -> (Self, Vec<NodeId>) {
-        let mut index = Self::new(u32::try_from(contexts.len()).unwrap_or(u32::MAX));
+    pub fn build(contexts: &[Vec<Fingerprint>], rules: Rules) -> (Self, Vec<NodeId>) {
+        let mut index = Self::by(rules, u32::try_from(contexts.len()).unwrap_or(u32::MAX));
         let leaves = cluster::build(&mut index, contexts);
         (index, leaves)
     }
@@ -182,7 +187,6 @@ impl Policy for ContextIndex {
 
 #[cfg(test)]
 mod tests {
-    use super::tree::distance;
     use super::*;
     use proptest::prelude::*;
     use std::collections::VecDeque;
@@ -217,9 +221,11 @@ mod tests {
     #[test]
     fn positions_matter_less_than_the_overlap() {
         // The paper's example: B-D share {2, 6} at the same positions, A-B share {3, 5} at others.
-        let [a_b, b_d, more] = [distance(2, 4, 4), distance(2, 4, 0), distance(3, 4, 9)];
+        let rules = Rules::default();
+        let [a_b, b_d, more] = [(2, 4, 4), (2, 4, 0), (3, 4, 9)]
+            .map(|(shared, larger, gaps)| rules.distance(shared, larger, gaps));
         assert!(b_d < a_b && more < b_d);
-        assert_eq!(distance(0, 4, 0), 1.0);
+        assert_eq!(rules.distance(0, 4, 0), 1.0);
     }
 
     #[test]
@@ -232,6 +238,33 @@ mod tests {
         // An inner node that holds more than the request is split.
         assert_eq!(send(&mut index, &[9, 1]), [1, 9]);
         assert_eq!(send(&mut index, &[3, 1, 2]), [1, 2, 3]);
+    }
+
+    #[test]
+    fn the_papers_rules_stop_at_ties_and_sort_what_is_shared() {
+        let after_two = |rules| {
+            let mut index = ContextIndex::by(rules, 10);
+            send(&mut index, &[5, 1, 3]);
+            send(&mut index, &[5, 1, 6]);
+            index
+        };
+        let default = Rules::default();
+        // After documents 5 and 1, the first context is as near as the second: one more document, one rank away.
+        let tied = [5, 6, 1, 3];
+        assert_eq!(send(&mut after_two(default), &tied), [5, 1, 3, 6]);
+        let stops = Rules {
+            stops_at_ties: true,
+            ..default
+        };
+        assert_eq!(send(&mut after_two(stops), &tied), [5, 1, 6, 3]);
+        // A search that finds one child nearer goes on.
+        assert_eq!(send(&mut after_two(stops), &[6, 9, 1, 5]), [5, 1, 6, 9]);
+        let sorts = Rules {
+            sorts: true,
+            ..default
+        };
+        assert_eq!(send(&mut after_two(default), &[5, 1, 9]), [5, 1, 9]);
+        assert_eq!(send(&mut after_two(sorts), &[5, 1, 9]), [1, 5, 9]);
     }
 
     #[test]
@@ -316,7 +349,10 @@ mod tests {
 
     #[test]
     fn history_orders_what_shares_nothing_with_what_was_sent() {
-        let (history, _) = ContextIndex::build(&[[1, 2, 3], [2, 1, 4]].map(|c| prints(&c)));
+        let (history, _) = ContextIndex::build(
+            &[[1, 2, 3], [2, 1, 4]].map(|c| prints(&c)),
+            Rules::default(),
+        );
         let mut index = ContextIndex::new(10).with_history(Arc::new(history));
         assert_eq!(send(&mut index, &[9, 2, 1]), [1, 2, 9]);
         assert_eq!(send(&mut index, &[2, 1, 8]), [1, 2, 8]);

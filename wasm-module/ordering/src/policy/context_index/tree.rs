@@ -9,6 +9,7 @@ use crate::document::Fingerprint;
 use crate::hash::KeyedMap;
 use crate::policy::Order;
 use crate::slots::Slots;
+use crate::sort::sort_by_key;
 use crate::tree::Scope;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
@@ -17,6 +18,7 @@ use smallvec::SmallVec;
 /// share.
 #[derive(Debug)]
 pub(super) struct ContextTree {
+    rules: Rules,
     nodes: Slots<Node>,
     /// The children of a node that add a document, by the pair of node and document.
     by_document: KeyedMap<(NodeId, Fingerprint), SmallVec<[NodeId; 2]>>,
@@ -62,24 +64,63 @@ impl Node {
     }
 }
 
-/// Returns the distance of two contexts (document sets of requests) by RAGBoost's equation 1: the fraction of the
-/// larger context that is not shared, plus a small term for shared documents at different positions. `shared` is the
-/// number of shared documents, `larger` that of the larger context; `gaps` is the sum of the shared documents'
-/// differences in position. Returns 1.0 if no document is shared.
-pub(super) fn distance(shared: u32, larger: u32, gaps: u32) -> f64 {
-    if shared == 0 {
-        return 1.0;
-    }
-    1.0 - f64::from(shared) / f64::from(larger) + ALPHA * f64::from(gaps) / f64::from(shared)
+/// The rules of a context index that RAGBoost leaves open, and those of its rules that the default departs from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rules {
+    /// The weight of documents' differences in position in the distance of two contexts (document sets of requests),
+    /// in thousandths: RAGBoost's α, for which the paper gives 1 to 10.
+    pub position_weight: u16,
+    /// True if a search ends at a node whose children are all at the same distance from the request, as in RAGBoost's
+    /// section 4.2. If false, it prefers a child with only documents of the request, then the oldest child.
+    pub stops_at_ties: bool,
+    /// True if an inner node's documents are sorted, as in RAGBoost's section 4.1. If false, they have the order in
+    /// which the older context (document set of a request) was sent.
+    pub sorts: bool,
 }
 
-/// The weight of documents' differences in position in the distance of two contexts (document sets of requests); the
-/// paper gives 0.001 to 0.01.
-const ALPHA: f64 = 0.005;
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            position_weight: 5,
+            stops_at_ties: false,
+            sorts: false,
+        }
+    }
+}
 
-/// A child node, with two numbers: of the documents it adds, those that a request has too; and the sum of their
-/// differences in position between the request and the node.
-type Share = (NodeId, (u32, u32));
+impl Rules {
+    /// Returns the distance of two contexts (document sets of requests) by RAGBoost's equation 1: the fraction of the
+    /// larger context that is not shared, plus a small term for shared documents at different positions. `shared` is
+    /// the number of shared documents, `larger` that of the larger context; `gaps` is the sum of the shared documents'
+    /// differences in position. Returns 1.0 if no document is shared.
+    pub(super) fn distance(&self, shared: u32, larger: u32, gaps: u32) -> f64 {
+        if shared == 0 {
+            return 1.0;
+        }
+        let alpha = f64::from(self.position_weight) / 1000.0;
+        1.0 - f64::from(shared) / f64::from(larger) + alpha * f64::from(gaps) / f64::from(shared)
+    }
+
+    /// Sorts the documents of an inner node, if these rules say so.
+    pub(super) fn sort(&self, documents: &mut [Fingerprint]) {
+        if self.sorts {
+            sort_by_key(documents, |document| document.0);
+        }
+    }
+}
+
+/// A child node that shares documents with a request.
+#[derive(Clone, Copy)]
+struct Share {
+    child: NodeId,
+    distance: f64,
+    /// The sum of the differences in position, between the request and the node, of those documents that the child
+    /// adds and the request has too.
+    gaps: u32,
+    /// True if the request cannot be inserted below the child, which must be split first: the child is a leaf (a
+    /// context), or adds documents that the request lacks.
+    adds_more: bool,
+}
 
 /// The place in the tree of contexts (document sets of requests) at which a request is inserted.
 pub(super) struct Insertion {
@@ -97,7 +138,7 @@ pub(super) struct Insertion {
 
 impl ContextTree {
     /// Returns a tree of contexts (document sets of requests) with only the root.
-    pub(super) fn new() -> Self {
+    pub(super) fn new(rules: Rules) -> Self {
         let root = Node {
             parent: ROOT,
             children: Vec::new(),
@@ -109,14 +150,19 @@ impl ContextTree {
         let mut nodes = Slots::default();
         nodes.put(root);
         Self {
+            rules,
             nodes,
             by_document: KeyedMap::default(),
         }
     }
 
+    pub(super) fn rules(&self) -> Rules {
+        self.rules
+    }
+
     /// Returns where to insert a request, given as documents in rank order (best first). The search descends from
     /// `start`, each time to the child at the least distance, as long as that child has only documents of the request.
-    /// On a tie it prefers such a child, then the older one.
+    /// On a tie it prefers such a child, then the older one; or, if the rules say so, ends if all children tie.
     pub(super) fn find(&self, start: NodeId, request: &[Fingerprint]) -> Insertion {
         let rank_of: FxHashMap<Fingerprint, u16> = request.iter().copied().zip(0..).collect();
         let mut place = Insertion {
@@ -144,40 +190,50 @@ impl ContextTree {
                     *gaps += position.abs_diff(rank);
                 }
             }
-            let nearest = shares.into_iter().min_by(|a, b| {
-                let of = |&(child, (shared, more_gaps)): &Share| {
-                    let held = self.node(child).map_or(0, |node| node.documents);
-                    let shared = shared + count(place.path.len());
-                    distance(shared, held.max(count(request.len())), gaps + more_gaps)
-                };
-                of(a)
-                    .total_cmp(&of(b))
-                    .then(self.adds_more(a).cmp(&self.adds_more(b)))
-                    .then(a.0.cmp(&b.0))
+            let shares: SmallVec<[Share; 8]> = (shares.into_iter())
+                .filter_map(|(child, (shared, more_gaps))| {
+                    let node = self.node(child)?;
+                    let all = shared + count(place.path.len());
+                    let larger = node.documents.max(count(request.len()));
+                    Some(Share {
+                        child,
+                        distance: self.rules.distance(all, larger, gaps + more_gaps),
+                        gaps: more_gaps,
+                        adds_more: node.is_context() || node.added.len() > shared as usize,
+                    })
+                })
+                .collect();
+            let nearest = shares.iter().copied().min_by(|a, b| {
+                (a.distance.total_cmp(&b.distance))
+                    .then(a.adds_more.cmp(&b.adds_more))
+                    .then(a.child.cmp(&b.child))
             });
-            let Some((child, (shared, more_gaps))) = nearest else {
+            let Some(nearest) = nearest else {
                 return place;
             };
-            let Some(node) = self.node(child) else {
+            let Some(node) = self.node(nearest.child) else {
                 return place;
             };
+            let children = self.node(place.node).map_or(0, |node| node.children.len());
+            if self.rules.stops_at_ties
+                && children > 1
+                && shares.len() == children
+                && shares
+                    .iter()
+                    .all(|share| share.distance == nearest.distance)
+            {
+                return place;
+            }
             place
                 .path
                 .extend(node.added.iter().filter_map(|d| rank_of.get(d).copied()));
-            if self.adds_more(&(child, (shared, more_gaps))) {
-                place.split = Some(child);
+            if nearest.adds_more {
+                place.split = Some(nearest.child);
                 return place;
             }
-            gaps += more_gaps;
-            place.node = child;
+            gaps += nearest.gaps;
+            place.node = nearest.child;
         }
-    }
-
-    /// Returns whether a request cannot be inserted below the child of `share`, which must be split first: the child is
-    /// a leaf (a context), or adds documents that the request lacks.
-    fn adds_more(&self, &(child, (shared, _)): &Share) -> bool {
-        self.node(child)
-            .is_some_and(|node| node.is_context() || node.added.len() > shared as usize)
     }
 
     /// Inserts a node between `parent` and `child` and moves to it those documents of `child` for which `holds` is
@@ -194,11 +250,12 @@ impl ContextTree {
             return parent;
         };
         let added = std::mem::take(&mut node.added);
-        let (shared, own): (SmallVec<[_; 8]>, SmallVec<[_; 8]>) =
+        let (mut shared, own): (SmallVec<[_; 8]>, SmallVec<[_; 8]>) =
             added.iter().copied().partition(holds);
         let tokens = weigh(&shared).min(node.tokens);
         node.tokens -= tokens;
         self.detach(parent, child, &added);
+        self.rules.sort(&mut shared);
         let between = self.attach(parent, shared, tokens, NodeKind::Shared);
         for &document in &own {
             self.by_document
