@@ -29,14 +29,15 @@ def visible(text):
     return "".join(it for it in text if "!" <= it <= "~")
 
 
-def nats(options, messages, answer):
+def nats(options, messages, answer, last=None):
+    """Returns the answer's log-probability after the messages, and its tokens. `last`: at most so many tokens."""
     body = {
         "model": options.model,
         "messages": messages + [{"role": "assistant", "content": answer}],
         "max_tokens": 1,
         "temperature": 0,
         "prompt_logprobs": 0,
-        "prompt_logprobs_last": len(answer.encode()) + 32,
+        "prompt_logprobs_last": last or len(answer.encode()) + 32,
         "add_generation_prompt": False,
         "continue_final_message": True,
     }

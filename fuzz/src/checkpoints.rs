@@ -59,74 +59,92 @@ const CONFIG: &str = r#"{"model_type": "llama", "hidden_size": 32, "num_hidden_l
     "num_key_value_heads": 1, "intermediate_size": 32, "vocab_size": 16, "max_position_embeddings": 64,
     "rms_norm_eps": 1e-5, "tie_word_embeddings": true}"#;
 
+/// Stands for the hidden size in a tensor's shape.
+const HIDDEN: u64 = 0;
+
 /// The tensors of a small model: GGUF's name, safetensors' name, and the shape, the innermost dimension last.
+/// [`HIDDEN`] stands for the hidden size.
 const TENSORS: [(&str, &str, &[u64]); 11] = [
-    ("token_embd.weight", "model.embed_tokens.weight", &[16, 32]),
-    ("output_norm.weight", "model.norm.weight", &[32]),
+    (
+        "token_embd.weight",
+        "model.embed_tokens.weight",
+        &[16, HIDDEN],
+    ),
+    ("output_norm.weight", "model.norm.weight", &[HIDDEN]),
     (
         "blk.0.attn_norm.weight",
         "model.layers.0.input_layernorm.weight",
-        &[32],
+        &[HIDDEN],
     ),
     (
         "blk.0.attn_q.weight",
         "model.layers.0.self_attn.q_proj.weight",
-        &[32, 32],
+        &[32, HIDDEN],
     ),
     (
         "blk.0.attn_k.weight",
         "model.layers.0.self_attn.k_proj.weight",
-        &[16, 32],
+        &[16, HIDDEN],
     ),
     (
         "blk.0.attn_v.weight",
         "model.layers.0.self_attn.v_proj.weight",
-        &[16, 32],
+        &[16, HIDDEN],
     ),
     (
         "blk.0.attn_output.weight",
         "model.layers.0.self_attn.o_proj.weight",
-        &[32, 32],
+        &[HIDDEN, 32],
     ),
     (
         "blk.0.ffn_norm.weight",
         "model.layers.0.post_attention_layernorm.weight",
-        &[32],
+        &[HIDDEN],
     ),
     (
         "blk.0.ffn_gate.weight",
         "model.layers.0.mlp.gate_proj.weight",
-        &[32, 32],
+        &[32, HIDDEN],
     ),
     (
         "blk.0.ffn_up.weight",
         "model.layers.0.mlp.up_proj.weight",
-        &[32, 32],
+        &[32, HIDDEN],
     ),
     (
         "blk.0.ffn_down.weight",
         "model.layers.0.mlp.down_proj.weight",
-        &[32, 32],
+        &[HIDDEN, 32],
     ),
 ];
 
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = vec![safetensors()];
-    // F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, BF16, with the bytes that 32 numbers take.
-    let sizes = [
-        (0, 128),
-        (1, 64),
-        (2, 18),
-        (3, 20),
-        (6, 22),
-        (7, 24),
-        (8, 34),
-        (30, 64),
+    // F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, BF16, and Q4_K, Q5_K, Q6_K.
+    let blocks = [
+        (0, 32, 128),
+        (1, 32, 64),
+        (2, 32, 18),
+        (3, 32, 20),
+        (6, 32, 22),
+        (7, 32, 24),
+        (30, 32, 64),
+        (12, 256, 144),
+        (13, 256, 176),
+        (14, 256, 210),
     ];
-    for (kind, bytes) in sizes {
-        seeds.push(gguf("llama", kind, bytes));
-    }
-    seeds.push(gguf("gemma3", 30, 64));
+    let blocks = blocks.map(|(kind, numbers, bytes)| Block {
+        kind,
+        numbers,
+        bytes,
+    });
+    seeds.extend(
+        blocks
+            .iter()
+            .chain([&Q8_0])
+            .map(|block| gguf("llama", block)),
+    );
+    seeds.push(gguf("gemma3", &blocks[6]));
     seeds
 }
 
@@ -134,14 +152,36 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
 const GEMMA_TENSORS: [(&str, &[u64]); 4] = [
     ("blk.0.attn_q_norm.weight", &[16]),
     ("blk.0.attn_k_norm.weight", &[16]),
-    ("blk.0.post_attention_norm.weight", &[32]),
-    ("blk.0.post_ffw_norm.weight", &[32]),
+    ("blk.0.post_attention_norm.weight", &[HIDDEN]),
+    ("blk.0.post_ffw_norm.weight", &[HIDDEN]),
 ];
+
+/// A kind of GGUF's tensors, by its number there, with the bytes that so many numbers take.
+struct Block {
+    kind: u32,
+    numbers: u64,
+    bytes: u64,
+}
+
+const F32: Block = Block {
+    kind: 0,
+    numbers: 1,
+    bytes: 4,
+};
+
+const Q8_0: Block = Block {
+    kind: 8,
+    numbers: 32,
+    bytes: 34,
+};
 
 /// The factors that Llama's rotary frequencies are divided by.
 const ROPE_FACTORS: (&str, &[u64]) = ("rope_freqs.weight", &[8]);
 
-fn gguf(architecture: &str, kind: u32, bytes_of_32: u64) -> Vec<u8> {
+/// Returns a model whose matrices are of this kind, or of Q8_0 where their rows are no whole blocks of it. A block is at
+/// most as long as the hidden size.
+fn gguf(architecture: &str, packed: &Block) -> Vec<u8> {
+    let hidden = packed.numbers.max(32);
     let is_gemma = architecture == "gemma3";
     let text = |out: &mut Vec<u8>, text: &str| {
         out.extend((text.len() as u64).to_le_bytes());
@@ -168,7 +208,7 @@ fn gguf(architecture: &str, kind: u32, bytes_of_32: u64) -> Vec<u8> {
     };
     field("general.architecture", 8, &string(architecture));
     for (name, value) in [
-        ("embedding_length", 32_u32),
+        ("embedding_length", hidden as u32),
         ("feed_forward_length", 32),
         ("block_count", 1),
         ("attention.head_count", 2),
@@ -252,22 +292,23 @@ fn gguf(architecture: &str, kind: u32, bytes_of_32: u64) -> Vec<u8> {
     out.extend(fields.concat());
     let mut data = Vec::new();
     for (name, shape) in tensors {
+        let shape = of(hidden, shape);
         text(&mut out, name);
         out.extend((shape.len() as u32).to_le_bytes());
         shape
             .iter()
             .rev()
             .for_each(|size| out.extend(size.to_le_bytes()));
-        // Norms are never packed.
-        let (kind, bytes_of_32) = if shape.len() == 1 {
-            (0, 128)
-        } else {
-            (kind, bytes_of_32)
+        let block = match *shape {
+            // Norms are never packed.
+            [_] => &F32,
+            [.., row] if row % packed.numbers == 0 => packed,
+            _ => &Q8_0,
         };
-        out.extend(kind.to_le_bytes());
+        out.extend(block.kind.to_le_bytes());
         out.extend((data.len() as u64).to_le_bytes());
         // Weights are zero, and factors, which may not be, are one.
-        let bytes = (shape.iter().product::<u64>() * bytes_of_32 / 32) as usize;
+        let bytes = (shape.iter().product::<u64>() / block.numbers * block.bytes) as usize;
         let value = f32::from(u8::from(name == ROPE_FACTORS.0));
         data.extend(value.to_le_bytes().into_iter().cycle().take(bytes));
         data.resize(data.len().next_multiple_of(32), 0);
@@ -279,10 +320,17 @@ fn gguf(architecture: &str, kind: u32, bytes_of_32: u64) -> Vec<u8> {
     out
 }
 
+/// Returns a shape with this hidden size.
+fn of(hidden: u64, shape: &[u64]) -> Vec<u64> {
+    let size = |&size: &u64| if size == HIDDEN { hidden } else { size };
+    shape.iter().map(size).collect()
+}
+
 fn safetensors() -> Vec<u8> {
     let mut header = serde_json::Map::new();
     let mut offset = 0;
     for (_, name, shape) in TENSORS {
+        let shape = of(32, shape);
         let end = offset + 4 * shape.iter().product::<u64>();
         let entry =
             serde_json::json!({"dtype": "F32", "shape": shape, "data_offsets": [offset, end]});
@@ -308,6 +356,7 @@ mod tests {
         for seed in seeds().iter().filter(|seed| seed[0] == 0) {
             std::fs::write(&path, &seed[1..]).unwrap();
             let checkpoint = Checkpoint::open(&path).unwrap();
+            assert!(seed.len() <= 1 << 16, "libFuzzer cuts {} bytes", seed.len());
             Tokenizer::load(&path).unwrap();
             CpuBackend::new(&checkpoint, &BACKEND).unwrap();
         }
