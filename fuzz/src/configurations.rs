@@ -32,7 +32,8 @@ pub(crate) fn run(configuration: &[u8]) {
 }
 
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
-    let core = r#"{"policy": "random", "policy_options": {"seed": 1, "window": 9, "max_displacement": 3, "max_contexts": 5},
+    let core = r#"{"policy": "random", "policy_options": {"seed": 1, "window": 9, "max_displacement": 3, "max_contexts": 5,
+        "position_weight": 3, "stop_at_ties": true, "sort_shared": true},
         "rank": {"place": "ends", "documents": 2, "unranked": ["tags"]},
         "hint": {"enabled": true, "template": "\"{order}\"\n", "label": "<{label}>", "separator": ", ", "short": "best: {order};", "location": "see {document}"},
         "documents": {"field": "reorder", "tags": ["doc"], "loose_tags": [], "blocks": true, "results": true,

@@ -117,7 +117,7 @@ test("the page's module explains heads, and its types say no more and no less th
 test("a configuration with every field of the types is accepted, and no other field exists", () => {
   const config = {
     policy: "longest",
-    policy_options: { seed: 1, window: 16, max_displacement: 3, max_contexts: 16, block_tokens: 16, history: ["0000000000000001"], forget_evicted: true },
+    policy_options: { seed: 1, window: 16, max_displacement: 3, max_contexts: 16, block_tokens: 16, history: ["0000000000000001"], forget_evicted: true, position_weight: 1, stop_at_ties: true, sort_shared: true },
     rank: { place: "ends", documents: 2, unranked: ["tags"] },
     hint: { enabled: true, template: "{order}", label: "{label}", short: "{order};", separator: " ", location: "{document}" },
     documents: {
