@@ -65,8 +65,8 @@ object! {
         /// The weight of documents' differences in position in the distance of two contexts (document sets of
         /// requests), by which `context-index` finds similar ones, in thousandths: RAGBoost's α.
         pub position_weight: u32 = 5; 0..=1000,
-        /// True if a search of `context-index` ends where all contexts (document sets of requests) found are at the
-        /// same distance, as RAGBoost's does. If false, it goes on to the oldest.
+        /// True if `context-index` ends its search for similar contexts (document sets of requests) once all that are
+        /// left are equally similar to the request, as RAGBoost does. If false, it continues with the oldest of them.
         pub stop_at_ties: bool = false,
         /// True if `context-index` sends the documents that contexts (document sets of requests) share sorted, as
         /// RAGBoost does. If false, it sends them in the order of the oldest context that has them.

@@ -379,7 +379,11 @@ impl Core {
             pages = pages.saturating_sub(needed);
             fits && tokens > 0
         };
+        let is_bounded = self.max_running_per_tenant < self.limits.max_running;
         let room = |tenant: &str| {
+            if !is_bounded {
+                return u32::MAX;
+            }
             let running = self.running.iter();
             let own = running.filter(|active| &*active.sequence.tenant == tenant);
             self.max_running_per_tenant

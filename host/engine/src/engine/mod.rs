@@ -64,7 +64,7 @@ pub struct EngineConfig {
     /// Maximum number of sequences that run (hold pages and are computed) at the same time.
     pub max_running: u32,
     /// Maximum number of running sequences of one tenant; its other requests wait, even if fewer than `max_running` run.
-    /// What was preempted, or is computed again after a failure, runs beyond it.
+    /// A sequence that was preempted, or is computed again after a device failure, is admitted whatever this limit is.
     pub max_running_per_tenant: u32,
     /// Maximum number of tokens computed in one step, over all its sequences; longer prompts are prefilled in chunks.
     /// With fewer than `max_running`, the youngest sequences wait while the others decode.

@@ -218,8 +218,8 @@ impl<T> Queue<T> {
     ///
     /// `room` returns how many newly arrived requests of a tenant may be admitted now. `look` returns the number of a
     /// request's tokens that are cached, and a detail that is returned with its ticket. `more` decides after each ticket
-    /// whether to continue. Costs `O(waiting + most · log waiting)` and about one call
-    /// of `look` per ticket.
+    /// whether to continue. Costs `O(waiting + most · log waiting)`, one call of `room` per tenant and about one of
+    /// `look` per ticket.
     pub fn head<D>(
         &mut self,
         most: usize,

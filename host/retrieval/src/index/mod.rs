@@ -12,9 +12,9 @@
 //! | [`Hnsw`] | a slice of the walk through the graph | most of it, from a few hundred vectors |
 //!
 //! Stages allow the engine to compute a prompt while the search for its documents continues (RAGCache, section 5.3).
-//! They are counted in work, so the same query has the same stages on every
-//! machine and in every test. The indexes are the project's own: well-kept crates (usearch, hnsw_rs, faiss's bindings)
-//! run a search to its end in one call, without intermediate results.
+//! They are counted in work, so the same query has the same stages on every machine and in every test. The indexes are
+//! the project's own: well-kept crates (usearch, hnsw_rs, faiss's bindings) run a search to its end in one call,
+//! without intermediate results.
 //!
 //! An index does not own vectors: it receives [`Vectors`] and finds [`Slot`]s.
 

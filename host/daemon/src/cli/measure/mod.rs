@@ -141,7 +141,7 @@ enum Part {
     Pipelining,
 }
 
-/// What a sweep varies.
+/// A parameter of the workload that a sweep of the measurement varies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Sweep {
     Overlap,

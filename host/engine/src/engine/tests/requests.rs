@@ -437,16 +437,20 @@ fn a_request_ends_when_its_time_is_over_waiting_or_running() {
     assert_eq!(house.stepper.stats().expired, 2);
 }
 
+/// Returns a tenant's request with a prompt of 8 tokens `own`.
+fn of(tenant: &str, own: u32) -> Request {
+    Request {
+        tenant: tenant.into(),
+        ..answer(prompt(0, own, 8))
+    }
+}
+
 #[test]
 fn a_flood_of_one_tenant_does_not_hold_up_another() {
     let mut house = House::new(EngineConfig {
         max_running: 1,
         ..config()
     });
-    let of = |tenant: &str, own| Request {
-        tenant: tenant.into(),
-        ..answer(prompt(0, own, 8))
-    };
     let mut flood: Vec<Generation> = (0..20).map(|own| house.submit(of("flood", own))).collect();
     house.step();
     let mut other = house.submit(of("other", 21));
@@ -469,10 +473,6 @@ fn a_bounded_tenant_leaves_places_to_others() {
         max_step_tokens: 64,
         ..config()
     });
-    let of = |tenant: &str, own| Request {
-        tenant: tenant.into(),
-        ..answer(prompt(0, own, 8))
-    };
     let mut flood: Vec<Generation> = (0..4).map(|own| house.submit(of("flood", own))).collect();
     house.step();
     assert_eq!(house.stepper.stats().running, 2);
